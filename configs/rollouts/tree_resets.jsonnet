@@ -1,5 +1,5 @@
 // Answers from the prompt, and four continuations of each wrong one from a step drawn at random, for an experiment whose
-// rollout is single_turn. Wants the credit 'resets'.
+// rollout is single_turn. Use it with the credit 'resets'.
 {
   rollout+: {
     type: 'tree',

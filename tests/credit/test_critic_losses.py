@@ -140,7 +140,10 @@ def test_a_stored_critic_with_another_head_is_refused(configured, tmp_path) -> N
     trainer, _ = trained(credit=Gae(critic=CriticSettings(loss=stored)))
     trainer.save(tmp_path)
     other, _ = trained(credit=Gae(critic=CriticSettings(loss=configured)))
-    with pytest.raises(ValueError, match=r"holds a critic with the loss .*hl_gauss.* set the critic's"):
+    with pytest.raises(
+        ValueError,
+        match=r"holds a critic with the loss .*hl_gauss.*The stored head was trained for the first",
+    ):
         other.load(tmp_path)
 
 
@@ -149,6 +152,12 @@ def test_returns_outside_of_the_bins_are_refused() -> None:
     credit = Gae(critic=CriticSettings(loss=HlGauss()))
     with pytest.raises(ValueError, match=r"bins from -0.1 to 1.1, and the returns .* from 3 to 3"):
         trained(credit=credit, rows=rows)
+
+
+def test_returns_that_are_not_numbers_are_refused_and_no_returns_are_none_to_refuse() -> None:
+    with pytest.raises(ValueError, match=r"bins from -0\.1 to 1\.1"):
+        HlGauss().refuse_returns(torch.tensor([0.5, math.nan]))
+    HlGauss().refuse_returns(torch.tensor([]))
 
 
 def test_a_range_without_extent_is_refused() -> None:

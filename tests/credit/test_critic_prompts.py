@@ -70,7 +70,7 @@ def test_the_share_of_answers_without_a_reference_answer_is_counted() -> None:
     context, trees = mdp.context(), trees_of(answers)
     rows = Gae().assign(context, trees)[0]
     with_prompts, metrics = with_critic_prompts(context, TEMPLATE, trees, rows)
-    assert metrics == {"critic/without_gold": 0.75}
+    assert metrics == {"critic/without_own_prompt": 0.75}
     assert [row.critic_prompt_ids is None for row in with_prompts] == [False, True, True, True]
     assert with_critic_prompts(context, None, trees, rows) == (rows, {})
 

@@ -30,6 +30,7 @@ from treetune.findings import findings
 from treetune.models.lora import Lora
 from treetune.models.sources import TinyModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.objectives.value_implicit import ValueImplicit
 from treetune.tree import trees_of
 from treetune.vocabulary import (
     Column,
@@ -415,5 +416,20 @@ def test_check_refuses_a_reward_model_that_is_not_the_trainers_only_reference() 
     assert "the objective's KL would keep the policy close to the reward model" in message
     (message,) = errors(trainer=replace(trainer, lora=Lora(rank=2)))
     assert "with adapters the reference model is the policy without them" in message
+    of_vimpo = errors(trainer=replace(trainer, objective=ValueImplicit()))
+    assert any("the objective 'vimpo' compares the policy with the reference" in what for what in of_vimpo)
+    assert not any("the objective's KL" in what for what in of_vimpo)
     (message,) = errors(rollout=replace(experiment.rollout, top_p=0.9))
     assert "answers are sampled with top_p 0.9" in message
+
+
+def test_check_warns_of_a_reward_model_that_scores_at_another_temperature_than_1() -> None:
+    experiment = replace(experiment_of("quickstart/grpo"), credit=PRIME)
+
+    def warnings(temperature: float) -> list[str]:
+        rollout = replace(experiment.rollout, temperature=temperature)
+        changed = replace(experiment, rollout=rollout)
+        return [finding.what for _, finding in findings(changed) if finding.level == "warning"]
+
+    assert not any("temperature" in what for what in warnings(1.0))
+    assert any("at the rollout's temperature of 0.6" in what for what in warnings(0.6))

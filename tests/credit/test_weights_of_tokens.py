@@ -19,7 +19,7 @@ from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.literature.forking_tokens import ForkingTokens
-from treetune.credit.literature.token_level import Distance, Distributions, ReferenceDistances
+from treetune.credit.literature.token_level import Deviation, Distributions, ReferenceDistances
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.findings import findings
@@ -37,16 +37,16 @@ def uniform(ids: Sequence[int]) -> dict[int, float]:
     return dict.fromkeys(tokens, 1 / len(tokens))
 
 
-def distance(row: Trajectory | Episode) -> Distance:
+def deviation(row: Trajectory | Episode) -> Deviation:
     ids = plain(row.response_ids)
     distances = []
     for t in range(len(ids)):
         chances, reference = mdp.policy(ids[:t]), uniform(ids[:t])
         distances.append(1 - sum(math.sqrt(chances[token] * reference[token]) for token in chances))
-    return Distance(np.array(distances), along(row)[1] / math.log(3))
+    return Deviation(np.array(distances), along(row)[1] / math.log(3))
 
 
-DISTANCES = ReferenceDistances(lambda rows: [distance(row) for row in rows])
+DISTANCES = ReferenceDistances(lambda rows: [deviation(row) for row in rows])
 
 
 def credited(credit: Credit, answers: Sequence[Trajectory] = GROUP, *services: object) -> list[Episode]:
@@ -151,7 +151,7 @@ def test_dgpos_weights_are_a_softmax_over_the_answer_with_a_mean_of_1(
     )
     all_weights = weights_of(credit)
     for answer, weights in zip(GROUP, all_weights, strict=True):
-        distances, entropies = distance(answer)
+        distances, entropies = deviation(answer)
         scores = [d * h**exponent for d, h in zip(distances, entropies, strict=True)]
         exponentials = [math.exp(score / temperature) for score in scores]
         expected = [len(scores) * value / sum(exponentials) for value in exponentials]
@@ -172,7 +172,7 @@ def test_the_top_share_is_that_of_forking_tokens_or_of_each_answer(share: float)
 
 
 def test_rsi_keeps_an_interval_of_the_surprise_over_the_entropy() -> None:
-    credit = WeightedBy(over=Rloo(), signal="relative_surprise", weights="interval", interval=(0.5, 1.2))
+    credit = WeightedBy(over=Rloo(), signal="relative_surprise", weights="interval", bounds=(0.5, 1.2))
     kept = 0
     for weights, surprises, entropies in zip(weights_of(credit), surprises_of(), entropies_of(), strict=True):
         for weight, surprise, entropy in zip(weights, surprises, entropies, strict=True):
@@ -183,14 +183,14 @@ def test_rsi_keeps_an_interval_of_the_surprise_over_the_entropy() -> None:
 
 
 def test_tokens_of_weight_0_are_left_out_of_means_if_so_configured() -> None:
-    credit = WeightedBy(over=Rloo(), weights="interval", interval=(0.6, 0.7), drop=True)
+    credit = WeightedBy(over=Rloo(), weights="interval", bounds=(0.6, 0.7), drop=True)
     kept_some = False
     for row, entropies in zip(credited(credit), entropies_of(), strict=True):
         kept = [0.6 <= entropy <= 0.7 for entropy in entropies]
         assert row.trained.tolist() == (kept if any(kept) else [True] * len(kept))
         kept_some = kept_some or row.trained.tolist() != [True] * len(kept)
     assert kept_some
-    none = replace(credit, interval=(98.0, 99.0))
+    none = replace(credit, bounds=(98.0, 99.0))
     for row in credited(none):
         assert row.trained.all() and set(row.advantages) == {0.0}
 
@@ -243,11 +243,13 @@ def test_what_is_asked_of_the_trainer_is_that_of_the_signal_and_of_the_other_cre
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"weights": "interval"}, "interval and weights 'interval' belong together"),
-        ({"interval": (0.5, 2.0)}, "interval and weights 'interval' belong together"),
+        ({"weights": "interval"}, "bounds and weights 'interval' belong together"),
+        ({"bounds": (0.5, 2.0)}, "bounds and weights 'interval' belong together"),
+        ({"weights": "interval", "bounds": (2.0, 0.5)}, r"bounds \[2.0, 0.5\] must be \[lowest, highest\]"),
+        ({"weights": "top_share", "standardise": True}, "would give tokens of weight 0 an advantage"),
         (
-            {"weights": "interval", "interval": (2.0, 0.5)},
-            r"interval \[2.0, 0.5\] must be \[lowest, highest\]",
+            {"weights": "interval", "bounds": (0.5, 2.0), "drop": True, "standardise": True},
+            "would give tokens of weight 0 an advantage",
         ),
         ({"weights": "softmax", "drop": True}, "weights 'softmax' gives no token the weight 0"),
     ],
@@ -271,6 +273,18 @@ def test_check_takes_the_presets_and_refuses_them_while_training_overlaps(credit
     )
 
 
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 5}])
+def test_check_refuses_surprises_of_cut_distributions_relative_to_the_entropies_of_uncut_ones(
+    cut: dict[str, Any],
+) -> None:
+    experiment = experiment_of("quickstart/grpo")
+    relative = WeightedBy(signal="relative_surprise", weights="softmax")
+    experiment = replace(experiment, rollout=replace(experiment.rollout, **cut))
+    (message,) = errors(replace(experiment, credit=relative))
+    assert message.startswith("relative_surprise divides by the entropy of the whole distribution")
+    assert errors(replace(experiment, credit=replace(relative, signal="surprise"))) == []
+
+
 def test_check_refuses_a_deviation_without_a_reference_that_can_be_compared() -> None:
     experiment = experiment_of("quickstart/grpo,credit/dgpo")
     trainer = experiment.trainer
@@ -289,7 +303,7 @@ def test_check_refuses_a_deviation_without_a_reference_that_can_be_compared() ->
         (WeightedBy(over=Rloo(), signal="surprise", base=0.0, bonus=1.0), 3, 0.0271, 0.9996),
         (WeightedBy(over=Rloo(), signal="surprise", standardise=True), 3, 1.0398, -0.1218),
         (
-            WeightedBy(over=Rloo(), signal="relative_surprise", weights="interval", interval=(0.5, 1.2)),
+            WeightedBy(over=Rloo(), signal="relative_surprise", weights="interval", bounds=(0.5, 1.2)),
             2,
             0.0144,
             0.9999,

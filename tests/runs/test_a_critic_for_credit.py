@@ -58,7 +58,7 @@ def test_a_privileged_critic_with_hl_gauss_values_and_learns_after_a_prompt_of_i
 ) -> None:
     critic = CriticSettings(template="{prompt}{gold}", loss=HlGauss())
     config = trained(small(tmp_path, credit=MonteCarlo(values=CriticEstimator(critic=critic)), iterations=2))
-    assert directory_of(config).read_metrics()[-1]["critic/without_gold"] == 0
+    assert directory_of(config).read_metrics()[-1]["critic/without_own_prompt"] == 0
     with Session.open(config, PLAIN, "analysis") as session:
         for iteration in range(config.iterations):
             critic_then = critic_at(session, iteration)

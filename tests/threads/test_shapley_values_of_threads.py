@@ -23,6 +23,7 @@ from treetune.rollouts.answers import Start
 from treetune.rollouts.context import RolloutContext
 from treetune.threads.parallel_threads import ParallelThreads
 from treetune.threads.shapley import (
+    Block,
     Threads,
     ThreadShapley,
     blocks_of,
@@ -240,6 +241,17 @@ def test_values_over_random_orders_sum_to_what_all_threads_add() -> None:
         # A set's answers have seeds of their own, so that both know the same worth of all and of no threads.
         totals = [sum(thread_advantages(answer, row).values()) for row in (with_all_sets, with_one_order)]
         assert totals[0] == pytest.approx(totals[1])
+
+
+@pytest.mark.parametrize(("threads", "sets"), [(4, 16), (5, 32), (6, 42)])
+def test_a_block_has_exact_values_where_random_orders_need_as_many_sets(threads: int, sets: int) -> None:
+    """Eight orders of five threads go through up to 34 sets, and there are 32."""
+    credit, block = ThreadShapley(samples=1), Block(0, tuple(range(threads)), ())
+    answers, *_ = credited(credit, answers=2)
+    orders = credit._orders(context(), answers[0], block)
+    assert bool(orders) == (threads == 6)
+    assert len(credit._sets(block.threads, orders)) <= sets
+    assert credit.continuations(1, 1.0, threads)[1] == sets
 
 
 def expected_gradient(advantage: str) -> dict[tuple[str, tuple[int, ...]], float]:

@@ -22,6 +22,10 @@ from tests.trainer.helpers import (
     row_logprobs,
     tiny_model,
 )
+from treetune.credit.gae import Gae
+from treetune.credit.literature.weighted_by import WeightedBy
+from treetune.credit.reinforce import Outcome
+from treetune.credit.rloo import Rloo
 from treetune.findings import findings
 from treetune.objectives.base import TokenBatch
 from treetune.objectives.value_implicit import ValueImplicit, discounted_sums
@@ -42,7 +46,7 @@ def plain_loss(o: ValueImplicit, batch: TokenBatch, logprobs: list[float]) -> fl
     for i, logprob in enumerate(logprobs):
         ratio = math.exp(logprob - float(batch.old_logprobs_N[i]))
         clipped = min(max(ratio, 1 - o.clip_low), 1 + o.clip_high)
-        advantage = float(batch.precomputed_N[i])
+        advantage = float(batch.own_advantages_N[i])
         total -= o.actor_coef * float(batch.weights_N[i]) * min(ratio * advantage, clipped * advantage)
     return total
 
@@ -65,7 +69,7 @@ def test_the_loss_and_its_gradient_are_those_of_a_plain_loop(seed: int, actor_co
         old_logprobs_N=logprobs_N + numbers(0.5),
         ref_logprobs_N=logprobs_N + numbers(0.5),
         ref_kl_N=numbers(0.3).abs(),
-        precomputed_N=numbers(1),
+        own_advantages_N=numbers(1),
     )
     objective = ValueImplicit(beta=0.4, actor_coef=actor_coef)
     logprobs_N.requires_grad_()
@@ -138,7 +142,11 @@ def test_check_takes_the_preset_and_refuses_what_changes_the_scale_of_rewards() 
     )
     assert any("advantage_normalisation is 'whiten'" in what for what in errors(whitened))
     divided = dataclasses.replace(experiment, credit=dataclasses.replace(credit, std=True))
-    assert any("divides them by a standard deviation" in what for what in errors(divided))
+    assert any("divides this by a standard deviation" in what for what in errors(divided))
+    for other in (Gae(), Outcome(), WeightedBy(over=credit)):
+        refusal = f"the advantages of the credit '{other.registered_name()}' are others"
+        assert any(refusal in what for what in errors(dataclasses.replace(experiment, credit=other)))
+    assert errors(dataclasses.replace(experiment, credit=Rloo())) == []
     together = dataclasses.replace(experiment, trainer=dataclasses.replace(trainer, sequence_parallel_size=2))
     assert any("ranks that share a sequence" in what for what in errors(together))
     with pytest.raises(ValueError, match=r"kl_coef is 0\.1: set it to 0"):
@@ -174,7 +182,7 @@ def test_the_best_policy_under_the_kl_has_the_loss_0_and_its_advantages() -> Non
             old_logprobs_N=logprobs_N,
             ref_logprobs_N=torch.tensor(references),
             ref_kl_N=torch.tensor([best(s)[2] for s in states]),
-            precomputed_N=torch.zeros(len(answer)),
+            own_advantages_N=torch.zeros(len(answer)),
         )
         loss, _ = objective.loss(batch, logprobs_N)
         assert float(loss) == pytest.approx(0.0, abs=1e-10)

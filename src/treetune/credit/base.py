@@ -46,8 +46,8 @@ THREADS_REMEDY = (
 )
 UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
 
-EXAMPLES = 8
-"""The problems of a task that are looked at for reference answers."""
+EXAMPLE_PROBLEMS = 8
+"""The number of problems that `check` looks at for reference answers."""
 
 
 class Credit(Registrable):
@@ -105,7 +105,8 @@ class Credit(Registrable):
 
     @property
     def asks_distributions(self) -> bool:
-        """True where `assign` asks the trainer for the policy's whole distributions (entropies, Σ π²)."""
+        """True where `assign` asks the trainer for numbers of whole next-token distributions: entropies and
+        Σ π²."""
         return False
 
     @property
@@ -271,20 +272,20 @@ class CriticSettings(Part):
     which has the trainer's schedule, precision and sharding."""
 
     loss: CriticLoss = field(default_factory=SquaredError)
-    """What the critic's head has as outputs, and how they learn the returns."""
+    """How the critic learns returns, and what the outputs of its head mean."""
     learning_rate: Annotated[float, Gt(0)] | None = None
     """Peak of its schedule; None: the policy's."""
     value_clip: Annotated[float, Gt(0)] | None = 0.2
     """Bounds how far a value may move from what it was before the iteration's training while that still
-    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound. It is for the loss
-    `squared_error`; others have none."""
+    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound. Only the
+    loss `squared_error` reads it."""
     template: str | None = None
     """The critic's own prompt, which shows it the reference answer, such as ``"{prompt}\nAnswer: {gold}\n"``;
     None: the policy's prompt. ``{prompt}`` is the problem's text (of a conversation, its last message),
     ``{gold}`` its reference answer. The model's chat template is put around it, as around every prompt.
 
     Where there is no reference answer, or the prompt doesn't fit into the context with the answer, the critic
-    sees the policy's prompt: ``critic/without_gold`` is the share of such answers."""
+    sees the policy's prompt: ``critic/without_own_prompt`` is the share of such answers."""
 
     def __post_init__(self) -> None:
         if self.template is None:
@@ -300,7 +301,7 @@ class CriticSettings(Part):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.template is None:
             return
-        examples = experiment.task.examples(EXAMPLES)
+        examples = experiment.task.examples(EXAMPLE_PROBLEMS)
         if examples and not any(problem.gold for problem in examples):
             yield Finding(
                 "the critic's prompt shows the problems' reference answers, and the first problems of the"
@@ -312,7 +313,8 @@ class CriticSettings(Part):
         sampling = experiment.rollout.sampling
         prompts = [fill_template(self.template, problem.prompt, GOLD, problem.gold) for problem in examples]
         lengths = experiment.model.prompt_tokens(prompts)
-        if sampling is None or not lengths:  # the lengths are known at once for few models
+        # `prompt_tokens` is empty for models whose tokenizer has to be loaded first.
+        if sampling is None or not lengths:
             return
         longest = max(lengths) + sampling.max_tokens
         if longest > experiment.context_length:

@@ -34,7 +34,7 @@ SIGMA_IN_BINS = 0.75
 
 
 class CriticLoss(Registrable):
-    """How a critic learns returns, and how its value is read from the outputs of its head."""
+    """How the critic learns returns, and what the outputs of its head mean."""
 
     default = "squared_error"
 
@@ -101,18 +101,19 @@ class SquaredError(CriticLoss):
 @dataclass(frozen=True, kw_only=True)
 class HlGauss(CriticLoss):
     """HL-Gauss: cross-entropy with a Gaussian around the return, over `bins` bins of equal width (Imani and
-    White, arXiv:1806.04613; Farebrother et al., arXiv:2403.03950, section 3.1). A reasoning critic with this
-    loss is the subject of arXiv:2608.02181.
+    White, arXiv:1806.04613; Farebrother et al., arXiv:2403.03950, section 3.1). arXiv:2608.02181 trains
+    critics for reasoning with it.
 
     A bin with the edges l and r gets the target Φ((r − R)/σ) − Φ((l − R)/σ), divided by the sum over all
     bins. The loss is −Σ target · log softmax(outputs). `value_clip` has no effect: the gradient of an output
     is at most 1 for a token, however wrong the value is.
 
-    The minimum of the expected loss is the mean of the targets, and its value is the mean return if each
-    target's mean is its return. This holds to 1e-6 for returns at least 5σ inside the range. At its ends it
-    doesn't, since half of the Gaussian is cut off: with `min` 0, `max` 1 and 51 bins, a critic without any
-    other error has 0.0135 in place of 0 and 0.9865 in place of 1, and with λ = 0 the expected gradient on the
-    tests' language is off by 2.4 % of its length. So the default range goes beyond 0 and 1."""
+    The best outputs are the mean of the targets. So the value is the mean return if the bins' centres,
+    weighted by a target, give its return. For returns 5σ or more inside the range this holds to 1e-6. At the
+    ends of the range it doesn't, since half of the Gaussian is cut off: with `min` 0, `max` 1 and 51 bins, a
+    critic without any other error has 0.0135 in place of 0 and 0.9865 in place of 1, and with λ = 0 the
+    expected gradient on the tests' language is off by 2.4 % of its length. So the default range goes beyond 0
+    and 1."""
 
     bins: Annotated[int, Ge(2)] = 51
     """The number of bins."""
@@ -168,8 +169,11 @@ class HlGauss(CriticLoss):
 
     @override
     def refuse_returns(self, returns_N: Tensor) -> None:
+        if not returns_N.numel():
+            return
         lowest, highest = float(returns_N.min()), float(returns_N.max())
-        if lowest < self.min or highest > self.max:
+        # Written with `not`, so that NaN is refused.
+        if not (lowest >= self.min and highest <= self.max):
             raise ValueError(
                 f"the critic's loss 'hl_gauss' has bins from {self.min:g} to {self.max:g}, and the returns of"
                 f" this iteration go from {lowest:g} to {highest:g}: set loss.min and loss.max of the critic"

@@ -7,8 +7,8 @@ The critic has a value for the same tokens of the answer; only the tokens before
 actors and critics are those of Pinto et al., arXiv:1710.06542; for reasoning, arXiv:2607.27631 gives the
 critic the reference answer (its text was not available for this file).
 
-The reference answer doesn't depend on what the policy chooses in a state, so that V(s, gold) is as unbiased a
-baseline as V(s): E[∇log π(a|s) · f(s, gold)] = 0 for every f.
+The reference answer doesn't depend on what the policy chooses in a state, so subtracting V(s, gold) keeps the
+policy gradient unbiased, as subtracting V(s) does: E[∇log π(a|s) · f(s, gold)] = 0 for every f.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def with_critic_prompts(
     context: RolloutContext, template: str | None, trees: Sequence[Tree], episodes: Sequence[Episode]
 ) -> tuple[list[Episode], Metrics]:
     """Returns the rows of the trees' answers with the critic's prompts, and the metric
-    ``critic/without_gold``: the share of rows that have none. Collective.
+    ``critic/without_own_prompt``: the share of rows that have none. Collective.
 
     Args:
         template: `CriticSettings.template`; None: nothing is changed.
@@ -101,10 +101,10 @@ def with_critic_prompts(
     problems = {tree.problem.id: tree.problem for tree in trees}
     prompts = CriticPrompts(context.codec, template, context.settings.context_length)
     with_prompts = [prompts.add_to(episode, problems[episode.group]) for episode in episodes]
-    without_gold = sum(episode.critic_prompt_ids is None for episode in with_prompts)
-    counts_by_rank = context.ranks.exchange("critic's prompts", (without_gold, len(with_prompts)))
+    without_own_prompt = sum(episode.critic_prompt_ids is None for episode in with_prompts)
+    counts_by_rank = context.ranks.exchange("critic's prompts", (without_own_prompt, len(with_prompts)))
     rows_of_ranks = sum(count for _, count in counts_by_rank)
     if not rows_of_ranks:
         return with_prompts, {}
     share = sum(count for count, _ in counts_by_rank) / rows_of_ranks
-    return with_prompts, {"critic/without_gold": share}
+    return with_prompts, {"critic/without_own_prompt": share}

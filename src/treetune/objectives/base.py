@@ -92,8 +92,9 @@ class TokenBatch:
     gradients of single answers."""
     ref_kl_N: Tensor | None = None
     """The exact KL of the policy before the iteration's first step to the reference; None if not needed."""
-    precomputed_N: Tensor | None = None
-    """What `Objective.precompute` has returned; None if it isn't called."""
+    own_advantages_N: Tensor | None = None
+    """The objective's own advantages, from the policy before the iteration's first step
+    (`Objective.precompute`); None if it isn't called."""
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:
@@ -132,7 +133,7 @@ class Objective(Registrable):
     """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
     needs_reference_kl: bool = False
     """Whether the loss needs the exact KL of the policy to the reference at each token, as it is before the
-    iteration's first step. `precompute` is then called."""
+    iteration's first step. `precompute` is then called with it, before that step."""
     has_terms: bool = False
     """Whether the loss needs `terms`."""
     marks_tokens: bool = False

@@ -1,16 +1,17 @@
-"""VIMPO: the policy's log-ratios to the reference are made a value function, which then gives the advantages
-(Kang et al. 2026, arXiv:2606.20008).
+"""VIMPO trains the policy so that its log-ratios to the reference define a value function, which then gives
+the advantages (Kang et al. 2026, arXiv:2606.20008).
 
 For the best policy under a KL penalty of weight β, with a reward r at the end of an answer alone,
 
     ρ_t − κ_t = V(s_{t+1}) − V(s_t),   ρ_t = β log π(y_t)/π_ref(y_t),   κ_t = β KL(π(·|s_t) ‖ π_ref(·|s_t))
 
-where the last V is r. So the sum of ρ − κ over an answer should be r − V(prompt). The reward minus the mean
-of the group estimates it. A first loss makes it so, and a second one, PPO's, takes ρ − κ for advantages.
+where the last V is r. So the sum of ρ − κ over an answer should be r − V(prompt). The value loss makes this
+sum equal to the reward minus the group's mean, which estimates r − V(prompt). The actor loss is PPO's; its
+advantage of a token is the discounted sum of ρ − κ over this and all later tokens.
 
 The formulas are those of the authors' repository and of TRL's trainer. Example, with β = 0.1: an answer of
 two tokens has log-ratios of 0.5 and 1.5, KLs of 0 and 0.5, and the advantage 0.25. Its sum of ρ − κ is
-0.05 + 0.15 − 0.05 = 0.15, and its first loss ½ · 0.1² = 0.005.
+0.05 + 0.15 − 0.05 = 0.15, and its value loss ½ · 0.1² = 0.005.
 """
 
 from __future__ import annotations
@@ -45,15 +46,16 @@ class ValueImplicit(ClippedPolicyGradient):
     ``L_A``: PPO's loss with Â_t in place of the advantages. Â_t is Σ_{k≥t} λ^(k-t)·(ρ_k - κ_k) under the
     policy before the iteration's first step, whitened over the iteration's tokens.
 
-    Rewards enter only by L_V. The credit must give all tokens of an answer the same advantage, the reward
-    minus the group's mean: `group` with ``std: false``. The authors' code computes κ and Â anew in each step.
-    Here they are those of the policy before the first step, so in an iteration of one step they are the same.
+    Rewards enter the loss only in the value loss L_V. The credit must give all tokens of an answer the same
+    advantage, an estimate of r − V(prompt): `group` with ``std: false``, or `rloo`. The authors' code
+    computes κ and Â anew in each step. Here they are those of the policy before the iteration's first step.
+    With one optimizer step per iteration, both give the same.
     """
 
     beta: Annotated[float, Gt(0)] = 5e-4
-    """β, the weight of the KL of which the policy is made the optimum."""
+    """β, the weight of the KL penalty under which the policy becomes optimal."""
     actor_coef: Annotated[float, Ge(0)] = 5e-3
-    """The weight of L_A."""
+    """The weight of the actor loss L_A."""
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
     """λ of the sums of ρ − κ."""
 
@@ -64,7 +66,7 @@ class ValueImplicit(ClippedPolicyGradient):
         super().__post_init__()
         if self.kl_coef:
             raise ValueError(
-                f"vimpo's first loss keeps the policy near the reference already, and kl_coef is"
+                f"vimpo's value loss already contains the KL to the reference, and kl_coef is"
                 f" {self.kl_coef:g}: set it to 0"
             )
 
@@ -96,10 +98,18 @@ class ValueImplicit(ClippedPolicyGradient):
                 "$.trainer.sequence_parallel_size",
                 "set it to 1",
             )
-        if getattr(experiment.credit, "std", False):
+        credit = experiment.credit
+        if credit.registered_name() not in ("group", "rloo"):
             yield Finding(
-                "vimpo compares sums of log-ratios with rewards minus the group's mean, and the credit"
-                " divides them by a standard deviation",
+                "vimpo compares the sum of an answer's log-ratios with its reward minus the group's mean, and"
+                f" the advantages of the credit {credit.registered_name()!r} are others",
+                "$.credit",
+                "set it to {type: 'group', std: false}",
+            )
+        elif getattr(credit, "std", False):
+            yield Finding(
+                "vimpo compares the sum of an answer's log-ratios with its reward minus the group's mean, and"
+                " the credit divides this by a standard deviation",
                 "$.credit.std",
                 "set it to false",
             )
@@ -124,7 +134,7 @@ class ValueImplicit(ClippedPolicyGradient):
         ):
             value_loss = value_loss + 0.5 * (changes_T.sum() - targets_T.mean()).square()
         value_loss = batch.sequence_weight * value_loss
-        actor_loss, metrics = super().loss(replace(batch, advantages_N=batch.precomputed_N), logprobs_N)
+        actor_loss, metrics = super().loss(replace(batch, advantages_N=batch.own_advantages_N), logprobs_N)
         loss = value_loss + self.actor_coef * actor_loss
         return loss, {**metrics, "train/value_loss": value_loss.detach()}
 

@@ -618,7 +618,7 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
         yield Finding(
             "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
             "credit",
-            f"choose a credit without entropies, such as 'probability_mask', {WITHOUT_OVERLAP}",
+            f"choose a credit that reads no entropies, such as 'probability_mask', {WITHOUT_OVERLAP}",
         )
     if experiment.choose_checkpoint is not None:
         yield Finding(

@@ -55,8 +55,8 @@ class RunResources:
         self.reference_scores: ReferenceScores | None = None
         """The scores of the run's reference model, if the credit asks for them (`training.open_trainer`)."""
         self.credit_services: list[object] = []
-        """Further services of the run's trainer for the credit, such as the policy's distributions
-        (`training.open_trainer`)."""
+        """What the run's trainer computes for the credit besides the critic's values and the reference's
+        scores: `Distributions` and `ReferenceDistances` (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 

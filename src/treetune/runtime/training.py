@@ -23,7 +23,7 @@ from treetune.credit.base import Critic
 from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
-from treetune.credit.literature.token_level import Distance, Distributions, ReferenceDistances
+from treetune.credit.literature.token_level import Deviation, Distributions, ReferenceDistances
 from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -95,12 +95,13 @@ def open_trainer(
         if session.config.credit.asks_reference:
             logprobs = trainer.logprobs_of_reference
             resources.reference_scores = reference_for_credit(session, server, logprobs)
+        credit_services: list[object] = []
         if session.config.credit.asks_distributions:
-            distributions = distributions_for_credit(session, server, trainer.distributions)
-            resources.credit_services.append(distributions)
+            credit_services.append(distributions_for_credit(session, server, trainer.distributions))
             if session.config.credit.asks_reference:
-                distances = distances_for_credit(session, server, trainer.reference_distances)
-                resources.credit_services.append(distances)
+                credit_services.append(distances_for_credit(session, server, trainer.reference_distances))
+        # Replaced, since those of an earlier trainer, which is closed, must not be used.
+        resources.credit_services = credit_services
         if trains:
             resources.reference = trainer.prefetch
         yield trainer
@@ -197,30 +198,32 @@ def _row_of_text(text: ScoredText) -> Episode:
 
 
 def distributions_for_credit(
-    session: Session, server: PolicyServer, distributions: Callable[[Sequences], tuple[Tensor, Tensor]]
+    session: Session, server: PolicyServer, score_distributions: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> Distributions:
     """Returns the policy's distributions for the credit. The engine frees its memory while they are computed,
     if so configured.
 
     Args:
-        distributions: Computes Σ π² and the entropy at each trained token, of all ranks' rows, on all ranks.
+        score_distributions: Computes Σ π² and the entropy at each trained token, of all ranks' rows, on all
+            ranks.
     """
 
     def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
-        return _score_episodes(session, server, episodes, distributions)
+        return _score_episodes(session, server, episodes, score_distributions)
 
     return Distributions(squares_and_entropies)
 
 
 def distances_for_credit(
-    session: Session, server: PolicyServer, distances: Callable[[Sequences], tuple[Tensor, Tensor]]
+    session: Session, server: PolicyServer, score_distances: Callable[[Sequences], tuple[Tensor, Tensor]]
 ) -> ReferenceDistances:
     """Returns the policy's distances from the reference for the credit; see `distributions_for_credit`."""
 
-    def distances_along(episodes: Sequence[Episode]) -> list[Distance]:
-        return [Distance(*columns) for columns in _score_episodes(session, server, episodes, distances)]
+    def deviations_along(episodes: Sequence[Episode]) -> list[Deviation]:
+        columns_by_episode = _score_episodes(session, server, episodes, score_distances)
+        return [Deviation(*columns) for columns in columns_by_episode]
 
-    return ReferenceDistances(distances_along)
+    return ReferenceDistances(deviations_along)
 
 
 def _score_episodes(
@@ -240,7 +243,8 @@ def _score_episodes(
     from treetune.trainer.tokens import Sequences
 
     ranks = session.ranks
-    # A row needs a trained token. All tokens of an answer may be trained with an earlier one (trees).
+    # The trainer takes no row without a trained token, and in a tree all tokens of an answer may be trained
+    # in an earlier row.
     trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
     # All ranks compute the values of all rows together, and each keeps those of its own.
     counts = [count for (count,) in ranks.exchange("distribution-counts", [len(trained_rows)])]
@@ -248,7 +252,7 @@ def _score_episodes(
     columns = [
         (np.zeros(len(episode.response_ids)), np.zeros(len(episode.response_ids))) for episode in episodes
     ]
-    if not rows:  # on no rank, so that all ranks return here
+    if not rows:  # `rows` has those of all ranks, so either all ranks return here or none
         return columns
     sequences = Sequences.of(rows)
     with server.asleep():

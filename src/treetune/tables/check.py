@@ -35,7 +35,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " filter_behind greedy_reward scored_prompt_tokens scored_texts unvalued value_decided value_mean"
         " value_overlap_seconds value_samples value_states value_std value_tokens value_unavailable"
         " value_unfinished value_unknown without_context",
-        "critic": "clip_fraction grad_norm loss mse return value without_gold",
+        "critic": "clip_fraction grad_norm loss mse return value without_own_prompt",
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"

@@ -160,7 +160,10 @@ class Line:
     blocks: int = 0
     """Blocks on this line so far."""
     dropped: bool = False
-    """Whether it is left out of the answer: as a straggler, or by `ForkJoin`'s `is_left_out`."""
+    """Whether it is left out of the answer as a straggler."""
+    left_out: bool = False
+    """Whether it is left out of the answer on purpose, by `ForkJoin`'s `is_left_out`. It is then not
+    sampled."""
 
     def segments(self) -> Iterator[Segment]:
         """Yields the segments of the line and of its threads, in the order of the joined text."""
@@ -169,7 +172,7 @@ class Line:
                 yield part
             else:
                 for thread in part:
-                    if not thread.dropped:
+                    if not (thread.dropped or thread.left_out):
                         yield from thread.segments()
 
     def token_ids(self) -> TokenIds:
@@ -254,7 +257,7 @@ class ForkJoin:
             # Fork, and wait for the threads; they are written at the same time.
             threads = self._fork(line)
             if threads:
-                written_threads = [thread for thread in threads if not thread.dropped]
+                written_threads = [thread for thread in threads if not thread.left_out]
                 await asyncio.gather(*(self._write_line(thread) for thread in written_threads))
                 self._join(line, threads)
 
@@ -341,8 +344,7 @@ class ForkJoin:
         threads = []
         for position, header in enumerate(headers):
             branch = (*line.branch, (line.blocks, position))
-            is_left_out = self._is_left_out(branch)
-            thread = Line(branch, context_ids, share, is_thread=True, dropped=is_left_out)
+            thread = Line(branch, context_ids, share, is_thread=True, left_out=self._is_left_out(branch))
             thread.inject(header)
             threads.append(thread)
         line.parts.append(threads)
@@ -353,8 +355,8 @@ class ForkJoin:
     def _join(self, line: Line, threads: Sequence[Line]) -> None:
         """Injects the text after a block: the text from which the line continues, or the block's end where
         the answer has ended."""
-        has_left_out = any(self._is_left_out(thread.branch) for thread in threads)
-        if all(thread.dropped for thread in threads) and not has_left_out:
+        # Threads that were left out on purpose don't end the answer; stragglers do.
+        if all(thread.dropped for thread in threads):
             self._end("length")  # the block has no result with which the line could continue
         if self._finish is None and self._remaining_tokens(line) - len(self._glue.join) < 1:
             self._end("length", "budget_spent")

@@ -47,7 +47,7 @@ Threads = frozenset[int]
 """A set of threads of a block, by their positions among the block's outlines."""
 
 THREADS_OF_A_BLOCK = 3
-"""A guess, for plans alone."""
+"""The number of threads of a block that `treetune plan` assumes."""
 
 
 class Block(NamedTuple):
@@ -81,26 +81,26 @@ class ThreadShapley(Credit):
     advantage: the reward minus the mean reward of the other answers to the problem.
 
     A set of threads costs `samples` samples of the text after the join, and all of it that follows; the
-    worth of all threads also counts the answer's own reward. A block of n threads has 2^n sets, or at most
-    2 + (n − 1) · `permutations` where n exceeds `exact_threads`. ``credit/value_tokens`` counts the sampled
+    worth of all threads also counts the answer's own reward. A block of n threads has 2^n sets. If n exceeds
+    `exact_threads`, only the sets of `permutations` random orders are sampled, at most
+    2 + (n − 1) · `permutations`, unless this is more than 2^n. ``credit/value_tokens`` counts the sampled
     tokens. Threads within threads belong to the outer thread. Answers without threads get RLOO's advantage.
 
     With `weights` ``leave_one_out`` a thread gets v(N) − v(N∖{i}) instead (a difference reward). It is
     **unbiased**: a thread's text depends neither on its siblings nor on what is sampled without it. Shapley
-    values are **biased**, since they also reward what a thread adds to answers that lack other threads: in
+    values are **biased**, since they also reward what a thread adds to answers without some of the others: in
     the tests' language with a fork into two threads, the expected gradient of the threads' tokens is off by
     33 % of its length (cosine 0.967).
 
-    The worth is the grader's score. Shaping would change what whole answers earn, and not what a set of
-    threads is worth, and is refused."""
+    The worth is the grader's score, without shaping, so an experiment with shaping is refused."""
 
     samples: Annotated[int, Gt(0)] = 3
-    """Answers that are sampled for the worth of each set of threads."""
+    """For each set of threads, `samples` texts are sampled from the join to the end of the answer."""
     weights: Literal["shapley", "leave_one_out"] = "shapley"
-    """The weights of the sets: those of the Shapley value, or only that of all other threads."""
+    """Whether a thread is compared within all sets of the others, or only within the set of all of them."""
     exact_threads: Annotated[int, Gt(0)] = 4
-    """The largest number of threads of a block whose Shapley values go through all sets. With more, they are
-    means over `permutations`."""
+    """The largest number of threads of a block whose Shapley values always go through all sets. With more
+    threads, they are means over `permutations` where those need fewer sets."""
     permutations: Annotated[int, Gt(0)] = 8
     """Random orders of the threads of a block with more than `exact_threads`."""
 
@@ -115,7 +115,11 @@ class ThreadShapley(Credit):
         return (
             Need(Forks(), "it values the threads of answers"),
             Need(Answers(2), "it compares the text outside of threads with the other answers"),
-            Need(UseOfAdvantages(), "it samples answers with fewer threads for them", UNUSED_REMEDY),
+            Need(
+                UseOfAdvantages(),
+                "it samples answers with fewer threads to compute advantages",
+                UNUSED_REMEDY,
+            ),
         )
 
     @override
@@ -133,9 +137,16 @@ class ThreadShapley(Credit):
         """Returns how many sets of a block's threads have a worth at most."""
         if self.weights == "leave_one_out":
             return threads + 1
-        if threads <= self.exact_threads:
-            return 2**threads
+        return 2**threads if self._has_exact_values(threads) else self._most_sets_of_orders(threads)
+
+    def _most_sets_of_orders(self, threads: int) -> int:
+        """Returns how many sets of threads the random orders go through at most: without any thread, with all
+        of them, and those between in each order."""
         return 2 + (threads - 1) * self.permutations
+
+    def _has_exact_values(self, threads: int) -> bool:
+        """Returns whether Shapley values go through all sets of this number of threads."""
+        return threads <= self.exact_threads or 2**threads <= self._most_sets_of_orders(threads)
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
@@ -178,7 +189,7 @@ class ThreadShapley(Credit):
 
     def _orders(self, context: RolloutContext, answer: Trajectory, block: Block) -> list[tuple[int, ...]]:
         """Returns random orders of a block's threads; none where its values are exact."""
-        if self.weights == "leave_one_out" or len(block.threads) <= self.exact_threads:
+        if self.weights == "leave_one_out" or self._has_exact_values(len(block.threads)):
             return []
         draw = derived_random(context.seed, context.iteration, answer.id, "orders of threads", block.number)
         orders = []
@@ -191,8 +202,8 @@ class ThreadShapley(Credit):
     def _sets(self, threads: Sequence[int], orders: Iterable[Sequence[int]]) -> list[Threads]:
         """Returns the sets of a block's threads that have to have a worth, each once."""
         if self.weights == "leave_one_out":
-            everyone = frozenset(threads)
-            return [everyone, *(everyone - {thread} for thread in threads)]
+            all_threads = frozenset(threads)
+            return [all_threads, *(all_threads - {thread} for thread in threads)]
         if orders:
             sets = [frozenset(order[:size]) for order in orders for size in range(len(order) + 1)]
             return list(dict.fromkeys(sets))
@@ -203,8 +214,8 @@ class ThreadShapley(Credit):
     ) -> dict[int, float]:
         """Returns the value of each of a block's threads."""
         if self.weights == "leave_one_out":
-            everyone = frozenset(threads)
-            return {thread: worth[everyone] - worth[everyone - {thread}] for thread in threads}
+            all_threads = frozenset(threads)
+            return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
         if orders:
             return mean_marginals(orders, worth.__getitem__)
         return shapley_values(threads, worth.__getitem__)
@@ -341,13 +352,15 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
 def _mean_rewards(
     rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
 ) -> dict[Threads, float] | None:
-    """Returns the worth of each set of a block's threads; None if no answer of one of them could be
-    graded."""
+    """Returns the worth of each set of a block's threads; None if no answer with one of the sets
+    could be graded."""
     worth = {}
     for threads, rewards in rewards_of_sets.items():
         counted = list(rewards)
         if len(threads) == len(block.threads):
-            counted.append(answer.score)  # the answer itself is one more sample with all threads
+            # The answer itself is one more sample with all threads. `reward` would contain shaping; sampled
+            # answers have none.
+            counted.append(answer.score)
         if not counted:
             return None
         worth[threads] = math.fsum(counted) / len(counted)

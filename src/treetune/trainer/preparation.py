@@ -42,7 +42,7 @@ class IterationTensors:
     """The reference's log-probs."""
     ref_kl_N: Tensor | None = None
     """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
-    precomputed_N: Tensor | None = None
+    own_advantages_N: Tensor | None = None
     """What `Objective.precompute` returns."""
     old_logprobs_N: Tensor | None = None
     """The policy's log-probs before the first update, of the whole distribution, without top-p and top-k."""
@@ -210,7 +210,7 @@ def prepare(
     if objective.needs_reference_kl:
         assert tensors.old_logprobs_N is not None and tensors.ref_logprobs_N is not None
         tensors.ref_kl_N = models.reference_kl(sequences)
-        tensors.precomputed_N = objective.precompute(
+        tensors.own_advantages_N = objective.precompute(
             tensors.old_logprobs_N, tensors.ref_logprobs_N, tensors.ref_kl_N, starts
         )
     if not objective.needs_advantages:

@@ -45,9 +45,9 @@ def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
     return (logits_CV.log_softmax(-1),)
 
 
-class _ComparedWith:
-    """Compares the distributions of a model's chunks, one chunk after the other, with those of another model,
-    whose log-probs are known for all chunks.
+class _ChunkComparison:
+    """Compares the distributions of a model with those of another model, whose log-probs it has for all
+    positions. The model's head calls it with one chunk of positions after the other.
 
     Args:
         logprobs_NV: The other model's log-probs.
@@ -59,13 +59,20 @@ class _ComparedWith:
         self._positions_done = 0
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+        # Without gradient, so that no chunk is computed a second time.
+        assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         first, last = self._positions_done, self._positions_done + len(labels_C)
+        assert last <= len(self._logprobs_NV), "both models run over the same positions"
         self._positions_done = last
         return (self._compare(self._logprobs_NV[first:last], logits_CV.log_softmax(-1)),)
 
+    @property
+    def has_all_positions(self) -> bool:
+        return self._positions_done == len(self._logprobs_NV)
+
 
 def _affinity(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
-    """Returns ``Σ_v sqrt(p(v)·q(v))``, [C]."""
+    """Returns the Bhattacharyya coefficient ``Σ_v sqrt(p(v)·q(v))``, [C]."""
     return ((logprobs_CV + other_logprobs_CV) / 2).exp().sum(-1)
 
 
@@ -127,11 +134,7 @@ class Scorer:
 
         def forward(batch: MicroBatch) -> Tensor:
             _, entropies_N, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
-            # With adapters the reference is the policy without them, so the two take turns.
-            with reference() as reference_model:
-                *_, affinities_N = reference_model(
-                    batch.inputs, self.temperature, statistics=_ComparedWith(logprobs_NV, _affinity)
-                )
+            affinities_N = self._compare_reference(reference, batch, _ChunkComparison(logprobs_NV, _affinity))
             distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make it negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
@@ -140,17 +143,23 @@ class Scorer:
 
     def reference_kl(self, policy: Forward, reference: Reference, sequences: Sequences) -> Tensor:
         """Returns for every trained token the KL of the policy's distribution to the reference's, over the
-        whole vocabulary, float32 [N]; see `reference_distances`. Collective."""
+        whole vocabulary, float32 [N]. Its memory is that of `reference_distances`. Collective."""
 
         def forward(batch: MicroBatch) -> Tensor:
             _, _, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
-            with reference() as reference_model:
-                *_, kl_N = reference_model(
-                    batch.inputs, self.temperature, statistics=_ComparedWith(logprobs_NV, _kl)
-                )
-            return kl_N
+            return self._compare_reference(reference, batch, _ChunkComparison(logprobs_NV, _kl))
 
         return self._score(sequences, forward)
+
+    def _compare_reference(
+        self, reference: Reference, batch: MicroBatch, comparison: _ChunkComparison
+    ) -> Tensor:
+        """Runs the reference over a micro-batch and returns the comparison of each position, [N]."""
+        # With adapters the reference is the policy without them, so the two take turns.
+        with reference() as reference_model:
+            *_, compared_N = reference_model(batch.inputs, self.temperature, statistics=comparison)
+        assert comparison.has_all_positions, "the reference has scored each position once"
+        return compared_N
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Returns the value of the state before every trained token, float32 [N], without gradient.

@@ -83,7 +83,8 @@ class Sequences:
     """The problem's domain of each sequence; empty if it has none."""
     of_critic: Sequences | None = None
     """The same sequences as the critic sees them, if it has prompts of its own: the same trained tokens after
-    other tokens. None: the critic sees these, or the tokens of some rows are not there."""
+    other tokens. None: the critic has no prompts of its own (`critic_has_prompts` is False), or
+    `sequences_of_rank` still has to make them."""
     critic_has_prompts: bool = False
     """Whether the critic has prompts of its own for some of the sequences."""
 

@@ -76,7 +76,7 @@ def micro_batch_loss(
         old_logprobs_N=of_batch(tensors.old_logprobs_N),
         ref_logprobs_N=of_batch(tensors.ref_logprobs_N),
         ref_kl_N=of_batch(tensors.ref_kl_N),
-        precomputed_N=of_batch(tensors.precomputed_N),
+        own_advantages_N=of_batch(tensors.own_advantages_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),
@@ -178,7 +178,7 @@ def write_critic_loss(directory: Path, loss: CriticLoss) -> None:
 def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
     """Raises ValueError if the stored state is that of a critic with another loss.
 
-    Its head then has another number of outputs, or the same number with another meaning.
+    Its head then has another number of outputs, or was trained for other targets.
     """
     file = directory / CRITIC_LOSS
     stored = json.loads(file.read_text()) if file.is_file() else _settings_of(SquaredError())
@@ -186,8 +186,8 @@ def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
     if stored != configured:
         raise ValueError(
             f"{directory} holds a critic with the loss {json.dumps(stored)}, and the configured loss is"
-            f" {json.dumps(configured)}, whose head has other outputs: set the critic's loss to the stored"
-            " one, or train from the beginning, in another directory"
+            f" {json.dumps(configured)}. The stored head was trained for the first: set the critic's loss to"
+            " the stored one, or train from the beginning, in another directory"
         )
 
 

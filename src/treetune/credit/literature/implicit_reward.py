@@ -1,11 +1,13 @@
-"""PRIME's implicit process reward: a token is worth how much more likely a reward model makes it than the
-policy (arXiv:2502.01456).
+"""PRIME's implicit process reward: the reward of a token is β times the log of how much more likely a reward
+model finds it than the policy does (arXiv:2502.01456).
 
     answer ──┬── sampled with ──────> log π_old(y_t) ──┐
              └── scored by a model ──> log π_φ(y_t) ───┴──> r_t = β · (log π_φ(y_t) − log π_old(y_t))
 
 Example, with β = 0.05: the policy sampled a token with probability 0.2, and the reward model gives it 0.4.
 Its implicit reward is 0.05 · log 2 = 0.035.
+
+A reward model's log-prob below −100 counts as −100, so that no reward is infinite.
 
 The sources are the paper (eq. 3 and 5) and the authors' recipe in verl. Where they differ, this follows the
 paper: the recipe also subtracts a part of the mean of the answer itself, and the last token has no process
@@ -28,6 +30,7 @@ from treetune.credit.literature.scored_texts import (
     LEAST_LOGPROB,
     ScoredText,
     check_reference_model,
+    check_uncut_sampling,
     score_texts,
 )
 from treetune.credit.rloo import leave_one_out_advantages
@@ -46,7 +49,8 @@ class ImplicitReward(Credit):
 
     with r_i,t = β (log π_φ(y_t) − log π_old(y_t)), the implicit reward of the token, and r̄_j the mean of r
     over the tokens of answer j. π_old is the policy that sampled the answers, and π_φ the `reward_model`,
-    which the trainer runs in place of the start model. Both sums are over the tokens that the policy sampled.
+    which the trainer runs in place of the start model; log π_φ is raised to at least −100. Both sums are over
+    the tokens that the policy sampled.
 
     An implicit reward model is a language model that was trained so that the sum of r over an answer predicts
     whether the answer is correct, e.g. with the cross-entropy of σ(Σ_t r_t) (Yuan et al., arXiv:2412.01981).
@@ -56,15 +60,15 @@ class ImplicitReward(Credit):
     in which the start model takes the place of π_old is not implemented: it needs three models. The authors'
     code whitens the advantages (`trainer.advantage_normalisation`).
 
-    **Biased** unless the return of the rewards from a token on differs from its true advantage only by a
-    number that doesn't depend on the token. On the tests' language, with β = 0.3 and a model that mixes the
-    policy half and half with one that knows that the answer will be correct, the expected gradient is off by
-    79 % of its length (cosine 0.98) with two answers; that of the process rewards alone by 47 % (0.89)."""
+    **Biased** unless, in each state, the sum of the rewards from a token on equals the token's true advantage
+    plus a number that is the same for all tokens. On the tests' language, with β = 0.3 and a model that mixes
+    the policy half and half with one that knows that the answer will be correct, the expected gradient is off
+    by 79 % of its length (cosine 0.98) with two answers; that of the process rewards alone by 47 % (0.89)."""
 
     reward_model: ModelSource
     """The implicit reward model π_φ. It must have the start model's tokenizer."""
     beta: Annotated[float, Gt(0)] = 0.05
-    """β, the scale with which the reward model was trained."""
+    """β of the reward model's training."""
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ, the discount of later tokens' rewards."""
     weight: Annotated[float, Gt(0)] = 1.0
@@ -79,7 +83,7 @@ class ImplicitReward(Credit):
             Need(SampledAnswers(), "it compares the reward model with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
             Need(Answers(2), "it compares each answer with the others to its problem"),
-            Need(UseOfAdvantages(), "it scores all answers for them", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_REMEDY),
         )
 
     @property
@@ -101,7 +105,14 @@ class ImplicitReward(Credit):
             "choose a credit without a reward model, such as 'group'",
         )
         trainer = experiment.trainer
-        if trainer.objective.needs_reference:
+        if trainer.objective.needs_reference_kl:
+            yield Finding(
+                f"the objective {trainer.objective.registered_name()!r} compares the policy with the"
+                " reference, which would be the reward model",
+                "$.trainer.objective",
+                "choose the objective 'ppo'",
+            )
+        elif trainer.objective.needs_reference:
             yield Finding(
                 "the reward model takes the place of the start model as the trainer's reference, and the"
                 " objective's KL would keep the policy close to the reward model",
@@ -114,13 +125,18 @@ class ImplicitReward(Credit):
                 "$.trainer.lora",
                 "train all weights",
             )
+        yield from check_uncut_sampling(
+            experiment, "the reward model's log-probs are those of whole distributions"
+        )
         sampling = experiment.rollout.sampling
-        if sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0):
+        if sampling is not None and sampling.temperature != 1:
             yield Finding(
-                "the reward model's log-probs are those of whole distributions, and answers are sampled with"
-                f" top_p {sampling.top_p:g} and top_k {sampling.top_k}",
-                "$.rollout.top_p",
-                "set rollout's top_p to 1 and top_k to -1",
+                f"the reward model scores at the rollout's temperature of {sampling.temperature:g}, and"
+                " implicit reward models are trained at temperature 1: the rewards aren't those of the"
+                " trained model",
+                "$.rollout.temperature",
+                "set it to 1",
+                level="warning",
             )
 
     @override
@@ -141,10 +157,10 @@ class ImplicitReward(Credit):
         for tree in trees:
             first = len(advantages)  # the index of the tree's first answer
             of_tree = rewards_by_answer[first : first + len(tree.leaves)]
-            process_returns = process_advantages(of_tree, self.gamma)
+            advantages_of_process = process_advantages(of_tree, self.gamma)
             outcomes = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
-            for returns_T, outcome in zip(process_returns, outcomes, strict=True):
-                advantages.append(self.weight * returns_T + self.outcome_weight * outcome)
+            for process_T, outcome in zip(advantages_of_process, outcomes, strict=True):
+                advantages.append(self.weight * process_T + self.outcome_weight * outcome)
         episodes = []
         for episode, advantages_of_sampled in zip(plain_episodes, advantages, strict=True):
             advantages_T = np.zeros(len(episode.response_ids))

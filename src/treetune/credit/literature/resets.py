@@ -8,8 +8,8 @@
 The rollout `tree` samples the continuations with the branching `resets`; this credit trains them. The method
 is that of the paper's abstract (Samanta et al., RRPO): a step of a wrong answer is drawn uniformly, and the
 policy gradient is applied to the tokens of the resampled suffixes alone. The paper's equations were not
-available for this file: that advantages are GRPO's within the suffixes of a state is an assumption. SRPO, in
-which the model finds the wrong step itself, is not implemented.
+available for this file: that advantages are GRPO's within the suffixes of a wrong answer is an assumption.
+SRPO, in which the model finds the wrong step itself, is not implemented.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ from treetune.vocabulary import Episode, Fork, Metrics, Trajectory
 @dataclass(frozen=True, kw_only=True)
 class Resets(Credit):
     """RRPO (Samanta et al., arXiv:2605.25507, abstract): the tokens of a continuation of a wrong answer get
-    (r − mean) / standard deviation, over the continuations from the same state. All other tokens, and answers
-    from the prompt, are not trained.
+    (r − mean) / standard deviation, over the continuations of the same wrong answer. All other tokens, and
+    answers from the prompt, are not trained.
 
     It needs the rollout `tree` with the branching `resets`. A problem without wrong answers trains nothing.
 
     **Biased** as a policy gradient: states are weighted by how often a wrong answer visits them, and the
     tokens before a reset are never trained. On the tests' language, with answers of at most four tokens, two
-    continuations and no `std`, the expected gradient is off by 59 % of its length (cosine 0.983)."""
+    continuations and no `std`, the expected gradient is off by 59 % of the true gradient's length (cosine
+    0.983)."""
 
     std: bool = True
     """Whether advantages are divided by the standard deviation of the rewards of the continuations."""
@@ -70,11 +71,11 @@ class Resets(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes: list[Episode] = []
         for tree in trees:
-            answers_by_state: dict[Fork, list[Trajectory]] = {}
+            answers_by_reset: dict[Fork, list[Trajectory]] = {}
             for leaf in tree.leaves:
                 if leaf.fork is not None:
-                    answers_by_state.setdefault(leaf.fork, []).append(leaf)
-            for fork, answers in answers_by_state.items():
+                    answers_by_reset.setdefault(leaf.fork, []).append(leaf)
+            for fork, answers in answers_by_reset.items():
                 advantages = group_advantages([answer.reward for answer in answers], self.std, 1e-6)
                 for answer, advantage in zip(answers, advantages, strict=True):
                     episode = make_episode(context, answer, [advantage] * len(answer.step_ends))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores
-from treetune.credit.base import EXAMPLES
+from treetune.credit.base import EXAMPLE_PROBLEMS
 from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
 
@@ -150,7 +150,7 @@ class GoldScores:
 
 def check_reference_answers(experiment: Experiment) -> Iterator[Finding]:
     """Yields a finding for a task without reference answers."""
-    examples = experiment.task.examples(EXAMPLES)
+    examples = experiment.task.examples(EXAMPLE_PROBLEMS)
     if examples and not any(problem.gold for problem in examples):
         yield Finding(
             "it reads the problems' reference answers, and the first problems of the task have none",
@@ -184,6 +184,22 @@ def check_reference_model(
             " still score answers in another thread",
             key,
             f"set trainer.reference_scores to 'before_training', or {alternative}",
+        )
+
+
+def check_uncut_sampling(experiment: Experiment, reason: str) -> Iterator[Finding]:
+    """Yields a finding for a rollout with top-p or top-k: its log-probs are those of cut distributions.
+
+    Args:
+        reason: The use of whole distributions, such as ``"the reward model's log-probs are those of whole
+            distributions"``.
+    """
+    sampling = experiment.rollout.sampling
+    if sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0):
+        yield Finding(
+            f"{reason}, and answers are sampled with top_p {sampling.top_p:g} and top_k {sampling.top_k}",
+            "$.rollout.top_p",
+            "set rollout's top_p to 1 and top_k to -1",
         )
 
 

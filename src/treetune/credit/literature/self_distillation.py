@@ -109,7 +109,7 @@ class SelfDistillation(Credit):
         needs = [
             Need(SampledAnswers(), "it compares the teacher with the probabilities of sampling"),
             Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
-            Need(UseOfAdvantages(), "it scores all answers for them", UNUSED_REMEDY),
+            Need(UseOfAdvantages(), "it scores all answers to compute advantages", UNUSED_REMEDY),
         ]
         if self.scorer == "policy":
             needs.append(Need(TextScores(), "it scores all answers after other prompts"))

@@ -1,6 +1,7 @@
 """Shared by the credits of papers that treat tokens of an answer differently.
 
-* `Distributions`, `ReferenceDistances`: the policy's distributions, for credits that need entropies.
+* `Distributions`: the entropy and Σ π² of the policy's next-token distributions.
+* `ReferenceDistances`: the distance of the policy's distributions from the reference model's.
 * `shared_prefixes`: which answers begin with the same tokens.
 * `OverAnotherCredit`: the base of credits that change another credit's advantages.
 """
@@ -40,17 +41,18 @@ class Distributions:
     Collective."""
 
 
-class Distance(NamedTuple):
-    """How far the policy's distributions along a row are from the reference's, each of shape [T].
+class Deviation(NamedTuple):
+    """How far the policy's distributions along a row are from the reference's, and how uncertain the policy
+    is, each of shape [T].
 
     Example: of two tokens, the policy is sure of the first one as the reference is, and has moved at the
-    second one: ``Distance(distances_T=[0.0, 0.12], entropies_T=[0.0, 0.4])``.
+    second one: ``Deviation(distances_T=[0.0, 0.12], relative_entropies_T=[0.0, 0.4])``.
     """
 
     distances_T: Column
     """1 − Σ_v √(π(v)·π_ref(v)), the square of the Hellinger distance, between 0 and 1."""
-    entropies_T: Column
-    """The policy's entropy divided by the largest possible one, log V with a vocabulary of V tokens."""
+    relative_entropies_T: Column
+    """The policy's entropy / log V, where V is the size of the vocabulary; between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class ReferenceDistances:
     """The distances of the policy from the trainer's reference model: a service of contexts of runs whose
     credit `asks_distributions` and `asks_reference`."""
 
-    along: Callable[[Sequence[Episode]], list[Distance]]
-    """Returns the distances along each row of this rank; 0 at tokens that aren't trained. Collective."""
+    along: Callable[[Sequence[Episode]], list[Deviation]]
+    """Returns the deviations along each row of this rank; 0 at tokens that aren't trained. Collective."""
 
 
 def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:

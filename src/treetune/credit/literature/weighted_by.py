@@ -1,4 +1,4 @@
-"""Weights tokens by their entropy or surprise: another credit's advantages, times a weight of each token.
+"""Multiplies another credit's advantages by a weight for each token, from its entropy or surprise.
 
     other credit ── A_t ──────────────────────────────┐
     signal of each token ── s_t ── weights ── w_t ──> A'_t = w_t · A_t
@@ -7,7 +7,7 @@
     entropy            H_t = −Σ_v π(v) log π(v)     group_share  w = base + bonus · (share in its group)
     surprise           −log π(a_t)                  softmax      w = T · exp(s_t / τ) / Σ_j exp(s_j / τ)
     relative_surprise  −log π(a_t) / H_t            top_share    w = 1 for the largest s, else 0
-    deviation          d_t · (H_t / log V)^κ        interval     w = 1 for low ≤ s ≤ high, else 0
+    deviation          d_t · (H_t / log V)^κ        interval     w = 1 for lowest ≤ s ≤ highest, else 0
 
 Methods of the literature are settings of it:
 
@@ -16,13 +16,14 @@ Methods of the literature are settings of it:
 * Forking tokens, "80/20" (Wang et al., arXiv:2506.01939): ``entropy``, ``top_share``.
 * RSI-S (Lv et al., arXiv:2606.31575): ``relative_surprise``, ``interval``, ``drop``.
 
-The formulas of GTPO, DGPO and RSI-S are those of public reimplementations, which cite these equations.
+The texts of GTPO, DGPO and RSI-S weren't read; the formulas are those of public reimplementations that cite
+these equations.
 
 Example, with ``entropy`` and ``softmax`` at τ = 1: two tokens have the entropies 0 and log 3, and the
 advantage 1. Their weights are 2 · 1/4 and 2 · 3/4, and so are their advantages.
 
-This is a credit over another credit, and not a weight in the objective, for three reasons. The weights are
-there before training, so the viewer, selections and the arena show the advantages that are trained. They
+This is a credit over another credit, and not a weight in the objective, for three reasons. Advantages are
+weighted before training, so the viewer, selections and the arena show those that are trained. The weights
 don't depend on how steps and micro-batches divide the answers, since all are weighted at once. And every
 credit and objective can be combined with them. In a run this costs one more forward pass of the policy over
 the iteration's answers (`Distributions`), since the trainer's own first pass comes after credit and
@@ -40,7 +41,7 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
 from treetune.credit.base import THREADS_REMEDY, Credit
-from treetune.credit.literature.scored_texts import check_reference_model
+from treetune.credit.literature.scored_texts import check_reference_model, check_uncut_sampling
 from treetune.credit.literature.token_level import Distributions, OverAnotherCredit, ReferenceDistances
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import pool_columns
@@ -65,12 +66,12 @@ class WeightedBy(OverAnotherCredit):
     * ``softmax`` (DGPO): w_t = T · exp(s_t / τ) / Σ_j exp(s_j / τ) over the T trained tokens of the answer,
       whose mean weight is 1.
     * ``top_share`` (forking tokens, 80/20): w = 1 for the `share` of tokens with the largest signal, else 0.
-    * ``interval`` (RSI-S): w = 1 where the signal is in `interval`, else 0.
+    * ``interval`` (RSI-S): w = 1 where the signal is within `bounds`, else 0.
 
     **Biased**: a weight that depends on the sampled token, or on the state, changes the direction of the
     expected gradient. On the tests' language it is off by 25 % of its length (cosine 0.98) for RLOO with two
-    answers, ``surprise`` and ``softmax``. With `standardise` the direction of the reward is lost, as correct
-    answers are then not reinforced as a whole: 104 % (cosine −0.12) with three answers, ``surprise`` and
+    answers, ``surprise`` and ``softmax``. `standardise` removes the reward: the correct answers then have a
+    mean advantage of 0. The error is 104 % (cosine −0.12) with three answers, ``surprise`` and
     ``group_share``. docs/credit_assignment.md has the others."""
 
     signal: Signal = "entropy"
@@ -82,34 +83,38 @@ class WeightedBy(OverAnotherCredit):
     base: Annotated[float, Ge(0)] = 0.9
     """(``group_share``) The weight that all tokens have."""
     bonus: Annotated[float, Ge(0)] = 0.1
-    """(``group_share``) The weight that is distributed by the signal. With a sum of 1 the mean weight is
-    1."""
+    """(``group_share``) The weight that is shared out in proportion to the signal. If `base` + `bonus` is 1,
+    the mean weight is 1."""
     temperature: Annotated[float, Gt(0)] = 0.5
     """(``softmax``) τ: the smaller, the more the tokens with the largest signal get."""
     share: Annotated[float, Gt(0), Le(1)] = 0.2
     """(``top_share``) The share of tokens that keep their advantages."""
     among: Literal["iteration", "answer"] = "iteration"
-    """(``top_share``) The tokens that the share is of."""
-    interval: tuple[float, float] | None = None
+    """(``top_share``) Whether `share` is of all tokens of the iteration, or of each answer's."""
+    bounds: tuple[float, float] | None = None
     """(``interval``) The smallest and the largest signal of tokens that keep their advantages."""
     exponent: Annotated[float, Ge(0)] = 1.0
     """(``deviation``) κ: with 0, the entropy doesn't count."""
     standardise: bool = False
-    """Whether the weighted advantages of a problem are standardised, those above 0 and those below 0 each by
-    themselves: (A' − mean) / standard deviation over their tokens (GTPO, eq. 6). The correct answers to a
+    """Whether the weighted advantages of a problem are standardised, those above 0 and those below 0
+    separately: (A' − mean) / standard deviation over their tokens (GTPO, eq. 6). The correct answers to a
     problem then have a mean advantage of 0, and so do the wrong ones."""
     drop: bool = False
     """Whether tokens of weight 0 are not trained, so that means over tokens don't count them. An answer
-    without any other token keeps them, with an advantage of 0."""
+    whose weights are all 0 keeps its tokens, with an advantage of 0."""
 
     def __post_init__(self) -> None:
-        if (self.weights == "interval") != (self.interval is not None):
+        if (self.weights == "interval") != (self.bounds is not None):
             raise ValueError(
-                "interval and weights 'interval' belong together: set both, such as interval [0.5, 3], or"
-                " neither"
+                "bounds and weights 'interval' belong together: set both, such as bounds [0.5, 3], or neither"
             )
-        if self.interval is not None and self.interval[0] >= self.interval[1]:
-            raise ValueError(f"interval {list(self.interval)} must be [lowest, highest], such as [0.5, 3]")
+        if self.bounds is not None and self.bounds[0] >= self.bounds[1]:
+            raise ValueError(f"bounds {list(self.bounds)} must be [lowest, highest], such as [0.5, 3]")
+        if self.standardise and self.weights in ("top_share", "interval"):
+            raise ValueError(
+                "standardise would give tokens of weight 0 an advantage: set it to false, or weights to"
+                " 'group_share' or 'softmax'"
+            )
         if self.drop and self.weights not in ("top_share", "interval"):
             raise ValueError(
                 f"drop leaves out tokens of weight 0, and weights {self.weights!r} gives no token the weight"
@@ -146,6 +151,10 @@ class WeightedBy(OverAnotherCredit):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.signal == "deviation":
             yield from _check_reference(experiment)
+        if self.signal == "relative_surprise":
+            yield from check_uncut_sampling(
+                experiment, "relative_surprise divides by the entropy of the whole distribution"
+            )
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
@@ -160,8 +169,8 @@ class WeightedBy(OverAnotherCredit):
         elif self.weights == "top_share":
             weights = top_share_weights(context, episodes, signals, self.share, self.among)
         else:
-            assert self.interval is not None, "checked when the credit is built"
-            lowest, highest = self.interval
+            assert self.bounds is not None, "checked when the credit is built"
+            lowest, highest = self.bounds
             weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
         rows = [
             self._weighted_row(episode, weights_T)
@@ -175,8 +184,8 @@ class WeightedBy(OverAnotherCredit):
 
         if self.signal == "deviation":
             return [
-                distance.distances_T * distance.entropies_T**self.exponent
-                for distance in context.get(ReferenceDistances).along(episodes)
+                deviation.distances_T * deviation.relative_entropies_T**self.exponent
+                for deviation in context.get(ReferenceDistances).along(episodes)
             ]
         entropies: list[Column] = []
         if self.signal != "surprise":
@@ -263,7 +272,7 @@ def top_share_weights(
     among: Literal["iteration", "answer"] = "iteration",
 ) -> list[Column]:
     """Returns 1 for the tokens whose signal is among the largest `share` of trained tokens, at least one, and
-    0 for the others. Tokens whose signal equals the smallest of these all have the weight 1. Collective."""
+    0 for the others. Ties with the smallest of them also get 1. Collective."""
 
     def threshold(values: Sequence[float]) -> float:
         count = max(1, int(share * len(values)))
@@ -283,7 +292,7 @@ def top_share_weights(
 
 def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
     """Returns rows whose advantages are standardised over the tokens of a problem, those that are positive
-    and those that are negative in `episodes` each by themselves (GTPO, eq. 6)."""
+    and those that are negative in `episodes` separately (GTPO, eq. 6)."""
     import numpy as np
 
     values: dict[tuple[str, int], list[Column]] = {}

@@ -249,9 +249,9 @@ class ResetsOfWrongAnswers(Branching):
     """RRPO's resets (Samanta et al., arXiv:2605.25507, by its abstract): each wrong answer from the prompt
     continues from one of its states, drawn uniformly, in `ways` further answers.
 
-    The state is drawn by a hash of the answer. Right answers, and those that could not be graded, don't
-    branch. **Biased**: whether a state branches depends on what the answer earned after it. The credit
-    `resets` trains the further answers alone."""
+    No seed is needed: a hash of the answer's tokens draws the state, so a restart draws the same. Right
+    answers, and those that could not be graded, don't branch. **Biased**: whether a state branches depends on
+    what the answer earned after it. The credit `resets` trains the further answers alone."""
 
     unbiased = False
     needs_grades = True
@@ -274,7 +274,7 @@ class ResetsOfWrongAnswers(Branching):
             if answer.grade.correct or not answer.grade.is_known:
                 continue
             starts = [start for start in self.states.step_starts(answer) if start < len(answer.response_ids)]
-            # The answer's tokens make the draw differ from iteration to iteration.
+            # No seed is needed: the hash of the answer's tokens differs from iteration to iteration.
             draw = derived_random(0, answer.id, repr(answer.response_ids.tolist()), "reset")
             branches.append(Branches(answer.sample, draw.choice(starts), self.ways))
         return branches
