@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             data.table(data.main(options.tokens or data.SIZES, lambda words: print(words, file=sys.stderr)))
         )
         return 0
+    if options.configs and not options.checkpoint:
+        print("benchmark.py: --configs needs --checkpoint, the folder of the start model", file=sys.stderr)
+        return 2
     parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]
     if set(parts) & set(NEED_PEERS) and _version("trl") is None:
         print(
@@ -99,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "machine": _machine(),
         "settings": {
             "model": origin,
+            "configs": options.configs and str(options.configs),
             "problems": options.problems,
             "samples": options.samples,
             "episodes": options.episodes and options.episodes.name,
@@ -132,6 +136,13 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the start model; default {CHECKPOINT}, or, where that is missing, one trained on the spot",
     )
     parser.add_argument(
+        "--configs",
+        type=Path,
+        metavar="DIR",
+        help="a folder with grpo.jsonnet and vineppo.jsonnet to measure instead of the quickstart's, such as"
+        " examples/real_model; needs --checkpoint",
+    )
+    parser.add_argument(
         "--repeats",
         type=int,
         default=7,
@@ -155,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure_part(options: argparse.Namespace) -> int:
     """In a process of its own: the measurements of one function, as JSON on standard output."""
     from benchmarks.peers import own_standard_output
-    from benchmarks.setting import Setting
+    from benchmarks.setting import QUICKSTART, Setting
 
     answers = own_standard_output()
     setting = Setting(
@@ -165,6 +176,7 @@ def _measure_part(options: argparse.Namespace) -> int:
         problems=options.problems,
         samples=options.samples,
         episodes=options.episodes,
+        configs=(options.configs or QUICKSTART).resolve(),
     )
     module, _, function = options.part.partition(".")
     try:
@@ -187,6 +199,7 @@ def _in_own_process(
     command += ["--checkpoint", checkpoint, "--repeats", str(options.repeats)]
     command += ["--problems", str(options.problems), "--samples", str(options.samples)]
     command += ["--episodes", str(options.episodes)] if options.episodes else []
+    command += ["--configs", str(options.configs)] if options.configs else []
     before = time.monotonic(), *_busy_seconds()
     part = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

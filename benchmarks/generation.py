@@ -78,8 +78,8 @@ def measure_replicas(setting: Setting) -> dict[str, Measurement]:
 
 
 def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
-    policy = f"{{replicas: {replicas}, gpu_memory_utilization: 0.25}}"  # three engines share a GPU
-    config = setting.configuration("vineppo", f"{{engines+: {{policy+: {policy}}}}}")
+    # Three engines share a GPU.
+    config = setting.configuration("vineppo", setting.vllm_servers(replicas, gpu_memory_utilization=0.25))
     of = "" if replicas == 1 else f", {replicas} servers"
     with (
         Session.open(config, {}) as session,
@@ -111,9 +111,7 @@ def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
 def measure_public_routes(setting: Setting) -> dict[str, Measurement]:
     """The route of servers that treetune starts, against vLLM's own routes of a plain server with the same
     flags, weights, requests and seeds."""
-    config = setting.configuration(
-        "vineppo", "{engines+: {policy+: {replicas: 1, gpu_memory_utilization: 0.3}}}"
-    )
+    config = setting.configuration("vineppo", setting.vllm_servers(1, gpu_memory_utilization=0.3))
     with (
         Session.open(config, {}) as session,
         PolicyServer.start(session) as server,

@@ -38,13 +38,16 @@ LONG_TURNS = 3
 
 
 def measure_short(setting: Setting) -> dict[str, Measurement]:
-    """The quickstart's answers: all about equally long."""
+    """Answers of a trained model, as the quickstart's: all about equally long."""
     config = setting.configuration("grpo", '{experiment_name: "iteration-short"}')
     return {"iteration/short_uniform": _against_trl(setting, config)}
 
 
 def measure_long_tailed(setting: Setting) -> dict[str, Measurement]:
-    """Answers of geometric length: most are short, few are six times as long."""
+    """Answers of geometric length: most are short, few are six times as long. Only with the quickstart's
+    configuration, whose model it can make."""
+    if not setting.is_quickstart:
+        return {}
     plain = setting.configuration("grpo")
     model = long_tailed_model(plain, setting.workspace / "long-tailed")
     more = {
@@ -69,7 +72,7 @@ def _against_trl(setting: Setting, config: PolicyIteration) -> Measurement:
         Session.open(config, {}) as session,
         PolicyServer.start(session, trains=True) as server,
         RunResources.open(session, server) as resources,
-        _trl(session, turns) as trl,
+        _trl(setting, session, turns) as trl,
     ):
         trainer = make_trainer(session)
         server.ready()
@@ -128,13 +131,28 @@ def _summary(turns: list[dict[str, Any]]) -> dict[str, float]:
     return {name: fmean(turn[name] for turn in turns) for name in turns[0]}
 
 
-def _trl(session: Session, turns: int) -> Child:
+SEQUENCES_PER_PASS = 64
+"""Of the sequences of a step of the quickstart's model, how many go through it at once in TRL: 128 and 512
+were slower."""
+
+
+def _sequences_per_pass(setting: Setting, config: PolicyIteration) -> int:
+    """Returns how many of a step's sequences go through the model at once in TRL."""
+    sequences = setting.problems * setting.samples
+    most = SEQUENCES_PER_PASS
+    if not setting.is_quickstart:
+        # Another model may need more memory for a token: as many as fit into our micro-batches.
+        most = max(1, config.trainer.tokens_per_micro_batch // config.context_length)
+    return max(count for count in range(1, most + 1) if sequences % count == 0)
+
+
+def _trl(setting: Setting, session: Session, turns: int) -> Child:
     """TRL on the same start model, prompts, samples, reward, optimiser and number of threads."""
     config = session.config
     trainer, sampling = config.trainer, config.rollout.sampling
     assert sampling is not None
     rows = [
-        {"prompt": problem.prompt, "gold": problem.gold}
+        {"prompt": session.model.codec.framed(problem), "gold": problem.gold}
         for turn in range(turns)
         for problem in draw_problems(session.train_problems, config.problems_per_iteration, config.seed, turn)
     ]
@@ -151,6 +169,7 @@ def _trl(session: Session, turns: int) -> Child:
         "adam_betas": list(trainer.adam_betas),
         "max_grad_norm": trainer.max_grad_norm,
         "steps": turns,
+        "sequences_per_pass": _sequences_per_pass(setting, config),
         "seed": config.seed,
     }
     Path(settings["rows"]).write_text(json.dumps(rows))

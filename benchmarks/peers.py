@@ -142,10 +142,6 @@ def digest(samples: Iterable[Sequence[int]]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-SEQUENCES_PER_PASS = 64
-"""Of the sequences of a step, how many go through the model at once: 128 and 512 were slower."""
-
-
 def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
     """Serves TRL's GRPOTrainer, held before each optimiser step until it is its turn.
 
@@ -196,7 +192,7 @@ def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
     tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
     end = tokenizer.eos_token_id
     sequences = settings["problems"] * settings["samples"]
-    at_once = min(SEQUENCES_PER_PASS, sequences)
+    at_once = settings["sequences_per_pass"]
     config = GRPOConfig(
         output_dir=settings["folder"],
         max_steps=settings["steps"],

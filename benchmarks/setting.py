@@ -1,4 +1,4 @@
-"""What is measured on: the quickstart's configuration, and models to start from."""
+"""What is measured on: the quickstart's configuration or another, and models to start from."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from treetune.runtime.base import PolicyIteration
 
 ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = ROOT / "configs/quickstart"
 SFT_ITERATIONS = 3
 """Of 100 steps each: enough to write answers of the right form, and as long as a trained model's."""
 
@@ -33,9 +34,34 @@ class Setting:
     samples: int
     episodes: Path | None = None
     """Stored ones to train on, for parts that take any."""
+    configs: Path = QUICKSTART
+    """The folder with the configurations."""
+
+    @property
+    def is_quickstart(self) -> bool:
+        return self.configs == QUICKSTART
+
+    def has(self, name: str) -> bool:
+        """Returns whether there is a configuration of this name."""
+        return self.configuration_file(name).is_file()
+
+    def configuration_file(self, name: str) -> Path:
+        return self.configs / f"{name}.jsonnet"
+
+    def vllm_servers(self, replicas: int, gpu_memory_utilization: float) -> str:
+        """Returns a Jsonnet object that has the policy sampled by vLLM, with so many servers."""
+        settings: dict[str, Any] = {
+            "replicas": replicas,
+            "gpu_memory_utilization": gpu_memory_utilization,
+        }
+        if self.is_quickstart:
+            return f'{{"engines"+: {{"policy"+: {json.dumps(settings)}}}}}'
+        # The configuration may have another engine. Chat prompts are long enough to share their cache.
+        settings |= {"type": "vllm", "prefix_caching": True}
+        return f'{{"engines"+: {{"policy": {json.dumps(settings)}}}}}'
 
     def configuration(self, name: str, more: str = "{}") -> PolicyIteration:
-        """A quickstart configuration in the workspace, with the Jsonnet object `more` on its right."""
+        """Returns a configuration in the workspace, with the Jsonnet object `more` appended."""
         import treetune.parts  # noqa: F401  (registers them)
         from treetune.config.build import build
         from treetune.config.explain import Explanation
@@ -45,13 +71,17 @@ class Setting:
         changes: dict[str, Any] = {"directory": str(self.workspace), "evaluation": {"sets": []}}
         texts = [more]
         if name != "sft":
-            changes |= {
-                "model": {"type": "pretrained", "name_or_path": str(self.checkpoint)},
-                "problems_per_iteration": self.problems,
-            }
-            texts.insert(0, f'{{"rollout"+: {{"samples": {self.samples}}}}}')
+            changes["problems_per_iteration"] = self.problems
+            model = {"type": "pretrained", "name_or_path": str(self.checkpoint)}
+            # A chat model keeps its chat template.
+            operator = ":" if self.is_quickstart else "+:"
+            texts.insert(
+                0, f'{{"model"{operator} {json.dumps(model)}, "rollout"+: {{"samples": {self.samples}}}}}'
+            )
+            # All answers of an iteration are one minibatch, as for the peers.
+            texts.insert(1, '{"trainer"+: {"minibatch_size": null}}')
         config = load(
-            [str(ROOT / f"configs/quickstart/{name}.jsonnet")],
+            [str(self.configuration_file(name))],
             [json.dumps(changes), *texts],
             environment_keys=(),
         )

@@ -157,4 +157,5 @@ def _model(setting: Setting, episodes: Sequence[Episode]) -> nn.Module:
             )
         return model
     alphabet = "".join(chr(0x4E00 + place) for place in range(needed))
-    return TinyModel(alphabet=alphabet, context_length=max(e.length for e in episodes)).load_model(0, str)
+    longest = max(len(episode.prompt_ids) + len(episode.response_ids) for episode in episodes)
+    return TinyModel(alphabet=alphabet, context_length=longest).load_model(0, str)

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers the analyzers)
@@ -23,7 +24,7 @@ from treetune.credit.values.bisect import Bisect
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.command import compare_analyses, run_analyzers
 from treetune.lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
-from treetune.lab.analyzers.gradients import Loss
+from treetune.lab.analyzers.gradients import Loss, problem_gradients
 from treetune.lab.analyzers.step_credit import Shown, StepCredit
 from treetune.lab.arena.worth import describe_worth, measured_ratio
 from treetune.main import main
@@ -47,7 +48,22 @@ EVERY_ANALYZER = [
         "type": "credit_bench",
         "problems": 2,
         "truth": {"type": "continuations", "samples": 4},
-        "methods": {"GRPO": {"type": "group"}, "VinePPO": {"type": "monte_carlo", "samples": 2}},
+        "methods": {
+            "GRPO": {"type": "group"},
+            "VinePPO": {"type": "monte_carlo", "samples": 2},
+            "mask": {"type": "probability_mask", "below": 0.5},
+        },
+        "with_rollouts": {
+            "tree": {
+                "rollout": {
+                    "type": "tree",
+                    "samples": 2,
+                    "max_tokens": 8,
+                    "branching": {"type": "least_sure"},
+                },
+                "credit": {"type": "tree"},
+            }
+        },
     },
     {
         "type": "credit_bench",
@@ -139,8 +155,9 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     estimators = {"monte_carlo_1", "monte_carlo_3"} | ({"critic"} if name == "gae" else set())
     assert set(numbers["by_checkpoint"]["2"]["estimators"]) == estimators
     of_bench = result(base, name, "credit_bench")["numbers"]["by_checkpoint"]["2"]["methods"]
-    assert set(of_bench) == {"true advantages", "GRPO", "VinePPO"}
-    assert of_bench["GRPO"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
+    assert set(of_bench) == {"true advantages", "GRPO", "VinePPO", "mask", "tree"}
+    assert of_bench["GRPO"]["cost"] == of_bench["mask"]["cost"] == 1.0 < of_bench["VinePPO"]["cost"]
+    assert of_bench["tree"]["cost"] > 0
     said = describe_worth(ExperimentDirectory(base / name))
     assert said[0].startswith("after 2 iterations (") and said[1].startswith("| method | gain per answer")
     assert said[-1] == "no method has a gain here: all answers to each problem have the same reward"
@@ -207,6 +224,42 @@ def test_the_gradient_of_all_episodes_is_the_one_that_the_trainer_took(
     norm = sum(float(one.double().square().sum()) for one in gradients) ** 0.5
     assert norm == pytest.approx(taken["train/grad_norm"], rel=1e-4)
     assert loss == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
+
+
+def test_the_gradients_of_problems_are_the_same_in_both_layouts_and_are_computed_once(
+    base: Path, tmp_path: Path
+) -> None:
+    """A credit that trains only some tokens has the gradient of one that gives the others no advantage."""
+    config = experiment(base, "group", VALUES)
+    gradients = {}
+    for layout in ("padded", "tree"):
+        trainer = replace(config.trainer, layout=layout)
+        with Session.open(replace(config, trainer=trainer), PLAIN, "analysis") as session:
+            stored = read_episodes(session.directory.iteration(1) / "episodes.arrow")
+            advantages = np.random.default_rng(0).normal(size=len(stored))
+            episodes = []
+            masked = []
+            zeroed = []
+            for episode, advantage in zip(stored, advantages, strict=True):
+                tokens = len(episode.response_ids)
+                episodes.append(replace(episode, advantages=np.full(tokens, advantage)))
+                is_first_T = np.arange(tokens) == 0
+                masked.append(replace(episodes[-1], trained=is_first_T))
+                zeroed.append(replace(episode, advantages=advantage * is_first_T))
+            credits = [episodes, masked, zeroed]
+            store = tmp_path / layout
+            gradients[layout] = problem_gradients(session, 1, credits, 0, lambda *_: None, store)
+            files = sorted(store.iterdir())
+            problems = gradients[layout].shape[1]
+            assert len(files) == 2 * problems, "masked and zeroed tokens make the same gradient"
+            files[0].unlink()
+            np.save(files[-1], np.load(files[-1]) + 1)  # to see that it is read
+            again = problem_gradients(session, 1, credits, 0, lambda *_: None, store)
+            changed = set((again - gradients[layout]).max(2).round(3).flatten().tolist())
+            assert changed == {0.0, 1.0}
+    assert np.abs(gradients["padded"]).max((1, 2)).all(), "each credit has a gradient"
+    assert gradients["padded"][1].tolist() == gradients["padded"][2].tolist()
+    assert gradients["tree"] == pytest.approx(gradients["padded"], rel=1e-3, abs=1e-6)
 
 
 def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -> None:

@@ -60,6 +60,9 @@ def test_true_advantages_have_the_right_sign_where_it_is_decided_in_any_scale(
     trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
     found = measure(*true_credit(answers_of(trees), factor), seed=0)
     assert found["value_bias"]["value"] == pytest.approx(bias, abs=1e-12)
+    assert found["value_error"]["value"] == pytest.approx(bias, abs=1e-12), "the values are the true ones"
+    correlation = None if factor == 0 else np.sign(factor)
+    assert found["advantage_correlation"]["value"] == pytest.approx(correlation)
     assert found["decisive_signs"]["value"] == signs
     assert found["answers"] == 32
 

@@ -19,12 +19,13 @@ from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
 from treetune.lab.analyzers.true_values import ByEngine, StateIds, TrueValues, find_values_once
+from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.tree import trees_of
-from treetune.vocabulary import Trajectory
+from treetune.vocabulary import Problem, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     from treetune.lab.analyzers.credit_measures import CreditOfMethod, Truth
     from treetune.runtime.resources import RunResources
     from treetune.runtime.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class CreditWithRollout:
+    """A credit, and the rollout that samples the answers for it."""
+
+    rollout: Rollout
+    credit: Credit
 
 
 @Analyzer.register("credit_bench")
@@ -50,6 +59,10 @@ class CreditBench(OfCheckpoints):
 
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to compare, by their names in tables."""
+    with_rollouts: Mapping[str, CreditWithRollout] = field(default_factory=dict, hash=False)
+    """Credits that need answers of their own, such as trees, by their names in tables. They answer the same
+    problems. Their gradients are scaled as if they were biased, since they may have another number of answers
+    to a problem; their values and advantages are not compared with the true ones."""
     problems: Annotated[int, Gt(0)] = 16
     truth: TrueValues | None = field(default_factory=ByEngine)
     """How the true values of states are found; null: methods are not compared with exact advantages."""
@@ -68,7 +81,18 @@ class CreditBench(OfCheckpoints):
             )
         if self.truth is not None:
             yield from self.truth.check(experiment)
-        yield from required_critics(self.methods, experiment)
+        yield from required_critics("methods", self.methods, experiment)
+        credits = {name: method.credit for name, method in self.with_rollouts.items()}
+        yield from required_critics("with_rollouts", credits, experiment)
+        for name, method in self.with_rollouts.items():
+            if name in self.methods:
+                yield Finding(f"{name!r} is in methods, too", ("with_rollouts", name), "rename one of them")
+            if not method.rollout.needs_engine:
+                yield Finding(
+                    f"the rollout of {name!r} doesn't sample from the policy",
+                    ("with_rollouts", name, "rollout"),
+                    "choose one that does, such as 'tree'",
+                )
 
     @override
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
@@ -114,7 +138,7 @@ class CreditBench(OfCheckpoints):
         with resources.phase(f"gradients after iteration {point}", "problems") as show:
             credits = [reference.episodes, *(method.episodes for method in methods.values())]
             reference_gradients, *gradients_of_methods = problem_gradients(
-                resources.session, point, credits, self.seed, show
+                resources.session, point, credits, self.seed, show, work / "gradients"
             )
         # True advantages are the first method, if there are any.
         true_gradients = gradients_of_methods[0] if truths else reference_gradients
@@ -126,6 +150,15 @@ class CreditBench(OfCheckpoints):
             if truths:
                 numbers[name] |= measure(truths, method, self.seed)
             numbers[name]["seconds"] = speed.seconds(method.tokens)
+        drawn_problems = list({answer.problem.id: answer.problem for answer in answers}.values())
+        for name, with_rollout in self.with_rollouts.items():
+            method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, drawn_problems)
+            with resources.phase(f"gradients of {name} after iteration {point}", "problems") as show:
+                [gradients] = problem_gradients(
+                    resources.session, point, [method.episodes], self.seed, show, work / "gradients"
+                )
+            cost = method.tokens / sampled_tokens
+            numbers[name] = gain(reference_gradients, true_gradients, gradients, cost, False, self.seed)
         return {
             "answers": origin,
             "solved": mean([answer.reward for answer in answers]),
@@ -196,23 +229,48 @@ class Speed:
         return self._seconds * tokens / self._tokens if self._tokens else None
 
 
-def required_critics(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
+def required_critics(
+    key: str, methods: Mapping[str, Credit], experiment: PolicyIteration
+) -> Iterator[Finding]:
     """Yields a finding for each method that needs a critic which the run didn't train, or a reference
-    model."""
+    model. `key` is the setting that has the methods."""
     for name, credit in methods.items():
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
                 f"{name!r} needs a critic, and analyses don't train one",
-                ("methods", name),
+                (key, name),
                 "leave the method out, or analyse a run that trains a critic, with the credit monte_carlo and"
                 " the values 'critic' or 'control_variate'",
             )
         if credit.asks_reference:
             yield Finding(
                 f"{name!r} needs the trainer's reference model, and analyses have none",
-                ("methods", name),
+                (key, name),
                 "set its scorer to 'policy', or leave the method out",
             )
+
+
+def sample_and_credit(
+    resources: RunResources,
+    point: int,
+    work: Path,
+    seed: int,
+    name: str,
+    method: CreditWithRollout,
+    problems: Sequence[Problem],
+) -> CreditOfMethod:
+    """Answers the problems with a method's own rollout, and returns the episodes that its credit makes of
+    the answers, in the order of the problems. Its tokens include those of the answers."""
+    from treetune.lab.analyzers.credit_measures import CreditOfMethod
+    from treetune.lab.analyzers.stored import context_at
+
+    with resources.phase(f"{name} after iteration {point}", "answers") as show:
+        # Methods with the same rollout read the answers of the first one from the journal.
+        context = context_at(resources, point, work, seed, "own-answers", show, method.rollout)
+        trees, _ = method.rollout.run(context, problems)
+        episodes, metrics = method.credit.assign(context, trees)
+    tokens_of_answers = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
+    return CreditOfMethod(episodes, tokens_of_answers + int(metrics.get("credit/value_tokens", 0)))
 
 
 def credit_of_method(

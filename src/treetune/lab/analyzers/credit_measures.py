@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from treetune.lab.analyzers.figures import Bootstrap, mean_of
+from treetune.lab.analyzers.figures import Bootstrap, correlation, mean_of
 from treetune.vocabulary import Episode
 
 MATTERS = 0.01
@@ -66,12 +66,18 @@ class CreditOfMethod:
 def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
     """Returns a method's errors, with 95 % intervals over problems.
 
-    ``value_bias`` is the mean of value − true value; None for a method without values. ``decisive_signs`` is
+    ``value_bias`` is the mean of value − true value, and ``value_error`` the root of the mean squared
+    difference, from which the variance of the true values' own error is subtracted; None for a method without
+    values. ``advantage_correlation`` is the correlation (Pearson's) of the steps'
+    advantages with the true ones, where a token that isn't trained has the advantage 0. ``decisive_signs`` is
     the share of right signs among the advantages of decisive steps: the step of each answer with the largest
     true advantage, if that is at least `MATTERS`. None where there is none.
     """
     value_errors: list[float] = []  # NaN for a step without a value
+    noise_of_truths: list[float] = []  # the variance of the true value before each step
     right_signs: list[float] = []  # 1 or 0 for a decisive step, NaN for others
+    advantages: list[float] = []  # the mean over each step's tokens
+    all_true_advantages: list[float] = []
     problems: list[Hashable] = []
     for truth, episode in zip(truths, credited.episodes, strict=True):
         assert episode.advantages is not None, "a method that gives advantages before training"
@@ -83,14 +89,24 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
         for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
             problems.append(truth.problem)
             value_errors.append(value_by_start.get(start, math.nan) - truth.values[step])
+            noise_of_truths.append(truth.noise[step] if truth.noise else 0.0)
+            trained_advantages = episode.advantages[start:end] * episode.trained[start:end]
+            advantages.append(float(trained_advantages.mean()))
+            all_true_advantages.append(true_advantages[step])
             if step == decisive and abs(true_advantages[step]) >= MATTERS:
                 advantage = float(episode.advantages[start:end].mean())
                 right_signs.append(float(np.sign(advantage) == np.sign(true_advantages[step])))
             else:
                 right_signs.append(math.nan)
     bootstrap = Bootstrap(problems, seed)
+    mean_square = mean_of(np.square(value_errors) - np.array(noise_of_truths))
+    advantages_S, true_advantages_S = np.array(advantages), np.array(all_true_advantages)
     return {
         "value_bias": bootstrap(mean_of(value_errors)),
+        "value_error": bootstrap(lambda rows: math.sqrt(max(mean_square(rows), 0.0))),
+        "advantage_correlation": bootstrap(
+            lambda rows: correlation(advantages_S[rows], true_advantages_S[rows])
+        ),
         "decisive_signs": bootstrap(mean_of(right_signs)),
         "answers": len(truths),
         "tokens_per_answer": credited.tokens / len(truths),

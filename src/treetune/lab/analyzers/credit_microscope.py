@@ -119,7 +119,7 @@ class CreditMicroscope(OfIterations):
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from required_critics(self.methods, experiment)
+        yield from required_critics("methods", self.methods, experiment)
         for name in (OWN, TRUTH):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")

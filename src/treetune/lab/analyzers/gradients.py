@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.base import Credit
@@ -11,8 +13,9 @@ from treetune.credit.reinforce import Outcome
 from treetune.lab.analyzers.stored import StoredModels
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.seeds import derive_seed
-from treetune.trainer.base import Trainer
-from treetune.trainer.batches import Minibatch, micro_batches
+from treetune.store.files import whole_file
+from treetune.trainer.base import Layout, Trainer
+from treetune.trainer.batches import MicroBatch, Minibatch, micro_batches
 from treetune.trainer.preparation import prepare, scores_old_logprobs
 from treetune.trainer.tokens import Sequences, Unit
 from treetune.trainer.update import micro_batch_loss
@@ -40,9 +43,10 @@ class Loss:
         episodes: Sequence[Episode],
         settings: Trainer | None = None,
         credit: Credit | None = None,
+        layout: Layout = "padded",
     ) -> None:
         self.settings, credit = settings or session.config.trainer, credit or session.config.credit
-        self.models = StoredModels(session, point, session.temperature)
+        self.models = StoredModels(session, point, session.temperature, layout)
         self.sequences = Sequences.of(episodes)
         without_kl = replace(self.settings, measure_kl=False)
         leaves_values = credit.leaves_values_to_trainer
@@ -89,7 +93,12 @@ SKETCH = 4096
 
 
 def problem_gradients(
-    session: Session, point: int, credits: Sequence[Sequence[Episode]], seed: int, show: Progress
+    session: Session,
+    point: int,
+    credits: Sequence[Sequence[Episode]],
+    seed: int,
+    show: Progress,
+    store: Path | None = None,
 ) -> NDArray[np.float32]:
     """Returns the projected policy gradient of each problem with each credit of the same answers.
 
@@ -98,18 +107,27 @@ def problem_gradients(
     al., "Finding frequent items in data streams", 2002).
 
     Args:
-        credits: for each credit, the episodes of the same answers in the same order.
+        credits: for each credit, the episodes of the same answers in the same order. The first credit trains
+            all tokens that any of them trains.
         seed: the seed of the projection.
+        store: a folder for the gradients of each problem with each credit, from which an interrupted call
+            continues.
 
     Returns:
         An array of shape [credits, problems, `SKETCH`], with problems in the order of their first answers.
     """
+    import numpy as np
     import torch
 
     settings = replace(
         session.config.trainer, objective=ClippedPolicyGradient(), advantage_normalisation="none"
     )
-    losses = [Loss(session, point, episodes, settings, Outcome()) for episodes in credits]
+    # If answers are trained as prefix trees, then the prompt of a problem's answers is computed once.
+    layout: Layout = "tree" if session.config.trainer.layout == "tree" else "padded"
+    losses = []
+    for episodes in credits:
+        same_tokens = _with_trained_tokens_of(credits[0], episodes)
+        losses.append(Loss(session, point, same_tokens, settings, Outcome(), layout))
     sequences, models = losses[0].sequences, losses[0].models
     parameters, scorer = list(models.policy.parameters()), models.scorer
     generator, size = torch.Generator(), sum(parameter.numel() for parameter in parameters)
@@ -121,19 +139,75 @@ def problem_gradients(
         units_by_problem.setdefault(episode.group, []).append((index,))
     sketches_CPS = torch.zeros(len(credits), len(units_by_problem), SKETCH)
     for number, members in enumerate(units_by_problem.values()):
+        files = []  # one for each credit, so that another credit can be added to those that are stored
+        for loss in losses:
+            name = _digest(loss, members, point, seed)
+            files.append(None if store is None else store / f"{name}.npy")
+        missing = []
+        for index, file in enumerate(files):
+            if file is not None and file.is_file():
+                sketches_CPS[index, number] = torch.from_numpy(np.load(file))
+            else:
+                missing.append(index)
         minibatch = Minibatch.of(sequences, members, settings.objective)
-        for batch in micro_batches(
-            sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
-        ):
+        batches: Iterator[MicroBatch] = iter(())
+        if missing:
+            batches = micro_batches(
+                sequences, minibatch.units, scorer.settings, scorer.ranks, keep_units=False
+            )
+        for batch in batches:
             # One forward pass serves all credits: only the weights of the log-probs differ.
             logprobs_N, *_ = models.policy(batch.inputs, scorer.temperature)
-            for loss, sketch_S in zip(losses, sketches_CPS[:, number], strict=True):
-                assert loss.tensors.advantages_N is not None
-                weights_N = -(minibatch.weights_N * loss.tensors.advantages_N)[batch.flat_index_N]
+            for index in missing:
+                advantages_N = losses[index].tensors.advantages_N
+                assert advantages_N is not None
+                weights_N = -(minibatch.weights_N * advantages_N)[batch.flat_index_N]
                 weights_N = weights_N.to(logprobs_N)
-                parts = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
-                gradient_D = torch.cat([part.flatten().double().cpu() for part in parts])
-                projected_S = torch.zeros(SKETCH, dtype=torch.float64)
-                sketch_S += projected_S.index_add_(0, bins_D, gradient_D * signs_D)
+                if weights_N.any():
+                    parts = torch.autograd.grad(logprobs_N, parameters, weights_N, retain_graph=True)
+                    sketches_CPS[index, number] += _project(parts, bins_D, signs_D)
+        for index in missing:
+            file = files[index]
+            if file is not None:
+                with whole_file(file, "wb") as out:
+                    np.save(out, sketches_CPS[index, number].numpy())
         show(number + 1, len(units_by_problem))
     return sketches_CPS.numpy()
+
+
+def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Episode]) -> list[Episode]:
+    """Returns the episodes with the trained tokens of the reference. A token that they don't train gets the
+    advantage 0 instead, which gives the same gradient."""
+    same_tokens = []
+    for reference_episode, episode in zip(reference, episodes, strict=True):
+        assert episode.advantages is not None
+        advantages = episode.advantages * episode.trained
+        same_tokens.append(replace(episode, trained=reference_episode.trained, advantages=advantages))
+    return same_tokens
+
+
+def _project(parts: Sequence[Tensor], bins_D: Tensor, signs_D: Tensor) -> Tensor:
+    """Returns the projection of a gradient, which is given in parts: for each bin the sum of the gradient's
+    numbers in it, each times its sign. A part at a time needs less memory than the whole gradient."""
+    import torch
+
+    sketch_S = torch.zeros(SKETCH, dtype=torch.float64)
+    start = 0
+    for part in parts:
+        end = start + part.numel()
+        sketch_S.index_add_(0, bins_D[start:end], part.flatten().double().cpu() * signs_D[start:end])
+        start = end
+    return sketch_S
+
+
+def _digest(loss: Loss, members: Sequence[Unit], point: int, seed: int) -> str:
+    """Returns a hash of all that a problem's gradient with a credit depends on but the weights: the tokens of
+    its answers, which of them are trained, and their advantages."""
+    assert loss.tensors.advantages_N is not None
+    digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
+    starts = loss.sequences.starts
+    for (index,) in members:
+        for row in loss.sequences.rows_of((index,)):
+            digest.update(loss.sequences.rows[row].content_hash)
+        digest.update(loss.tensors.advantages_N[starts[index] : starts[index + 1]].numpy().tobytes())
+    return digest.hexdigest()

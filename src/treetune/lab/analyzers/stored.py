@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from treetune.credit.base import Critic
 from treetune.credit.literature.token_level import Distributions
 from treetune.lab.analyzers.points import require_critic
+from treetune.models.attention import attach_tree_attention
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.policy_files import read_policy
 from treetune.models.saved_weights import saved_weights
@@ -28,6 +29,7 @@ from treetune.runtime.session import Session
 from treetune.runtime.training import critic_for_credit
 from treetune.seeds import derive_seed
 from treetune.tasks.drawing import draw_problems
+from treetune.trainer.base import Layout
 from treetune.trainer.scoring import PolicyScores, Scorer
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
@@ -101,14 +103,15 @@ def context_at(
     seed: int,
     purpose: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    rollout: Rollout | None = None,
 ) -> RolloutContext:
-    """Returns a context for sampling with the experiment's own settings.
+    """Returns a context for sampling with the experiment's own settings, or with those of `rollout`.
 
     Answered requests are kept in a journal, so that an interrupted analysis resumes. Credit methods find the
     policy's distributions in the context, and the critic if the experiment trains one.
     """
     context = resources.context(
-        rollout_that_samples(resources.session.config),
+        rollout or rollout_that_samples(resources.session.config),
         seed=seed,
         iteration=point,
         journal=work / f"{point:04d}-{purpose}.jsonl",
@@ -208,21 +211,24 @@ SEQUENCES_AT_ONCE = 64
 class StoredModels:
     """Computes the log-probs and values of an experiment's models after `point` iterations.
 
-    It has the methods that `trainer.preparation.prepare` needs. Models run as in training on one rank, with
-    padded batches, which every model supports.
+    It has the methods that `trainer.preparation.prepare` needs. Models run as in training on one rank, by
+    default with padded batches, which every model supports.
     """
 
-    def __init__(self, session: Session, point: int, temperature: float) -> None:
+    def __init__(self, session: Session, point: int, temperature: float, layout: Layout = "padded") -> None:
         settings = session.config.trainer
         self.session, self.point = session, point
         self.objective = settings.objective
-        single_rank = replace(settings, layout="padded", sequence_parallel_size=1)
+        single_rank = replace(settings, layout=layout, sequence_parallel_size=1)
         self.scorer = Scorer(single_rank, session.ranks, temperature)
 
     @cached_property
     def policy(self) -> PolicyModule:
         terms = self.objective.terms if self.objective.has_terms else None
-        return PolicyModule(policy_at(self.session, self.point), terms=terms)
+        model = policy_at(self.session, self.point)
+        if self.scorer.settings.layout == "tree":
+            attach_tree_attention(model)
+        return PolicyModule(model, terms=terms)
 
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)

@@ -1,0 +1,132 @@
+"""Prints the table of credits on the pretrained model, and compares their gains with those in the arena.
+
+    python examples/real_model/compare_with_arena.py experiments/real_model/grpo
+
+It reads the analyses of credit_table.jsonnet and the tables of docs/results/arena.md. The correlation of the
+gains is Spearman's, over the credits that both have, with a 95 % bootstrap interval over these credits.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from treetune.lab.arena.gain import TRUE_ADVANTAGES, markdown, with_interval
+from treetune.runtime.analysis import read_result
+
+ARENA_PAGE = Path(__file__).resolve().parents[2] / "docs/results/arena.md"
+ANALYSES = ("credits_before_training", "credits_after_training")
+RESAMPLES = 2000
+
+Gains = dict[str, float]
+"""A number for each credit, by its name in tables."""
+
+
+def main() -> None:
+    experiment = Path(sys.argv[1])
+    arena_gains = read_arena(ARENA_PAGE, column=1)
+    arena_gains_per_token = read_arena(ARENA_PAGE, column=3)
+    lines = []
+    for analysis in ANALYSES:
+        folder = experiment / "analyses" / analysis
+        if not folder.is_dir():
+            lines += ["", f"{folder} is missing: run_analyzers makes it"]
+            continue
+        [(checkpoint, numbers)] = read_result(folder)["numbers"]["by_checkpoint"].items()
+        lines += [
+            "",
+            f"After {checkpoint} iterations ({numbers['solved']:.0%} of the answers are correct, and the"
+            f" reliability of the true advantages is {numbers['truth_reliability']:.2f}):",
+            "",
+            *credit_table(numbers["methods"]),
+            "",
+        ]
+        for measure, by_language in (("gain", arena_gains), ("gain_per_token", arena_gains_per_token)):
+            gains = {
+                name: score[measure]["value"]
+                for name, score in numbers["methods"].items()
+                if name != TRUE_ADVANTAGES and score[measure]["value"] is not None
+            }
+            lines += describe_correlations(measure, gains, by_language)
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def credit_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Returns a table in Markdown as lines, a row for each credit, the best gain per token first."""
+    heads = ["credit", "error of values ↓", "correlation with true advantages ↑"]
+    heads += ["gain per answer ↑", "cost ↓", "gain per token ↑", "bias → 0"]
+    rows = []
+    by_gain = sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0))
+    unmeasured = {"value": None}
+    for name, score in by_gain:
+        rows.append(
+            [
+                name,
+                with_interval(score.get("value_error", unmeasured)),
+                with_interval(score.get("advantage_correlation", unmeasured)),
+                with_interval(score["gain"]),
+                f"{score['cost']:.2f}",
+                with_interval(score["gain_per_token"]),
+                "–" if score["bias"] is None else f"{score['bias']:.2f}",
+            ]
+        )
+    return markdown(heads, rows)
+
+
+def read_arena(page: Path, column: int) -> dict[str, Gains]:
+    """Returns a column of the arena's tables, by language and credit. Gains that the page leaves out are
+    missing."""
+    by_language: dict[str, Gains] = {}
+    language = ""
+    for line in page.read_text().splitlines():
+        if line.startswith("## "):
+            language = line.removeprefix("## ")
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("| ") or len(cells) < 8:
+            continue
+        number = cells[column].partition(" [")[0]
+        try:
+            gain = float(number)
+        except ValueError:
+            continue  # the head of a table, its rule, or a gain that could not be measured
+        by_language.setdefault(language, {})[cells[0]] = gain
+    return by_language
+
+
+def describe_correlations(measure: str, gains: Gains, by_language: Mapping[str, Gains]) -> list[str]:
+    """Returns the correlation with the arena's means over all languages, and with each language."""
+    lines = []
+    for language, arena_gains in by_language.items():
+        shared = sorted(gains.keys() & arena_gains.keys())
+        model = np.array([gains[name] for name in shared])
+        arena = np.array([arena_gains[name] for name in shared])
+        value, low, high = bootstrap(
+            lambda rows, a=model, b=arena: rank_correlation(a[rows], b[rows]), len(shared)
+        )
+        lines.append(f"{measure}, {language}: {value:.2f} [{low:.2f}, {high:.2f}] over {len(shared)} credits")
+    return lines
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Returns Spearman's rank correlation; NaN where one of both is constant."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return math.nan
+    return float(spearmanr(first, second).statistic)
+
+
+def bootstrap(statistic: Callable[[Any], float], size: int) -> tuple[float, float, float]:
+    """Returns the statistic of all rows, and its 95 % interval over resampled rows."""
+    generator = np.random.default_rng(0)
+    resampled = [statistic(generator.integers(size, size=size)) for _ in range(RESAMPLES)]
+    low, high = np.nanpercentile(resampled, [2.5, 97.5])
+    return statistic(np.arange(size)), float(low), float(high)
+
+
+if __name__ == "__main__":
+    main()
