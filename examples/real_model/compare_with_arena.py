@@ -23,12 +23,16 @@ from treetune.runtime.analysis import read_result
 ARENA_PAGE = Path(__file__).resolve().parents[2] / "docs/results/arena.md"
 ANALYSES = ("credits_before_training", "credits_after_training")
 RESAMPLES = 2000
+FEWEST = 4
+"""The fewest credits that a rank correlation is computed of."""
 
 Gains = dict[str, float]
 """A number for each credit, by its name in tables."""
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("give the folder of the experiment, such as experiments/real_model/grpo")
     experiment = Path(sys.argv[1])
     arena_gains = read_arena(ARENA_PAGE, column=1)
     arena_gains_per_token = read_arena(ARENA_PAGE, column=3)
@@ -104,6 +108,9 @@ def describe_correlations(measure: str, gains: Gains, by_language: Mapping[str, 
     lines = []
     for language, arena_gains in by_language.items():
         shared = sorted(gains.keys() & arena_gains.keys())
+        if len(shared) < FEWEST:
+            lines.append(f"{measure}, {language}: only {len(shared)} credits are in both")
+            continue
         model = np.array([gains[name] for name in shared])
         arena = np.array([arena_gains[name] for name in shared])
         value, low, high = bootstrap(

@@ -1,6 +1,6 @@
 // To append to grpo.jsonnet: how exact many credits are and how much they gain, on the start model and after training.
 local bench = (import 'analyzers/credit_bench.jsonnet').analyzers[0].methods;
-local measured(name, checkpoint, problems) = {
+local bench_of(name, checkpoint, problems) = {
   type: 'credit_bench',
   name: name,
   checkpoints: [checkpoint],
@@ -8,9 +8,8 @@ local measured(name, checkpoint, problems) = {
   truth: { type: 'continuations', samples: 32 },
   methods: {
     [credit]: bench[credit]
-    for credit in ['GRPO', 'siblings', 'siblings, topped up to 3', 'VinePPO K=1', 'VinePPO K=3', 'VinePPO K=9', 'K=1, filtered']
+    for credit in ['RLOO', 'GRPO', 'siblings', 'siblings, topped up to 3', 'VinePPO K=1', 'VinePPO K=3', 'VinePPO K=9', 'K=1, filtered']
   } + {
-    RLOO: bench.RLOO,
     'probability mask': { type: 'probability_mask', over: { type: 'rloo' } },
     // Credits of the literature with large gains in the arena, without those that need a critic.
     'James-Stein': (import 'credit/james_stein.jsonnet').credit,
@@ -31,5 +30,5 @@ local measured(name, checkpoint, problems) = {
 {
   // vLLM computes a prefix once for all of its continuations.
   engines+: { policy: { type: 'vllm', replicas: 1, prefix_caching: true } },
-  analyzers: [measured('credits_before_training', 0, problems=8), measured('credits_after_training', 8, problems=24)],
+  analyzers: [bench_of('credits_before_training', 0, problems=8), bench_of('credits_after_training', 8, problems=24)],
 }

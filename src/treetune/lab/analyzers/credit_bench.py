@@ -25,7 +25,7 @@ from treetune.rollouts.metrics import mean
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.tree import trees_of
-from treetune.vocabulary import Problem, Trajectory
+from treetune.vocabulary import Episode, Problem, Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,8 +61,9 @@ class CreditBench(OfCheckpoints):
     """The credits to compare, by their names in tables."""
     with_rollouts: Mapping[str, CreditWithRollout] = field(default_factory=dict, hash=False)
     """Credits that need answers of their own, such as trees, by their names in tables. They answer the same
-    problems. Their gradients are scaled as if they were biased, since they may have another number of answers
-    to a problem; their values and advantages are not compared with the true ones."""
+    problems. Each gradient is scaled to the length of the true one, since another number of answers to a
+    problem changes it; bias and gain are then computed as for biased credits. Their values and advantages are
+    not compared with the true ones."""
     problems: Annotated[int, Gt(0)] = 16
     truth: TrueValues | None = field(default_factory=ByEngine)
     """How the true values of states are found; null: methods are not compared with exact advantages."""
@@ -153,12 +154,15 @@ class CreditBench(OfCheckpoints):
         drawn_problems = list({answer.problem.id: answer.problem for answer in answers}.values())
         for name, with_rollout in self.with_rollouts.items():
             method = sample_and_credit(resources, point, work, self.seed, name, with_rollout, drawn_problems)
+            _check_problems(name, method.episodes, drawn_problems)
             with resources.phase(f"gradients of {name} after iteration {point}", "problems") as show:
                 [gradients] = problem_gradients(
                     resources.session, point, [method.episodes], self.seed, show, work / "gradients"
                 )
             cost = method.tokens / sampled_tokens
-            numbers[name] = gain(reference_gradients, true_gradients, gradients, cost, False, self.seed)
+            numbers[name] = gain(
+                reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
+            )
         return {
             "answers": origin,
             "solved": mean([answer.reward for answer in answers]),
@@ -176,6 +180,21 @@ class CreditBench(OfCheckpoints):
             for point, numbers in result["numbers"]["by_checkpoint"].items():
                 methods_by_title[f"{name}, after {point} iterations"] = numbers["methods"]
         return draw_gain(methods_by_title)
+
+
+def _check_problems(name: str, episodes: Sequence[Episode], problems: Sequence[Problem]) -> None:
+    """Raises ValueError unless a method has episodes of every problem, in the order of the problems.
+
+    Gradients are compared problem by problem.
+    """
+    credited = list(dict.fromkeys(episode.group for episode in episodes))
+    expected = [problem.id for problem in problems]
+    if credited != expected:
+        without = [problem for problem in expected if problem not in credited]
+        raise ValueError(
+            f"credit_bench: {name!r} gave no advantages to the answers to {', '.join(without)}, so that its"
+            " gradients can't be compared problem by problem: choose other problems, or leave it out"
+        )
 
 
 def true_values(

@@ -103,6 +103,7 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
     advantages_S, true_advantages_S = np.array(advantages), np.array(all_true_advantages)
     return {
         "value_bias": bootstrap(mean_of(value_errors)),
+        # The order matters: max(NaN, 0.0) is NaN, so that a method without values has none.
         "value_error": bootstrap(lambda rows: math.sqrt(max(mean_square(rows), 0.0))),
         "advantage_correlation": bootstrap(
             lambda rows: correlation(advantages_S[rows], true_advantages_S[rows])

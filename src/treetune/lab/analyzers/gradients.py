@@ -181,6 +181,8 @@ def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Epi
     same_tokens = []
     for reference_episode, episode in zip(reference, episodes, strict=True):
         assert episode.advantages is not None
+        has_others = (episode.trained & ~reference_episode.trained).any()
+        assert not has_others, "the first credit trains all tokens that any of them trains"
         advantages = episode.advantages * episode.trained
         same_tokens.append(replace(episode, trained=reference_episode.trained, advantages=advantages))
     return same_tokens

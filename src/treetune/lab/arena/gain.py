@@ -48,10 +48,10 @@ def gain(
     ``gain_per_token``, ``bias``.
 
     The arrays are the gradients of each problem with RLOO, with true advantages (RLOO again where there are
-    none), and with the credit. Row n of all three is of the same problem and the same answers, so that their
-    common noise cancels out. ``bias`` is the share of the mean gradient's squared length that isn't along the
-    true one. The gain is None where the mean gradient has no part along the true one, or where noise hides
-    it.
+    none), and with the credit. Row n of all three is of the same problem. If it is also of the same answers,
+    their common noise cancels out. ``bias`` is the share of the mean gradient's squared length that isn't
+    along the true one. The gain is None where the mean gradient has no part along the true one, or where
+    noise hides it.
     """
     problems = len(credit_ND)
     reference_ND, true_ND = reference_ND[:problems], true_ND[:problems]
