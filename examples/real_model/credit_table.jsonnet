@@ -31,5 +31,5 @@ local measured(name, checkpoint, problems) = {
 {
   // vLLM computes a prefix once for all of its continuations.
   engines+: { policy: { type: 'vllm', replicas: 1, prefix_caching: true } },
-  analyzers: [measured('credits_before_training', 0, problems=8), measured('credits_after_training', 8, problems=24)],
+  analyzers: [measured('credits_before_training', 0, problems=16), measured('credits_after_training', 8, problems=24)],
 }
