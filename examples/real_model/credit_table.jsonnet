@@ -30,9 +30,5 @@ local bench_of(name, checkpoint, problems) = {
 {
   // vLLM computes a prefix once for all of its continuations.
   engines+: { policy: { type: 'vllm', replicas: 1, prefix_caching: true } },
-<<<<<<< HEAD
-  analyzers: [bench_of('credits_before_training', 0, problems=8), bench_of('credits_after_training', 8, problems=24)],
-=======
-  analyzers: [measured('credits_before_training', 0, problems=16), measured('credits_after_training', 8, problems=24)],
->>>>>>> real
+  analyzers: [bench_of('credits_before_training', 0, problems=16), bench_of('credits_after_training', 8, problems=24)],
 }
