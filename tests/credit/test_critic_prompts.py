@@ -72,7 +72,6 @@ def test_the_share_of_answers_without_a_reference_answer_is_counted() -> None:
     with_prompts, metrics = with_critic_prompts(context, TEMPLATE, trees, rows)
     assert metrics == {"critic/without_own_prompt": 0.75}
     assert [row.critic_prompt_ids is None for row in with_prompts] == [False, True, True, True]
-    assert with_critic_prompts(context, None, trees, rows) == (rows, {})
 
 
 @pytest.mark.parametrize("template", ["{prompt}", "{gold}", "no placeholder"])

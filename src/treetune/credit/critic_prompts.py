@@ -88,16 +88,14 @@ class CriticPrompts:
 
 
 def with_critic_prompts(
-    context: RolloutContext, template: str | None, trees: Sequence[Tree], episodes: Sequence[Episode]
+    context: RolloutContext, template: str, trees: Sequence[Tree], episodes: Sequence[Episode]
 ) -> tuple[list[Episode], Metrics]:
     """Returns the rows of the trees' answers with the critic's prompts, and the metric
     ``critic/without_own_prompt``: the share of rows that have none. Collective.
 
     Args:
-        template: `CriticSettings.template`; None: nothing is changed.
+        template: `CriticSettings.template`.
     """
-    if template is None:
-        return list(episodes), {}
     problems = {tree.problem.id: tree.problem for tree in trees}
     prompts = CriticPrompts(context.codec, template, context.settings.context_length)
     with_prompts = [prompts.add_to(episode, problems[episode.group]) for episode in episodes]

@@ -277,9 +277,9 @@ def assign_credit(
                 " look for a division by zero in it"
             )
     critic = config.credit.critic_settings
-    template = None if critic is None else critic.template
-    episodes, prompt_metrics = with_critic_prompts(context, template, trees, episodes)
-    credit_metrics = credit_metrics | prompt_metrics
+    if critic is not None and critic.template is not None:
+        episodes, prompt_metrics = with_critic_prompts(context, critic.template, trees, episodes)
+        credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
     # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.
     has_ungraded = bool(metrics) or "credit/unvalued" in credit_metrics
