@@ -1,6 +1,6 @@
 """Prints the table of credits on the pretrained model, and compares their gains with those in the arena.
 
-    python examples/real_model/compare_with_arena.py experiments/real_model/grpo
+    python benchmarks/compare_with_arena.py experiments/real_model/grpo
 
 It reads the analyses of credit_table.jsonnet and the tables of docs/results/arena.md. The correlation of the
 gains is Spearman's, over the credits that both have, with a 95 % bootstrap interval over these credits.
@@ -20,7 +20,7 @@ from scipy.stats import spearmanr
 from treetune.lab.arena.gain import TRUE_ADVANTAGES, markdown, with_interval
 from treetune.runtime.analysis import read_result
 
-ARENA_PAGE = Path(__file__).resolve().parents[2] / "docs/results/arena.md"
+ARENA_PAGE = Path(__file__).resolve().parents[1] / "docs/results/arena.md"
 ANALYSES = ("credits_before_training", "credits_after_training")
 RESAMPLES = 2000
 FEWEST = 4
