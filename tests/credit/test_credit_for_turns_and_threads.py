@@ -7,7 +7,6 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -29,7 +28,7 @@ from tests.domains.turns import (
 )
 from tests.fake_engine import FakeEngine
 from tests.rollouts.scripted_engine import ScriptedEngine
-from tests.threads.threads import context, decode
+from tests.threads.threads import TextPool, decode, sampling_context
 from treetune.credit.gae import gae
 from treetune.credit.grpo import Group
 from treetune.credit.rloo import Rloo
@@ -50,7 +49,7 @@ from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.trainer.preparation import token_rewards
 from treetune.trainer.tokens import Sequences
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, logprob_array, token_array
+from treetune.vocabulary import Episode, Metrics, Problem, Trajectory, logprob_array, token_array
 
 RolledOut = Callable[[Environment], tuple[list[Tree], RolloutContext]]
 
@@ -315,19 +314,12 @@ def bits_of(text: str) -> tuple[int, ...]:
     return tuple(int(text[place + 1]) for place, letter in enumerate(text) if letter == "?")
 
 
-class BitsPool:
-    has_services = False
-
-    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
-        future: Future[Grade] = Future()
-        future.set_result(Grade(reward(bits_of(response)), "ok"))
-        return future
+def reward_of_text(text: str) -> float:
+    return reward(bits_of(text))
 
 
 def lent_threads(engine: ScriptedEngine, rollout: ParallelThreads) -> RolloutContext:
-    return context(
-        engine=engine, context_length=4096, grader=BitsPool(), sampling=rollout.sampling, services=[rollout]
-    )
+    return sampling_context(engine, rollout, TextPool(reward_of_text))
 
 
 def credited_threads(

@@ -127,6 +127,13 @@ def test_an_ancestor_that_is_hidden_from_this_user_is_no_launchers(monkeypatch: 
     assert launcher_processes() == []
 
 
+def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a Python program, which may import treetune, in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
 SIGNAL_IN_A_CALLBACK = """
 import os, signal, sys, time, weakref
 from treetune.processes import lifetime
@@ -152,14 +159,7 @@ print("the signal was lost")
 
 @pytest.mark.parametrize("where", ["weak reference", "finalizer"])
 def test_a_signal_during_a_callback_whose_exceptions_python_ignores_ends_the_process(where: str) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    finished = subprocess.run(
-        [sys.executable, "-c", SIGNAL_IN_A_CALLBACK, where],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    finished = run_program(SIGNAL_IN_A_CALLBACK, where)
     assert finished.stdout == ""
     assert finished.returncode == 128 + signal.SIGINT, finished.stderr
 
@@ -179,15 +179,8 @@ with lifetime.stopping_gracefully(lifetime.GracefulStop(grace_s=10)) as stop:
 
 
 def test_a_loop_ends_at_its_boundary_if_other_code_drops_the_signals_exception() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    finished = subprocess.run(
-        [sys.executable, "-c", SIGNAL_THAT_IS_DROPPED],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=True,
-    )
+    finished = run_program(SIGNAL_THAT_IS_DROPPED)
+    assert finished.returncode == 0, finished.stderr
     assert finished.stdout.split() == [str(int(signal.SIGINT))]
 
 
@@ -207,12 +200,5 @@ sum(range(1000))
 
 
 def test_another_signal_while_python_ends_leaves_the_first_ones_exit_code() -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    finished = subprocess.run(
-        [sys.executable, "-c", SIGNAL_WHILE_PYTHON_ENDS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
+    finished = run_program(SIGNAL_WHILE_PYTHON_ENDS)
     assert finished.returncode == 128 + signal.SIGINT, finished.stderr

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.rollouts.scripted_engine import ScriptedEngine
 from tests.support.shipped import experiment_of
-from tests.threads.threads import context
+from tests.threads.threads import TextPool, context, sampling_context
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.engine.requests import Request
 from treetune.rollouts.answers import Start
@@ -146,19 +146,12 @@ def worth(bits: Bits) -> float:
     return chance * reward({**bits, "end": 1}) + (1 - chance) * reward({**bits, "end": 0})
 
 
-class BitsPool:
-    has_services = False
-
-    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
-        future: Future[Grade] = Future()
-        future.set_result(Grade(reward(bits_of(response)), "ok"))
-        return future
+def reward_of_text(text: str) -> float:
+    return reward(bits_of(text))
 
 
 def lent(engine: ScriptedEngine, rollout: ParallelThreads) -> RolloutContext:
-    return context(
-        engine=engine, context_length=4096, grader=BitsPool(), sampling=rollout.sampling, services=[rollout]
-    )
+    return sampling_context(engine, rollout, TextPool(reward_of_text))
 
 
 def credited(
@@ -302,7 +295,7 @@ def test_leave_one_out_takes_one_set_for_each_thread() -> None:
 
 
 def test_a_block_of_which_nothing_could_be_graded_gives_its_threads_no_advantage() -> None:
-    class Closed(BitsPool):
+    class Closed(TextPool):
         def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
             future: Future[Grade] = Future()
             future.set_result(Grade(0.0, "unavailable"))
@@ -311,7 +304,7 @@ def test_a_block_of_which_nothing_could_be_graded_gives_its_threads_no_advantage
     rollout, engine = ParallelThreads(samples=3, max_tokens=300), ScriptedEngine(script)
     here = lent(engine, rollout)
     trees, _ = rollout.run(here, [Problem(id="train/0", prompt=";", gold="")])
-    episodes, metrics = ThreadShapley(samples=2).assign(replace(here, grader=Closed()), trees)
+    episodes, metrics = ThreadShapley(samples=2).assign(replace(here, grader=Closed(reward_of_text)), trees)
     for answer, episode in zip(answers_of(trees), episodes, strict=True):
         assert thread_advantages(answer, episode) == {0: 0.0, 1: 0.0}
     assert metrics["credit/value_unknown"] == 3 and metrics["credit/value_unavailable"] == 2 * 4 * 3

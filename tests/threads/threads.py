@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from tests.rollouts import tabular_mdp as mdp
+from treetune.engine.base import Engine
 from treetune.rollouts.context import RolloutContext
 from treetune.threads.format import TAGS, TagIds
+from treetune.threads.parallel_threads import ParallelThreads
 from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, Trajectory
 
 TOKENS = (*TAGS, *"ab;?0123456789.:\n ")
@@ -32,6 +35,27 @@ TAG_IDS = TagIds.of(encode)
 
 def context(**given: Any) -> RolloutContext:
     return mdp.context(**{"codec": CODEC, **given})
+
+
+class TextPool:
+    """A grader pool that grades an answer at once, by its text alone."""
+
+    has_services = False
+
+    def __init__(self, reward_of_text: Callable[[str], float]) -> None:
+        self._reward_of_text = reward_of_text
+
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
+        future: Future[Grade] = Future()
+        future.set_result(Grade(self._reward_of_text(response), "ok"))
+        return future
+
+
+def sampling_context(engine: Engine, rollout: ParallelThreads, pool: TextPool) -> RolloutContext:
+    """Returns a context in which the rollout samples with the engine, and the pool grades."""
+    return context(
+        engine=engine, context_length=4096, grader=pool, sampling=rollout.sampling, services=[rollout]
+    )
 
 
 def part(text: str, seconds: float | None = None, branch: Branch = ()) -> Segment:

@@ -24,7 +24,11 @@ from treetune.trainer.tokens import Sequences, content_hash_of
 from treetune.vocabulary import Metrics, TokenIds, joined
 
 Forward = Callable[..., Any]
-"""A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one."""
+"""A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one.
+
+A policy returns, for each trained token of a micro-batch, the log-prob, the entropy, and what the function
+`statistics` computes from the logits of its position, if there is one.
+"""
 
 AHEAD = "train/reference_ahead"
 """The metric of the share of an iteration's trained tokens that the reference scored during sampling."""
@@ -134,7 +138,8 @@ class Scorer:
 
         def forward(batch: MicroBatch) -> Tensor:
             _, entropies_N, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
-            affinities_N = self._compare_reference(reference, batch, _ChunkComparison(logprobs_NV, _affinity))
+            comparison = _ChunkComparison(logprobs_NV, _affinity)
+            affinities_N = self._compare_reference(reference, batch, comparison)
             distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make it negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
@@ -142,12 +147,18 @@ class Scorer:
         return distances_N.contiguous(), entropies_N.contiguous()
 
     def reference_kl(self, policy: Forward, reference: Reference, sequences: Sequences) -> Tensor:
-        """Returns for every trained token the KL of the policy's distribution to the reference's, over the
-        whole vocabulary, float32 [N]. Its memory is that of `reference_distances`. Collective."""
+        """Returns for every trained token the KL divergence ``Σ_v π(v)·log(π(v)/π_ref(v))`` of the policy's
+        distribution from the reference's, float32 [N]. Collective.
+
+        The policy's log-probs of the whole vocabulary are kept until the reference has run over the same
+        micro-batch.
+        """
 
         def forward(batch: MicroBatch) -> Tensor:
+            # The first two results are the log-probs and entropies, which are not needed here.
             _, _, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
-            return self._compare_reference(reference, batch, _ChunkComparison(logprobs_NV, _kl))
+            comparison = _ChunkComparison(logprobs_NV, _kl)
+            return self._compare_reference(reference, batch, comparison)
 
         return self._score(sequences, forward)
 

@@ -27,7 +27,7 @@ from treetune.cluster.credit_service.messages import CreditSettings
 from treetune.config.build import build
 from treetune.credit import CreditAssigner, CreditedAnswers, CreditLimitReached, GradedAnswer
 from treetune.credit.base import Credit
-from treetune.credit.library.assigner import read_tokenizer
+from treetune.credit.library.assigner import load_tokenizer, read_tokenizer
 from treetune.credit.library.engines import open_engine
 from treetune.credit.library.servers import CallersServers, read_servers
 from treetune.engine.base import Engine
@@ -101,7 +101,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         if tokenizer is None and settings.engine is not None:
             raise ValueError("the grader reads the text that the engine samples: give --tokenizer")
         if isinstance(tokenizer, str | Path):
-            tokenizer = _load_tokenizer(tokenizer)
+            tokenizer = load_tokenizer(tokenizer)
         self._engine: Engine | CallersServers | None = servers or settings.engine
         self._opened: Engine | None = None
         """The engine that this object has opened and closes."""
@@ -200,17 +200,6 @@ async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **
     except asyncio.CancelledError:
         await asyncio.gather(work, return_exceptions=True)
         raise
-
-
-def _load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a folder or of a hub's name. Raises ValueError if it can't be loaded."""
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the tokenizer {str(folder)!r} can't be loaded: {error}") from error
-    return tokenizer
 
 
 def _limit(name: str, chosen: Number | None, most: Number | None) -> Number | None:

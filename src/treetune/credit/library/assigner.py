@@ -444,6 +444,19 @@ def _evaluate_jsonnet(text: str, name: str) -> Any:
     return sum_of([Layer(name, text)], {})
 
 
+def load_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a folder, or of a name on the hub. Raises ValueError if it can't be loaded."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"the tokenizer {str(source)!r} can't be loaded ({error}): give a folder with a tokenizer"
+        ) from error
+    return tokenizer
+
+
 def read_tokenizer(
     tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None,
 ) -> tuple[TextCodec | None, Mapping[str, int]]:
@@ -454,9 +467,7 @@ def read_tokenizer(
     from treetune.models.tokenizer import codec_of
 
     if isinstance(tokenizer, str | Path):
-        from transformers import AutoTokenizer
-
-        tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        tokenizer = load_tokenizer(tokenizer)
     if not hasattr(tokenizer, "eos_token_id"):
         raise ValueError(
             f"tokenizer is of the type {type(tokenizer).__name__}: give one of transformers, or a folder"

@@ -837,19 +837,24 @@ def _digits_for(*expressions: Any) -> int:
 
 
 def _magnitude(number: Any) -> float:
-    """Returns the absolute decimal logarithm of a number: 3 for 1000 and for 0.001. 0 if it has none."""
+    """Returns the absolute decimal logarithm of a part of an expression: 3 for 1000 and for 0.001.
+
+    It is 0 for a part whose digits need no room of their own: one with variables, a small power, and one
+    without a finite value.
+    """
     import sympy
 
     if number.free_symbols:
         return 0.0
-    if number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT:
-        return 0.0  # such as a square: its magnitude is about that of its base, which is counted by itself
+    is_small_power = number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT
+    if is_small_power:
+        return 0.0  # such as a square or a root: `_digits_for` also visits its base, and counts that
     try:
         size = abs(number.evalf(5))
         if not (size.is_finite and size > 0):
-            return 0.0
+            return 0.0  # 0 has no logarithm
         return abs(float(sympy.log(size, 10)))
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError):  # no real number, or one beyond all floats
         return 0.0
 
 

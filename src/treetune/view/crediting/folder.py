@@ -134,13 +134,16 @@ class CreditedFolder:
         episodes: Sequence[Episode],
         codec: TextCodec | None,
     ) -> None:
-        """Stores the answers of a file with their credit."""
+        """Stores the answers of a file of the log with their credit, as an iteration of a run."""
         folder = self.iteration(file)
+        iteration = file.number - 1  # on disk, iterations count from 0
+        # If the file has changed since it was credited, the folder has the results of its former contents.
+        # The record goes first and comes last: without it, the next call credits the file again.
         for name in (RECORD, "trajectories.arrow", "episodes.arrow"):
-            (folder / name).unlink(missing_ok=True)  # of the file as it was before
+            (folder / name).unlink(missing_ok=True)
         if trajectories:
-            write_trajectories(folder / "trajectories.arrow", trajectories, file.number - 1)
-            write_episodes(folder / "episodes.arrow", episodes, codec, file.number - 1)
+            write_trajectories(folder / "trajectories.arrow", trajectories, iteration)
+            write_episodes(folder / "episodes.arrow", episodes, codec, iteration)
         write_record(folder / RECORD, asdict(result))
 
     def write_metrics(self, results: Mapping[int, CreditedFile]) -> None:

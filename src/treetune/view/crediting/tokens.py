@@ -17,12 +17,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from treetune.credit.library.assigner import load_tokenizer
 from treetune.vocabulary import Message, TextCodec, TokenIds, joined, token_array
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 SYSTEM_MARK, USER_MARK = "⟦the system's text⟧", "⟦the user's text⟧"
 """Texts with which the form of a chat template is found."""
@@ -210,13 +208,11 @@ class LogTokenizer:
 
 def open_tokenizer(source: str | Path) -> LogTokenizer:
     """Returns the tokenizer in a folder. Raises ValueError for a folder without one."""
-    from transformers import AutoTokenizer
-
     from treetune.models.tokenizer import codec_of
 
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
+        tokenizer = load_tokenizer(source)
+    except ValueError as error:
         raise ValueError(f"there is no tokenizer in {source}: name its folder with --tokenizer") from error
     chat, why_no_chat = _chat_codec(tokenizer)
     return LogTokenizer(codec_of(tokenizer), chat, len(tokenizer), why_no_chat, tokenizer)
