@@ -168,20 +168,25 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -> None:
     program = (
-        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
         "from treetune.engine.launch import scratch_folder; print(scratch_folder())\n"
         "from treetune.store.held_folders import MEMORY, hold\n"
-        "place = MEMORY / sys.argv[2]; place.mkdir(); hold(place); print(place)"
+        "place = MEMORY / sys.argv[2]; place.mkdir(); hold(place); print(place, flush=True)\n"
+        "time.sleep(600)"
     )
     weights = f"treetune-test-{uuid4().hex}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(temporary), weights], capture_output=True, text=True, check=True
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(temporary), weights], stdout=subprocess.PIPE, text=True
     )
-    left = Path(done.stdout.split()[0])
+    assert process.stdout is not None
+    left, in_memory = Path(process.stdout.readline().strip()), Path(process.stdout.readline().strip())
+    # Both are looked at while their process lives: from its end on, any other test that starts a server at the
+    # same time may delete what lies in memory.
     assert left.is_dir()
-    (left / "socket").touch()
-    in_memory = Path(done.stdout.split()[1])
     assert in_memory.is_dir()
+    (left / "socket").touch()
+    process.kill()
+    process.communicate()
     strange = temporary / "treetune-engine-strange"
     strange.mkdir()
     mine = scratch_folder()
