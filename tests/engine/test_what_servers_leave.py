@@ -180,8 +180,8 @@ def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -
     )
     assert process.stdout is not None
     left, in_memory = Path(process.stdout.readline().strip()), Path(process.stdout.readline().strip())
-    # Both are looked at while their process lives: from its end on, any other test that starts a server at the
-    # same time may delete what lies in memory.
+    # Both are checked while their process lives: after it has ended, any other test that starts a server may
+    # delete what lies in memory.
     assert left.is_dir()
     assert in_memory.is_dir()
     (left / "socket").touch()
