@@ -403,13 +403,14 @@ class PlainClient(Client):
         Args:
             parameters: Further sampling parameters of vLLM.
         """
+        # The body of a request depends on the name and the route alone.
         facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         # A salt that no other request has: the server's weights may have changed since the last probe.
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
-        body.get("sampling_params", body).update(parameters)
+        body.get("sampling_params", body).update(parameters)  # the completions route has them in the body
         return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + MARGIN_S)
 
     def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
@@ -500,8 +501,9 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         ServerFailure: The answer has another form than vLLM's.
         EngineError: The server returns no log-probs.
     """
-    holder = answer if route == "tokens" else answer["choices"][0]
-    entries = holder.get("prompt_logprobs")
+    # The completions route returns them with each sample, of which there is one.
+    object_with_scores = answer if route == "tokens" else answer["choices"][0]
+    entries = object_with_scores.get("prompt_logprobs")
     if entries is None:
         raise EngineError(
             "the server returned no log-probs of the tokens that it was asked to score, so it is an older"

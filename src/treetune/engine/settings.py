@@ -269,8 +269,9 @@ class VllmSettings(EngineSettings):
                 "leave it out",
             )
         if self.weight_transfer not in ("auto", "file"):
+            # Device, ranks and machines are known only when the run starts. So this checks for one rank, on a
+            # device on which the transfer may be possible.
             device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
-            # Checked for one rank. The number of ranks and machines is known only when the run starts.
             try:
                 self.transfer_method(device=device, machines=["here"], adapters=_sends_adapters(experiment))
             except ValueError as error:
@@ -307,7 +308,7 @@ class VllmSettings(EngineSettings):
             return len(self.addresses)
         if self.replicas is not None or self.servers == "per_rank":
             return self.replicas or 1
-        if device == "cuda":
+        if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
             return len(self.devices or ()) // self.tensor_parallel_size or 1
         return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
@@ -525,7 +526,7 @@ class PlainVllmSettings(EngineSettings):
     def caches_prefixes(self, device: str) -> bool:
         """Returns whether requests with the same beginning should go to the same server, which may have its
         keys and values."""
-        return self.servers is None
+        return self.servers is None  # a router chooses the server by itself
 
     def resolved_dtype(self, device: str) -> Dtype:
         """Returns the precision that the servers compute in."""

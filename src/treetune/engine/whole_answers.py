@@ -62,11 +62,13 @@ class WholeAnswersScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        """Returns what is sent to each client after a step, without the outputs of unfinished requests."""
         by_client = super().update_from_output(scheduler_output, model_runner_output)
         for client, outputs in list(by_client.items()):
             complete = [self._complete(output) for output in outputs.outputs]
             outputs.outputs = [output for output in complete if output is not None]
-            if not (outputs.outputs or outputs.finished_requests or outputs.scheduler_stats):
+            has_content = outputs.outputs or outputs.finished_requests or outputs.scheduler_stats
+            if not has_content:  # a message would only cost time
                 del by_client[client]
         return by_client
 
@@ -103,6 +105,7 @@ class WholeAnswersScheduler(Scheduler):
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
+        """Ends requests from outside, such as those of a client that has disconnected."""
         ended = super().finish_requests(request_ids, finished_status)
         for request in ended:
             self._unfinished.pop(request.request_id, None)
