@@ -39,7 +39,8 @@ def turn_dropout_off(model: nn.Module) -> None:
             module.eval()
             vars(module)["train"] = MethodType(_stay_in_evaluation, module)
         config = getattr(module, "config", None)
-        if module is model or config is None or not hasattr(config, "to_dict"):
+        is_model_config = hasattr(config, "to_dict")  # and not another object of this name
+        if module is model or not is_model_config:
             continue
         if id(config) not in configs_without_dropout:
             configs_without_dropout[id(config)] = _without_dropout(config)
@@ -52,7 +53,8 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _random_numbers(values: dict[str, Any], part: str) -> list[str]:
-    """Returns the names of the numbers above or below 0 whose name has this part."""
+    """Returns the names, with this part in them, of the floats that aren't 0. Integers and booleans aren't
+    probabilities."""
     return [name for name, value in values.items() if type(value) is float and value != 0.0 and part in name]
 
 

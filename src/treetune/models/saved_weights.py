@@ -124,6 +124,7 @@ class Architecture:
 
     @cached_property
     def _conversions(self) -> Sequence[Any]:
+        """transformers' conversions of the weights of files to those in memory, in the order of loading."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange
 
