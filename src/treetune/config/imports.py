@@ -166,6 +166,7 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
     A method isn't needed if only a base class calls it, from a method that the part overrides.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
+    # `co_names` are the names that a function's code uses, among them those of methods that it calls.
     called_by_bases: set[str] = set()
     for base in part.__mro__[1:]:
         for method in filter(inspect.isfunction, vars(base).values()):
@@ -201,6 +202,7 @@ def _issue_of_failed_import(name: str, label: str, source: str | None, error: Ba
     fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
+    # The user's module may import a name that treetune had in an earlier version.
     if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
         remedy = remedy_for_import(*frame)
     if remedy is None and missing:

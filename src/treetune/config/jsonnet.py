@@ -115,7 +115,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             path = find_file(name, Path(directory or "."))
             return str(path), text_of(path).encode()
         except ConfigError as error:
-            unread_file[:] = error.issues
+            unread_file[:] = error.issues  # Jsonnet replaces the error by one of its own
             raise
 
     total = import_sum(layers)
@@ -148,6 +148,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
 
 
 def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list[Layer]:
+    """Returns a layer for each of these root keys that an environment variable sets. Raises ConfigError."""
     layers, issues = [], []
     for key in keys:
         variable = ENVIRONMENT_KEYS[key]
