@@ -86,14 +86,14 @@ def plain_notation(text: str) -> str:
 def word_list(text: str) -> list[str]:
     """Returns the words of a text in small letters, without punctuation and characters of no width.
 
-    Letters are compared by what they mean (NFKC): fullwidth ones are plain ones. Numbers and formulas are
-    compared by what they say (`plain_notation`). In scripts without spaces
-    between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character counts as a word of its own.
-    A text of signs alone is cut at its spaces.
+    Variants of letters become plain ones, such as fullwidth letters (NFKC), and so do variants of numbers and
+    formulas (`plain_notation`). In scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
+    Burmese), each character is a word of its own. A text of signs alone is cut at its spaces.
     """
     text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
+    # Again, since `casefold` may give letters that NFKC changes; and NFKC writes fractions with U+2044.
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
     text = plain_notation(text)
     return _WORD.findall(text) or text.split()
@@ -157,7 +157,7 @@ class ExactDuplicates(Rule):
             key = hash_number(" ".join(words), 16)
             ground_truth = row.row[REWARD_MODEL][GROUND_TRUTH]
             first_place, first_ground_truth = first_by_words.setdefault(key, (row.place, ground_truth))
-            if first_place == row.place:
+            if first_place == row.place:  # it is the first one itself
                 continue
             why = f"the same as {first_place}"
             if first_ground_truth != ground_truth:
@@ -177,8 +177,8 @@ class NearDuplicates(Rule):
     The default leaves variants of a template with other numbers. A copy with every tenth word changed is
     found with ``ngram: 2, similarity: 0.6``, which drops such variants as well.
 
-    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand;
-    each is then compared as it is, so nothing goes by chance.
+    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand.
+    Each of them is then compared exactly, so that no row is dropped by chance.
     """
 
     similarity: Annotated[float, Gt(0), Le(1)] = 0.8
@@ -310,9 +310,9 @@ class Contamination(Rule):
     ngram: Annotated[int, Ge(2)] = 13
     """Words of a run that two texts don't share by chance. A problem of fewer words is looked for whole."""
     overlap: Annotated[float, Gt(0), Le(1)] | None = None
-    """The share of a problem's runs of four words with which a row goes as well: 0.5 finds copies with every
-    tenth word changed, and takes long variants of a problem with other numbers for copies. It is for problems
-    of about `ngram` words or more."""
+    """The share of a problem's runs of four words with which a row is dropped, too: 0.5 finds copies with
+    every tenth word changed, and takes long variants of a problem with other numbers for copies. It is for
+    problems of about `ngram` words or more."""
     shortest: Annotated[int, Ge(1)] = 8
     """The least words of a problem. Shorter ones match by chance, and are counted as ``too_short``."""
     action: Literal["drop", "report"] = "drop"
@@ -326,10 +326,11 @@ class Contamination(Rule):
 
     @override
     def reads(self) -> Sequence[Path]:
-        sources = [(test_set.source, test_set.split) for test_set in self.against]
-        return [
-            path for source, split in sources if isinstance(source, InFiles) for path in source.files(split)
-        ]
+        paths: list[Path] = []
+        for test_set in self.against:
+            if isinstance(test_set.source, InFiles):
+                paths += test_set.source.files(test_set.split)
+        return paths
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
