@@ -309,6 +309,8 @@ class CountdownRows(RowsTask):
         return row[key]
 
     def _prompt_of(self, row: Mapping[str, Any]) -> str:
+        """Returns the row's own prompt: a text, or the user's message of a chat. Raises BadRow for any
+        other."""
         prompt = self._value(row, self.prompt_field)
         if isinstance(prompt, str):
             return prompt

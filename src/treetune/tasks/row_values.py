@@ -46,7 +46,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime | date | time):
-        is_missing = value != value  # pandas' NaT
+        is_missing = value != value  # true for pandas' NaT alone
         return None if is_missing else value.isoformat()
     if isinstance(value, UUID):
         return str(value)

@@ -74,7 +74,7 @@ class Lines(StepSplitter):
             return [0]
         offsets, position = [0], 0
         if self.newline == "ends":
-            for line in response.split("\n")[:-1]:
+            for line in response.split("\n")[:-1]:  # the text after the last newline ends at the end
                 position += len(line) + 1
                 if line.strip() and position < len(response):
                     offsets.append(position)
@@ -115,6 +115,6 @@ class Gsm8kReference(StepSplitter):
         position = 0
         for index, line in enumerate(lines):
             if with_text and with_text[0] < index <= with_text[-1]:
-                offsets.append(position - 1)
+                offsets.append(position - 1)  # before the newline that begins the line
             position += len(line) + 1
         return [*offsets, len(response)]
