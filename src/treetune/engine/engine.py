@@ -330,7 +330,7 @@ class VllmEngine(Engine):
         canary: Canary | None = None,
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
-        """Makes one attempt after the other (see `Engine.load`), until all ranks' servers have the weights."""
+        """Makes attempts (see `Engine.load`) until the servers of all ranks have the weights."""
         started = time.monotonic()
         restarts = self.restarts
         # All ranks have stopped sampling when this returns. A request in flight would mix old and new
