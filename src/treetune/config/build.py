@@ -115,7 +115,9 @@ class _Builder:
         self._explanation = explanation
         self._issues: list[tuple[KeyPath, ConfigIssue]] = []
         self._unknown: list[tuple[KeyPath, remedies.Owner]] = []
+        """Keys that their objects don't have, each with the object's class."""
         self._missing: list[tuple[KeyPath, schema.Key]] = []
+        """Required keys that aren't there."""
         self._keys_at: dict[KeyPath, list[str]] = {}
         """The keys that each object may have, by its path."""
         self.warnings: list[str] = []
@@ -305,5 +307,5 @@ def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping
     instance: Any = object.__new__(part)
     for name, declared in keys.items():
         value = values.get(name, UNKNOWN if declared.required else declared.default)
-        object.__setattr__(instance, name, value)
+        object.__setattr__(instance, name, value)  # a frozen class has no other way
     return instance

@@ -340,6 +340,8 @@ class Explanation:
         return lexer.replace_imports(layer.text, mark)
 
     def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
+        """Evaluates a text. Libraries that it imports get marks in place of their own imports."""
+
         def importer(directory: str, name: str) -> tuple[str, bytes]:
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":

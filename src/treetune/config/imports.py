@@ -108,7 +108,7 @@ def _place_that_names(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
     naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
-    candidates = naming or settings
+    candidates = naming or settings  # a computed list shows no names
     return candidates[-1].place if candidates else None
 
 
@@ -226,7 +226,8 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
 
 
 def _issue_of_missing_module(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
-    """Returns the issue of a module that isn't there: itself, or the package on its way, `missing`."""
+    """Returns the issue of a module that isn't there. `missing` is the part of its name that can't be found:
+    all of it, or a package in it."""
     package, _, last = missing.rpartition(".")
     if not package:
         searched: Sequence[str] = folders.import_folders()

@@ -59,6 +59,7 @@ class Ledger:
 
     @property
     def total(self) -> TokenUsage:
+        """The sums over all steps."""
         total = TokenUsage()
         for usage in self.steps.values():
             for name, value in vars(usage).items():

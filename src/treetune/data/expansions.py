@@ -61,7 +61,7 @@ def shuffled_choices(row: Fields, seed: int) -> Fields | None:
     options = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     random.Random(seed).shuffle(options)
     lines = [f"{letter}) {str(option).strip()}" for letter, option in zip("ABCD", options)]
-    fields = {name.replace(" ", "_"): value for name, value in row.items()}
+    fields = {name.replace(" ", "_"): value for name, value in row.items()}  # so that templates can name them
     return {**fields, "choices": "\n".join(lines), "letter": "ABCD"[options.index(right)]}
 
 

@@ -181,14 +181,14 @@ class _Making:
                         return
                     questions = Questions(asker, pipeline.repairs)
                     try:
-                        end = await self._convert(questions, solution)
+                        result = await self._convert(questions, solution)
                     except (OutOfBudget, EndpointError):
                         return  # the asker keeps the failure; this solution stays open
                     record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
                     usage = questions.usage.as_row(pipeline.prices)
-                    record |= end | {"usage": usage, "answers": questions.keys}
+                    record |= result | {"usage": usage, "answers": questions.keys}
                     write_json(self._path(solution.number), record)
-                    done += end["outcome"] != "unanswered"
+                    done += result["outcome"] != "unanswered"
                     progress(done, rows)
 
             progress(done, rows)

@@ -448,6 +448,7 @@ def _texts_of(task: Task) -> list[tuple[str, str]]:
 
 def _held_out_splits(task: Task) -> Iterator[tuple[Split, int | None]]:
     """Yields the splits to evaluate on, each with the most problems to take."""
+    # Fewer of the split that is also evaluated while training.
     limits: dict[Split, int] = {"validation": 128, "test": 512}
     for split, limit in limits.items():
         with contextlib.suppress(NoSplit):
@@ -468,6 +469,7 @@ def _prompt_of_builtin(name: str) -> str:
     # The VinePPO paper's prompt, which its models learned in fine-tuning.
     if not own_prompt.startswith("[MATH_TASK]"):
         return ""
+    # GSM8K's grader looks for the answer after ####, and those of other mathematics for a boxed one.
     return REASONING_PROMPT if config.data["task"]["type"] == "gsm8k" else BOXED_PROMPT
 
 
@@ -483,9 +485,9 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
         answer = max(golds) + 16
         return Sizes(
             answer=answer,
-            context=max(problems) + answer + 8,
+            context=max(problems) + answer + 8,  # some more than both need
             mean_prompt=_mean(problems),
-            mean_answer=_mean(golds) + 1,
+            mean_answer=_mean(golds) + 1,  # with the end token
         )
     # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
     # A token is taken for three characters, and not for four, so that the bounds are on the safe side.
@@ -494,7 +496,7 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
     return Sizes(
         answer=answer,
         context=_up_to(prompt + answer, 256),
-        mean_prompt=_mean(problems) // CHARACTERS_PER_TOKEN + 20,
+        mean_prompt=_mean(problems) // CHARACTERS_PER_TOKEN + 20,  # with about the tokens of the template
         mean_answer=max(answer // 4, _mean(golds) // CHARACTERS_PER_TOKEN),
     )
 
@@ -576,7 +578,8 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
             evaluate_every=1,
             checkpoint_every=1,
         )
-    # Random weights need some 600 updates, so that few rows are trained on many times.
+    # From 6,400 rows on, 12 iterations of 100 updates, as in the quickstart. Fewer rows get 6 iterations of
+    # about 100 updates, which random weights need at least, and are trained on several times for that.
     minibatch = 64 if rows >= 6400 else min(16, rows)
     problems = 6400 if rows >= 6400 else rows
     steps_of_a_pass = math.ceil(problems / minibatch)
@@ -602,7 +605,7 @@ def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tupl
         model: dict[str, Any] = {"type": "tiny", "layers": 4, "hidden_size": 128, "heads": 4}
         model |= {"intermediate_size": 384, "context_length": sizes.context}
         if texts is not None:
-            characters = {"\n"}
+            characters = {"\n"}  # with which a demonstration begins (`JsonLines.demonstration`)
             for problem, gold in texts:
                 characters.update(problem, gold)
             model["alphabet"] = "".join(sorted(characters))

@@ -89,7 +89,7 @@ def json_list(text: str) -> list[Any]:
         items = json.loads(text[begin : end + 1])
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"the text between the first [ and the last ] is not JSON: {error}") from error
-    assert isinstance(items, list)
+    assert isinstance(items, list), "JSON that begins with a bracket is a list"
     return items
 
 

@@ -91,6 +91,7 @@ class InProcessEngine(Engine):
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
+            """Gives requests their indices, and puts samples before waiting ones of the same priority."""
             new_samples: dict[int, list[_Sample]] = {}  # by priority
             for request in new:
                 if isinstance(request, Later):
@@ -181,7 +182,7 @@ class InProcessEngine(Engine):
         from transformers import AutoModelForCausalLM
 
         self._folder = folder
-        self._tokenizer: Any = None
+        self._tokenizer: Any = None  # loaded when a stop string is looked for
         self._model = (
             AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, trust_remote_code=self._trust_remote_code
@@ -189,6 +190,7 @@ class InProcessEngine(Engine):
             .eval()
             .to(self._device)
         )
+        # The engine's masks show a token all tokens before it, so the attention has to apply the window.
         if longest_window(self._model) is not None:
             attach_windowed_attention(self._model)
 
@@ -386,6 +388,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
+    # At least 24 tokens, and some more than the window has, so that its end is compared, too.
     longer_than_window = (longest_window(model) or 0) + 8
     length = min(max(24, longer_than_window), LONGEST_PROBE, context_length)
     # The shorter row needs a token of its prompt before the steps that are compared.

@@ -239,7 +239,7 @@ class PlainClient(Client):
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "logprobs": 0 if part.request.reads_logprobs else None,
+            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: of the sampled token alone
             "stop_token_ids": [*self.end_ids, *sampling.stop_ids],
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,

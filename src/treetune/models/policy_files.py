@@ -143,6 +143,7 @@ def write_policy(
     architecture = architecture_of(config)
     architecture.refuse_other_weights(weights, directory)
     with whole_folder(directory) as unfinished:
+        # Files have a tied weight once, under its first name.
         untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
         tensors = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
         save_torch_state_dict(tensors, unfinished)
@@ -280,7 +281,7 @@ def describe_for_engine(
     """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
-    untied.tie_word_embeddings = has_no_head_in_engine(config)
+    untied.tie_word_embeddings = has_no_head_in_engine(config)  # such an engine refuses a head of its own
     untied.dtype = dtype
     _save_config(untied, tokenizer, directory)
 

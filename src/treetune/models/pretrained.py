@@ -348,7 +348,7 @@ class PretrainedModel(ModelSource):
         message = str(error).strip()
         first_line = message.splitlines()[0] if message else type(error).__name__
         if "scaled_dot_product_attention" in first_line:
-            architecture = first_line.partition(" ")[0]
+            architecture = first_line.partition(" ")[0]  # transformers' message begins with the class
             return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
         if "trust_remote_code" in message and not self.trust_remote_code:
             return (

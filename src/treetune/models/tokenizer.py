@@ -266,7 +266,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Call
                 return tuple(control.encode(text))
             return tuple(tokenizer.encode(text, add_special_tokens=False))
         except ValueError:
-            raise
+            raise  # of `ControlTokens.encode`, whose message says enough
         except Exception as error:
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
             raise ValueError(f"the tokenizer cannot encode {control.unmark(text)!r}: {error}") from error

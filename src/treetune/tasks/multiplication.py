@@ -185,6 +185,7 @@ class Multiplication(WrittenArithmetic):
             if line.thread is not None:
                 threads.setdefault(line.thread, []).append((line, value))
         others = in_lines([(line, value) for line, value in lines if line.thread is None])
+        # In symbols, tags and numbers follow each other without white space.
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = threaded = ""
         for number, of_thread in enumerate(threads.values(), start=1):
@@ -268,6 +269,7 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
         if total is None:
             total = partial
         else:
+            # A sum needs the products of several threads, so that it belongs to none.
             sum_line = replace(template, lead=f"{total}+{partial}=", value=total + partial)
             total = yield replace(sum_line, thread=None, topic="")
     assert total is not None, "every number has a place"
@@ -293,7 +295,8 @@ def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Li
     try:
         line = next(lines)
         while True:
-            line = lines.send((yield replace(line, thread=thread, topic=f"{a}*{b}")))
+            written_number = yield replace(line, thread=thread, topic=f"{a}*{b}")
+            line = lines.send(written_number)
     except StopIteration as end:
         return int(end.value)
 

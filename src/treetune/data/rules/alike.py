@@ -91,6 +91,7 @@ def word_list(text: str) -> list[str]:
     Burmese), each character is a word of its own. A text of signs alone is cut at its spaces.
     """
     text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
+    # Powers and fractions are set apart first, since NFKC would make 102 of 10², and 31/2 of 3½.
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
     # Again, since `casefold` may give letters that NFKC changes; and NFKC writes fractions with U+2044.
@@ -393,11 +394,13 @@ class _TestProblems:
             self._add(test_set, rule)
 
     def _add(self, test_set: TestSet, rule: Contamination) -> None:
+        """Adds the long and the short runs of a test set's problems. Raises ValueError if it has none."""
         count = too_short = 0
         for place, text in test_set.texts():
             count += 1
             words = word_list(text)
             length = min(rule.ngram, length_of(words))
+            # A problem with a run of `ngram` words is never too short.
             if length < min(rule.shortest, rule.ngram):
                 too_short += 1
                 continue
