@@ -346,6 +346,7 @@ class OwnServer(Server):
 
     def _publish(self) -> None:
         """Writes the state of the server for the other ranks."""
+        # The run may have deleted the folder at its end.
         if self._address_file is None or not self._address_file.parent.is_dir():
             return
         address = self._address
@@ -356,7 +357,7 @@ class OwnServer(Server):
             "error": self._error or ("the engine was closed" if self._closed else None),
             "restarts": self.restarts,
         }
-        write_json(self._address_file, state, durable=False, private=True)
+        write_json(self._address_file, state, durable=False, private=True)  # since it contains the key
 
 
 class RemoteServer(Server):

@@ -75,19 +75,19 @@ class WholeAnswersScheduler(Scheduler):
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns the complete answer if this output ends it; the output unchanged if its request gets each
         output at once; else None."""
-        kept = self._unfinished.get(output.request_id)
-        if kept is None:
+        unfinished = self._unfinished.get(output.request_id)
+        if unfinished is None:  # it is the request's first output, or all of them are sent at once
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params
             # A client that streams reads each output, and stop strings are found in the HTTP process.
             if params is None or params.stop or params.output_kind is not RequestOutputKind.FINAL_ONLY:
                 return output
-            output.new_token_ids = list(output.new_token_ids)
+            output.new_token_ids = list(output.new_token_ids)  # a copy, which later outputs extend
             logprobs = [] if output.new_logprobs is None else [output.new_logprobs]
             self._unfinished[output.request_id] = output, logprobs
             return None
-        answer, logprobs = kept
+        answer, logprobs = unfinished
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
