@@ -446,7 +446,9 @@ def overridden(config: Config) -> Iterator[str]:
         ]
         lost = [path for path in changed if not isinstance(value_at(with_it, path), dict)]
         # A later file may set the key itself, or replace one of the objects around it.
-        lost_or_around = [path[:depth] for path in lost for depth in range(len(path), 0, -1)]
+        lost_or_around: list[KeyPath] = []
+        for path in lost:
+            lost_or_around += [path[:depth] for depth in range(len(path), 0, -1)]
         winners = []
         for later_layer in later:
             explanation = Explanation(replace(config, layers=(later_layer,)))

@@ -284,7 +284,7 @@ def meaning(part: type, key: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Returns the sentences of a docstring, each in one line; code and lists are passed over."""
+    """Returns the sentences of a docstring, each in one line. The end of a paragraph ends a sentence."""
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
         is_first = True

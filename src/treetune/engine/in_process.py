@@ -447,7 +447,7 @@ class _Cache:
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all that its attention sees."""
-        if self.positions is None:
+        if self.positions is None:  # whole prompts are computed
             self.layers[layer] = keys, values
             return keys, values
         rows = range(len(self.positions))

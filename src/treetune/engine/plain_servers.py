@@ -146,6 +146,7 @@ class PlainServer(AddressedServer):
                 f" had loaded weights into it: {HOW_TO_LOAD}"
             )
         difference = facts.differs_from(first_facts, self._tolerance)
+        # A server that takes weights gets the run's again, whichever it has now.
         if not facts.takes_weights and difference is not None:
             raise EngineError(
                 f"the server at {self._url} was away, and came back with other weights ({difference}), so"

@@ -675,6 +675,7 @@ def host_memory() -> int:
     """Returns the bytes of memory that this process may use: the machine's, or the limit of its control
     group."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # The files of versions 2 and 1 of control groups. Without a limit, the first one contains "max".
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             text = Path(limit).read_text().strip()

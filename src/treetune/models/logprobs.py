@@ -274,7 +274,7 @@ class PolicyModule(nn.Module):
         gap_N = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
         gap_N = gap_N.gather(-1, second_T[1:, None]).abs()
         limit = probe_limit(next(self.model.parameters()).dtype, device)
-        if not float(gap_N.mean()) <= limit:
+        if not float(gap_N.mean()) <= limit:  # also if it is NaN
             raise ValueError(
                 f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed"
                 f" after another one differ by {float(gap_N.mean()):.2g} from those of the sequence alone."

@@ -290,6 +290,7 @@ class PretrainedModel(ModelSource):
 
     @override
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
+        """Returns the model, whose weights stay in their files until they are sharded (`models.shards`)."""
         import torch
         from transformers import AutoConfig, GenerationConfig
 
