@@ -303,6 +303,7 @@ class Explanation:
         fails."""
         question = (layer, result + json.dumps(instead), path)
         if question not in self._probes:
+            # A number may be a key or an index. -1 is the index of no item.
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
             try:
                 answer = self._evaluate(

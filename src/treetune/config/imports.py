@@ -78,7 +78,7 @@ def function_at(path: str) -> Callable[..., Any]:
         raise ValueError(
             f"path is {path!r}: it should be a module and a function in it, such as 'my_rewards:score'"
         )
-    folders.ask_for(module)
+    folders.ask_for(module)  # so that it is looked for in the user's folders
     try:
         function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -195,6 +195,7 @@ def _unreadable_field(part: type) -> str | None:
 def _issue_of_failed_import(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
     """Returns the issue of a module whose import ended in an error, with file, line and the line's text."""
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    # The module itself isn't found, or a package around it, and not something that it imports.
     if missing and (name == missing or name.startswith(f"{missing}.")):
         return _issue_of_missing_module(name, missing, label, source)
     frame = _frame_within(name, error)

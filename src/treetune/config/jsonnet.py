@@ -65,6 +65,7 @@ def load(
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
+    # Jsonnet's Python module refuses such a text without the name of the file.
     binary_files = [layer.name for layer in layers if "\0" in layer.text]
     if binary_files:
         remedy = "save it as plain text"

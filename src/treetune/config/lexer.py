@@ -170,6 +170,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
     def without_imports(text: str, folder: Path) -> str:
         texts.append(text)
 
+        # `importstr` and `importbin` stay, with the whole path.
         def instead(keyword: str, name: str) -> str:
             path = find(name, folder)
             return variable(path) if keyword == "import" else f"{keyword} {json.dumps(str(path))}"
@@ -178,7 +179,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
 
     def variable(path: Path) -> str:
         if path not in names:
-            names[path] = f"imported_file_{len(names)}"
+            names[path] = f"imported_file_{len(names)}"  # before the file is read, since it may import itself
             definitions.append(f"{names[path]} = {without_imports(read_text(path), path.parent)}")
         return names[path]
 

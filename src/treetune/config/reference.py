@@ -234,6 +234,7 @@ def _container_schema(
 ) -> dict[str, Any]:
     """Returns the schema of a "list", a "tuple" or an "object" with parts in it, and of its length."""
     item_schemas = [_value_schema(item, shared) for item in item_annotations]
+    # Pydantic has the schema's words for a length, such as minItems.
     plain: Any = dict[str, Any] if kind == "object" else list[Any]
     for constraint in constraints:
         plain = Annotated[plain, constraint]

@@ -188,7 +188,7 @@ class _Making:
                     usage = questions.usage.as_row(pipeline.prices)
                     record |= result | {"usage": usage, "answers": questions.keys}
                     write_json(self._path(solution.number), record)
-                    done += result["outcome"] != "unanswered"
+                    done += result["outcome"] != "unanswered"  # the next command works on these again
                     progress(done, rows)
 
             progress(done, rows)

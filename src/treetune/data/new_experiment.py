@@ -330,6 +330,7 @@ def _write_rows(folder: Path, own_rows: OwnRows) -> None:
     problem, gold = own_rows.problem_field, own_rows.gold_field
     # Every tenth row is for tests. The experiment holds the rows for validation out of the others.
     train = [row for number, row in enumerate(own_rows.rows) if number % HELD_OUT]
+    # A right answer to the first problem, a wrong one to the second, and an empty one to the third
     another_gold = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
     responses = [text_of_value(train[0][gold]), another_gold, ""]
     examples = [

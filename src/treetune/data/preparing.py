@@ -249,7 +249,7 @@ class _Stages:
         with whole_file(path) as file:
             for stage in self.stages:
                 for number_or_place, why in stage.dropped.items():
-                    if number_or_place.isdigit():
+                    if number_or_place.isdigit():  # a rule dropped the row; else it was left out when read
                         rule_and_why[int(number_or_place)] = stage.rule, why
                     else:
                         line = {"place": number_or_place, "rule": stage.rule, "why": why}

@@ -432,6 +432,7 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
         # By default, the policy's servers fill the cores, so a judge gets a single server.
         settings = replace(settings, replicas=1, devices=None)
+    # `run` has the judge's context length.
     settings = with_time_for(replace(settings, context_length=None), run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
     return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)

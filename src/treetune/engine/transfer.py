@@ -161,6 +161,7 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
     with ThreadPoolExecutor(max(1, len(deliveries)), "weight-transfer") as threads:
 
         def wait() -> None:
+            """Waits for the step of every server, and stores failures as its `problem`."""
             for index in list(in_flight):
                 try:
                     in_flight.pop(index).result()

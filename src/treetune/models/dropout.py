@@ -36,6 +36,8 @@ def turn_dropout_off(model: nn.Module) -> None:
         for name in _random_numbers(vars(module), DROPOUT):
             setattr(module, name, 0.0)
         if _random_numbers(vars(module), JITTER):
+            # The layer draws noise in training mode only. PhiMoE's number has another use in evaluation, so
+            # that it can't be set to 0.
             module.eval()
             vars(module)["train"] = MethodType(_stay_in_evaluation, module)
         config = getattr(module, "config", None)

@@ -105,7 +105,7 @@ def published_shape(name: str) -> Shape | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str):
+    if isinstance(cached, str):  # and not the mark for a file that the hub doesn't have
         described = json.loads(Path(cached).read_text())
         return shape_of(described, f"config.json of {name} in the Hugging Face cache")
     published = PUBLISHED.get(name)

@@ -185,7 +185,7 @@ def no_such_file(path: Path) -> str:
         neighbours = []
     if near := nearest(path.stem, neighbours):
         return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
-    if path.parts[:1] == ("data",) and path.parts[1] in FETCHED:
+    if path.parts[:1] == ("data",) and path.parts[1:2] and path.parts[1] in FETCHED:
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
             " the experiment there"

@@ -145,6 +145,7 @@ class _Shard:
             while self._waiting:
                 self._wait_for_one()
                 self._write_progress()
+            # On the disk before `DONE` says that they are complete
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
