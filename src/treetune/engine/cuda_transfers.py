@@ -100,7 +100,7 @@ class CudaIpc(ByRoutes):
             import torch
 
             self._buffer = None
-            torch.cuda.ipc_collect()
+            torch.cuda.ipc_collect()  # frees memory that servers had mapped
 
     def _buffer_of(self, size: int, device: Any) -> Tensor:
         """Returns a buffer of at least `size` bytes. Its handle is in `_handle`."""

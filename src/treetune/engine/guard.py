@@ -192,7 +192,7 @@ def _command_line(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
-    except OSError:
+    except OSError:  # the process has ended
         return b""
 
 

@@ -60,6 +60,7 @@ class ServerDescription:
 
     def describe(self, query: str) -> bytes:
         """Returns the answer of `ROUTE`. A query such as ``are=step-7`` first sets the weights' name."""
+        # An empty name, which matches no request for samples, is a name too.
         if (names := parse_qs(query, keep_blank_values=True).get("are")) is not None:
             self.weights = names[0]
         return json.dumps(

@@ -401,6 +401,7 @@ class RemoteServer(Server):
     def failed(self, address: Address, reason: str) -> None:
         self._failed_epoch = max(self._failed_epoch, address.epoch)
         self.wait_anew()
+        # The first rank reads this file, and starts the server again.
         failure_file_of(self._file, address.epoch).write_text(reason)
 
     @override

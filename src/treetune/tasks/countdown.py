@@ -145,6 +145,7 @@ class Countdown(GeneratedTask):
     @override
     def alphabet(self) -> str:
         """Returns the characters of prompts and demonstrations."""
+        # ", " separates the numbers in a prompt (`fill_template`).
         template = self.prompt.replace(NUMBERS, ", ").replace(TARGET, "")
         characters = template + self.grader.opening + self.grader.closing + "".join(self.operators)
         return "".join(sorted(set("0123456789=()\n" + characters)))

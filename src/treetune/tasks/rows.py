@@ -281,6 +281,7 @@ def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Findin
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
+        # Some messages have a remedy after a colon, which `Finding.of` takes.
         return Finding.of(error, "train", "" if ": " in str(error) else "fix the file")
 
 

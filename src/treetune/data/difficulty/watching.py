@@ -133,6 +133,7 @@ class _Watch:
         return shard_folder(self._output, shard) / name
 
     def _read(self, shard: int, name: str) -> dict[str, Any] | None:
+        """Returns the content of a shard's file; None if the file isn't there or can't be read."""
         try:
             return dict(json.loads(self._file(shard, name).read_text()))
         except (OSError, ValueError):
