@@ -264,7 +264,7 @@ def _number_of_weights(name: str) -> float | None:
     from treetune.models.shapes import number_of_weights
 
     with contextlib.suppress(ValueError):
-        shape = PretrainedModel(name_or_path=name).shape(str)
+        shape = PretrainedModel(name_or_path=name).shape(str)  # an empty alphabet, which it doesn't read
         if shape is not None:
             return shape.parameters
     return number_of_weights(name)

@@ -123,10 +123,10 @@ def _carry_out(
     """Makes a folder of rows, and returns the exit code.
 
     Args:
-        identity: a hash of all that `read` depends on; the same hash, the same rows.
-        reasons: the `LeftOut.rule` that may occur, in the order of the summary.
-        divide: returns for the numbers of rows that the rules leave the names of their files; rows without
-            one are left out.
+        identity: A hash of all that `read` depends on. If it is the same, the rows are the same.
+        reasons: The `LeftOut.rule` that may occur, in the order of the summary.
+        divide: Is called with the rows that the rules leave. Returns the name of each row's file, by the
+            row's number. Rows without a name are left out.
     """
     with locked_folder(output, "prepare_data" if isinstance(pipeline, PrepareData) else "filter_data"):
         console = Console(output / "logs" / "run.log", visible=True)

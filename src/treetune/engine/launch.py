@@ -375,7 +375,7 @@ class ServerProcess:
         if self._guard.poll() is None:
             assert self._guard.stdin is not None
             with contextlib.suppress(OSError):  # the guard has just ended
-                self._guard.stdin.write(guard.END_NOW if at_once else b"q")
+                self._guard.stdin.write(guard.END_NOW if at_once else b"q")  # any other byte would do
             try:
                 self._guard.wait(END_S)
             except subprocess.TimeoutExpired:

@@ -202,6 +202,7 @@ class Sampling:
             return None
         idlest = min(free, key=lambda server: (server.samples, server.number))
         if self._prefixes is not None:
+            # A server that has the beginning of the prompt in its cache, if it isn't much busier
             holder = self._prefixes.find(part.request.prompt_ids)
             for server in free:
                 if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:

@@ -660,7 +660,9 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
-    words: list[str] = []  # ``--option=value`` is split, so that an option is always followed by its value
+    # ``--option=value`` is split, so that an option is always followed by its value. vLLM reads ``_`` in an
+    # option as ``-``.
+    words: list[str] = []
     for argument in arguments:
         words += argument.replace("_", "-").split("=")
     for option, value in itertools.pairwise([*words, ""]):

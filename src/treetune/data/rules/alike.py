@@ -211,6 +211,7 @@ class NearDuplicates(Rule):
             if done % 64 == 0:
                 context.progress(done, len(rows))
             words = word_list(prompt_text(row.row))
+            # Of four bytes, since MinHash takes numbers of 32 bits.
             hashes_of_runs = (hash_number(run, 4) for run in runs(words, self.ngram))
             hashes = np.unique(np.fromiter(hashes_of_runs, np.uint32))
             source = row.row[DATA_SOURCE]
@@ -297,6 +298,8 @@ class TestSet:
 
 OVERLAP_RUN = 4
 """Words of the runs that `overlap` counts: six of ten remain where every tenth word is changed."""
+RUN_HASH = 12
+"""Bytes of the hash of a run: even among billions of runs, no two have the same one by chance."""
 
 
 @Rule.register("contamination")
@@ -406,8 +409,8 @@ class _TestProblems:
                 continue
             self._lengths.add(length)
             for run in runs(words, length):
-                self._by_long_run.setdefault(hash_number(run, 12), (test_set.name, place))
-            short_runs = {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}
+                self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, place))
+            short_runs = {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}
             # A text with fewer different runs repeats itself, such as a table of zeros. A share of its runs
             # says nothing.
             if len(short_runs) > rule.ngram - OVERLAP_RUN:
@@ -425,14 +428,14 @@ class _TestProblems:
         of short runs in common, if that is `overlap` or more."""
         for length in sorted(self._lengths, reverse=True):
             for run in runs(words, length):
-                problem = self._by_long_run.get(hash_number(run, 12))
+                problem = self._by_long_run.get(hash_number(run, RUN_HASH))
                 if problem is not None:
                     test_set, place = problem
                     return _Match(test_set, place, run)
         if overlap is None:
             return None
         common: Counter[int] = Counter()  # runs in common with each problem
-        for key in {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}:
+        for key in {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}:
             common.update(self._by_short_run.get(key, ()))
         shares = {index: count / self._short_runs[index].size for index, count in common.items()}
         best = max(shares, key=lambda index: shares[index], default=None)
