@@ -55,8 +55,8 @@ def codeio_pair(row: Fields, seed: int) -> Fields | None:
 
 
 def shuffled_choices(row: Fields, seed: int) -> Fields | None:
-    """Adds `choices`, a line for each, and `letter`, of GPQA's right answer and its three wrong ones in an
-    order that the seed draws."""
+    """Adds to a row of GPQA its four answers in an order that the seed draws: `choices` has a line for each,
+    and `letter` is that of the right one."""
     right = row["Correct Answer"]
     options = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     random.Random(seed).shuffle(options)
