@@ -418,7 +418,7 @@ class PlainClient(Client):
         path = PATHS[route]
         answer = self.read_answer(path, status, text)
         try:
-            samples = samples_of_answer(answer, route, expected_weights="")
+            samples = samples_of_answer(answer, route, expected_weights="")  # a probe may be of any weights
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
         are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)

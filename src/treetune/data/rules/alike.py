@@ -344,7 +344,7 @@ class Contamination(Rule):
         for done, row in enumerate(rows):
             if done % 256 == 0:
                 context.progress(done, len(rows))
-            if row.split != "train":
+            if row.split != "train":  # problems of other splits aren't trained on
                 continue
             match = problems.match(word_list(prompt_text(row.row)), self.overlap)
             if match is not None:
