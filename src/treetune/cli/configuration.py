@@ -79,6 +79,7 @@ def explain_config(options: Options) -> int:
     elif key and not key.required:
         say(f"{name} = {_as_text(key.default)}  (the default: nothing sets it)")
     elif settings:
+        # A file set it in an object that a later file replaces as a whole.
         say(f"{name} is not set: what set it was replaced by {explanation.source(path[:-1])}")
     elif key:
         say(f"{name} is not set, and has no default")

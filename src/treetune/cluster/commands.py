@@ -125,6 +125,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         is_ready = False
         while (code := process.exit_code()) is None:
             if not is_ready and listens(port, launch.host):
+                # It is ready once it has sampled a token.
                 try:
                     client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
                 except ServerFailure:
@@ -213,6 +214,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
             raise
         from treetune.config.jsonnet import load
 
+        # Without the APP_* variables, which are meant for the experiment that is planned.
         earlier_root = built(load([str(config_file)], environment_keys=()), "plan", "an experiment")
         return start_shape(cast("PolicyIteration", earlier_root))
 

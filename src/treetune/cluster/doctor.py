@@ -19,17 +19,23 @@ from treetune.runtime.fitting import refuse_gpus_of_one_process
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
+"""The memory that the quickstart needs."""
 SHARED_MEMORY_GIB = 1
+"""The free space of /dev/shm below which the check fails."""
 OPEN_FILES = 4096
+"""The number of files that a process must be allowed to open."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of one check. `remedy` is for a result that isn't fine."""
+    """The result of one check. `remedy` is for a result that isn't fine.
+
+    Example: ``Diagnosis("cores", False, "1", "with two or more, …")``.
+    """
 
     what: str
     fine: bool
-    found: str
+    result: str
     remedy: str = ""
 
 
@@ -38,7 +44,7 @@ def run() -> int:
     bad = 0
     for diagnosis in _diagnoses():
         mark = "ok  " if diagnosis.fine else "BAD "
-        print(f"{mark} {diagnosis.what}: {diagnosis.found}", flush=True)
+        print(f"{mark} {diagnosis.what}: {diagnosis.result}", flush=True)
         if not diagnosis.fine:
             bad += 1
             print(f"     {diagnosis.remedy}")
@@ -107,20 +113,20 @@ def _accelerator() -> Diagnosis:
 
     from treetune.trainer.ranks import refuse_unusable_gpu
 
-    found = "none: runs on the CPU"
+    gpus = "none: runs on the CPU"
     try:
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if torch.cuda.is_available():
-            found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+            gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
             refuse_gpus_of_one_process("a trainer and its engine's server")
         elif torch.version.cuda:
-            found = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
+            gpus = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
             return Diagnosis(
-                "accelerator", False, found, "install those for CPUs: pip install 'treetune[cpu]'"
+                "accelerator", False, gpus, "install those for CPUs: pip install 'treetune[cpu]'"
             )
     except ValueError as error:
-        return Diagnosis("accelerator", False, found, str(error))
-    return Diagnosis("accelerator", True, found)
+        return Diagnosis("accelerator", False, gpus, str(error))
+    return Diagnosis("accelerator", True, gpus)
 
 
 def _sampled_token() -> Diagnosis:

@@ -73,6 +73,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         """Ends a process and its children, and returns its exit code."""
         process = self.running.pop(key)
         self._stacks.pop(key).close()
+        # A process that had to be ended did not finish, even if it then exits with 0.
         return process.returncode or 1
 
 
@@ -167,11 +168,13 @@ class _Local:
             self._processes.start(shard, command, self._gpus(slot), log)
 
     def _gpus(self, slot: int) -> dict[str, str]:
+        """Returns the variable with the GPUs of this slot's job; empty if jobs have none of their own."""
         count = self._settings.gpus
         if not count:
             return {}
         seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         numbers = range(slot * count, (slot + 1) * count)
+        # Without the variable, how many GPUs there are isn't known here, and the job itself finds out.
         if seen and numbers[-1] >= len(seen):
             raise ValueError(
                 f"jobs.gpus is {count} and jobs.at_once {self._settings.at_once}, and this process sees"
@@ -201,7 +204,7 @@ class _Local:
 
     def stop(self, shard: int) -> None:
         if shard in self._processes.running:
-            end(self._processes.running[shard])
+            end(self._processes.running[shard])  # the next `alive` takes its exit code
 
     def leave(self) -> str:
         count = len(self._processes.running)
@@ -255,6 +258,7 @@ class _Slurm:
         self._script = output / "jobs" / "shard.sh"
         logs = (output / "shards" / "logs").resolve()
         logs.mkdir(parents=True, exist_ok=True)
+        # The jobs of a folder have a name of their own, by which a later start of the command finds them.
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
         self._states: dict[int, str] = {}
@@ -268,6 +272,7 @@ class _Slurm:
         self._unsent: set[int] = set()
         """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
         self._complaint = ""
+        """The controller's last complaint; empty if it has accepted everything."""
         self._began_to_send = self._send_again = 0.0
         """The time of the first attempt to submit these, in seconds since 1970, and of the next one, by the
         monotonic clock."""
@@ -341,6 +346,7 @@ class _Slurm:
         queue was read, or have already ended."""
         unsent = frozenset(self._unsent)
         for task in slurm.tasks_in_accounting(self._name, self._began_to_send, self._cluster):
+            # SLURM's job numbers increase, so a smaller one is that of an earlier job of the shard.
             is_new = int(task.job) > int(self._last_jobs.get(task.number, 0))
             if task.number not in unsent or not is_new:
                 continue

@@ -41,6 +41,11 @@ TERMINATED = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended."""
 
 POLL_S, END_POLL_S = 0.5, 0.1
+"""The seconds between two looks at the launcher, and at a group of processes that is being ended."""
+
+STATE, START_TIME = 0, 19
+"""The indices of two fields in `process_fields`, which begin with the third field of /proc/PID/stat."""
+
 ORPHAN_GRACE_S = 20.0
 """The longest that a rank without its launcher may take to close its server and exit, before it is killed."""
 
@@ -63,11 +68,12 @@ class ProcessIdentity:
     @staticmethod
     def of(pid: int) -> ProcessIdentity | None:
         fields = process_fields(pid)
-        return ProcessIdentity(pid, fields[19]) if fields else None
+        return ProcessIdentity(pid, fields[START_TIME]) if fields else None
 
     def alive(self) -> bool:
+        """Returns whether this process still runs. Zombies (Z) and dead processes (X) don't."""
         fields = process_fields(self.pid)
-        return bool(fields) and fields[19] == self.started and fields[0] not in ("Z", "X")
+        return bool(fields) and fields[START_TIME] == self.started and fields[STATE] not in ("Z", "X")
 
 
 def process_fields(pid: int) -> list[str]:
@@ -76,6 +82,7 @@ def process_fields(pid: int) -> list[str]:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
+    # The second field is the program's name in parentheses, which may contain spaces and parentheses itself.
     return text.rpartition(")")[2].split()
 
 
@@ -92,6 +99,7 @@ def launcher_processes() -> list[psutil.Process]:
 
 
 def _command(pid: int) -> str:
+    """Returns the command line of a process; empty if it can't be read."""
     with contextlib.suppress(psutil.Error):
         return " ".join(psutil.Process(pid).cmdline())
     return ""
@@ -103,9 +111,10 @@ def end_with_launcher() -> None:
     Raises:
         Stopped: A process of the launcher is gone already.
     """
+    # The kernel sends SIGTERM when the parent dies. The thread below watches the launcher's other process.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
-    if _is_orphan(launcher):
+    if _is_orphan(launcher):  # a process of the launcher died before the calls above
         raise Stopped(TERMINATED)
     if not launcher:
         return
@@ -251,6 +260,8 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
+        # A signal of ENDING after CHECKPOINT limits the wait to the grace. CHECKPOINT after any other signal
+        # adds nothing.
         if self.asked_by is None or number in ENDING:
             self._ask(number)
         return False
@@ -429,10 +440,10 @@ def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     while (members := _members(process.pid)) and time.monotonic() < deadline:
-        process.poll()
+        process.poll()  # reaps the process if it has ended
         time.sleep(END_POLL_S)
     for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             member.kill()
     process.wait(GRACE_S)
 
@@ -441,7 +452,7 @@ def _members(group: int) -> list[psutil.Process]:
     """Returns the living processes of a group, without zombies."""
     members = []
     for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             if os.getpgid(process.pid) == group and is_alive(process):
                 members.append(process)
     return members

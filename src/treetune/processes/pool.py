@@ -153,6 +153,7 @@ class Pool:
         self._wake_read, self._wake_write = -1, -1
         """A pipe: a byte in it ends the thread's `_wait`."""
         self._mean_seconds = _BATCH_SECONDS
+        """The running mean of the seconds of a call. At the beginning, a batch has a single call."""
 
     def register(self, servant: Servant, name: str, *, threads: int | None = None) -> int:
         """Registers a servant, and returns its number for `submit`.
@@ -325,7 +326,7 @@ class Pool:
             return True
         worker.kill()
         if not worker.is_ready:
-            # It was starting, or loading a servant.
+            # It was starting, or loading a servant. After the first death, another worker is tried.
             if outcome == "timeout" or None in self._died_at:
                 raise WorkerStartError(f"a worker process did not start: {message}")
             self._died_at.add(None)
@@ -334,6 +335,7 @@ class Pool:
             if outcome == "timeout":
                 message = call.overdue_message
             log.warning("%s on an answer to problem %s: %s", outcome, call.about, message)
+            # A call at which a worker has died for the first time stays in the batch, and is tried once more.
             if outcome == "timeout" or call.number in self._died_at:
                 worker.batch.popleft()
                 self._finish(
@@ -488,11 +490,11 @@ class WorkerProcess:
         is_alive = True
         try:
             while True:
-                data = os.read(self.results, _READ_BYTES)
-                if not data:
+                received = os.read(self.results, _READ_BYTES)
+                if not received:  # the process has closed the pipe
                     is_alive = False
                     break
-                self._inbox += data
+                self._inbox += received
         except BlockingIOError:
             pass
         results = []
@@ -603,9 +605,9 @@ class ServiceThreads:
     """Threads that call a servant which waits for something outside of this process, such as a judge.
 
     At most `concurrency` calls run at a time. A servant may stop a call's clock while the call waits for its
-    turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue
-    gets the result ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't
-    count among the running ones, so that another one can take its place. Threads end with this process.
+    turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue gets the result
+    ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't count among the
+    running ones, so that another one can take its place. Threads end with this process.
     """
 
     def __init__(
@@ -698,7 +700,7 @@ class ServiceThreads:
                     reason = f"not asked: {self._stuck_count} earlier calls have not returned"
                     given_up += [(call, reason) for call in self._queue]
                     self._queue.clear()
-                self._start_thread_if_needed()
+                self._start_thread_if_needed()  # in the place of one that is stuck
             # Without the lock, since settling a call may run callbacks of its future.
             for call, reason in given_up:
                 self._settle(call, self._make_lost_result("unavailable", reason, 0.0))

@@ -183,6 +183,11 @@ def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iter
     The metrics of iteration i (from 0) describe answers that the weights after i iterations sampled. So if a
     sign is seen since iteration i, the weights after i - 1 iterations are the last good ones.
 
+    Args:
+        findings: The signs after the last iteration.
+        iteration: The number of the last iteration, from 0. Without a sign, the weights that sampled it are
+            the newest good ones, since no metrics describe those that it has trained.
+
     Returns:
         None if no sign may stop the run; a number below 0 if the start weights show one.
     """
@@ -290,16 +295,18 @@ def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
 
 
 def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
-    share, floor = _mixed_share(rows[-1]), settings.mixed_floor
+    row, floor = rows[-1], settings.mixed_floor
+    share = _mixed_share(row)
     assert floor is not None
-    if share is None or share >= floor:
-        if rows[-1].get("credit/advantage_zero") != 1:
-            return None
+    if share is not None and share < floor:
+        reward = row.get("episodes/reward")
+        earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
+        return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
+    # Answers that differ in score may earn the same once they are shaped.
+    if row.get("credit/advantage_zero") == 1:
         differ = "" if share is None else f", though answers differ in score for {share:.3g} of the problems"
         return f"every advantage is 0{differ}"
-    reward = rows[-1].get("episodes/reward")
-    earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
-    return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
+    return None
 
 
 def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:

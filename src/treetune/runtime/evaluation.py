@@ -88,8 +88,8 @@ def evaluate(
 def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     """Returns the metrics of a measured set, by names such as ``evaluation/test/pass_at_1``."""
 
-    def pick(beginning: str, values: Mapping[str, Any]) -> Metrics:
-        return {beginning + name: values[name] for name in EVALUATED if values[name] is not None}
+    def pick(name_prefix: str, values: Mapping[str, Any]) -> Metrics:
+        return {name_prefix + name: values[name] for name in EVALUATED if values[name] is not None}
 
     metrics = pick(f"evaluation/{label}/", summary)
     for domain, summary_of_domain in summary.get("domains", {}).items():
@@ -301,7 +301,7 @@ def summarise(
     correct_counts = [sum(t.grade.correct for t in group) for group in groups.values()]
     means = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
     low, high = interval_of_mean(means, seed)
-    n = min(samples.values())
+    n = min(samples.values())  # that of every problem, as `measure` has checked
     # A k above every problem's number of graded samples would leave no problem for pass@k.
     largest_k = min(n, max(counts))
     ks = [2**i for i in range(n.bit_length()) if 2**i <= largest_k]
@@ -465,7 +465,7 @@ def measure_claimed(
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
-            # The process that held the claim may have finished after the first look.
+            # The process that held the claim may have finished between the first look and `take`.
             if is_measured(directory, number, evaluation_set):
                 verdict = "measured"
         verdict = session.ranks.from_first("claim", verdict)

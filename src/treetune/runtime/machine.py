@@ -122,6 +122,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     Raises:
         ValueError: nvidia-smi fails.
     """
+    # nvidia-smi prints a text such as [N/A] for a GPU whose memory it doesn't know.
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
     # DeepSpeed's launcher sets LOCAL_SIZE to the number of ranks on this machine, torchrun LOCAL_WORLD_SIZE.
     # Both set WORLD_SIZE to that of all machines.
@@ -133,7 +134,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
         device="cuda" if memories else "cpu",
         ranks=ranks,
         cores=len(os.sched_getaffinity(0)),
-        device_memory=min(memories, default=0),
+        device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
         host_memory=host_memory(),
         shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
@@ -152,7 +153,8 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
         ValueError: nvidia-smi fails.
     """
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.strip(" ,-1"):
+    hides_all_gpus = visible is not None and not visible.strip(" ,-1")  # it is empty, or "-1"
+    if hides_all_gpus:
         return []
     if shutil.which("nvidia-smi") is None:
         return []
@@ -176,6 +178,7 @@ def gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name for name in visible.split(",") if name]
+    # Without nvidia-smi there is no GPU. If it fails, `query_gpus` reports that; here no GPU is used.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
         count = sum(line.startswith("GPU") for line in answer.stdout.splitlines())
@@ -273,11 +276,11 @@ def memory_in_use() -> float:
     if torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
         return float(total - free)
-    held = 0
+    resident_bytes = 0
     for process in processes_of_the_run():
-        with contextlib.suppress(psutil.Error):
-            held += process.memory_info().rss
-    return float(held)
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            resident_bytes += process.memory_info().rss
+    return float(resident_bytes)
 
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
@@ -287,8 +290,14 @@ def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[ps
     Raises:
         psutil.Error: The processes can't be listed.
     """
-    if launcher := launcher_processes():
+    launcher = launcher_processes()  # DeepSpeed's, nearest first
+    # Another launcher, such as torchrun, is the parent of its ranks. RANK and LOCAL_RANK don't show whether
+    # there is one, since a process without a launcher sets them itself (`Ranks.join`).
+    has_other_launcher = "LOCAL_WORLD_SIZE" in environment or environment.get("WORLD_SIZE", "1") != "1"
+    if launcher:
         root = launcher[-1]
+    elif has_other_launcher:
+        root = psutil.Process(os.getppid())
     else:
-        root = psutil.Process(os.getppid() if "LOCAL_RANK" in environment else os.getpid())
+        root = psutil.Process(os.getpid())
     return [root, *root.children(recursive=True)]

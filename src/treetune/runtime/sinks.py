@@ -84,6 +84,7 @@ class _MirrorState:
             values = json.loads((directory / RECORD).read_text())[kind]
             is_same_run = all(values.get(name) == value for name, value in identity.items())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            # There is no file or no entry yet, or the file has another content: the mirror begins anew.
             values, is_same_run = {}, False
         return _MirrorState(directory, kind, values if is_same_run else dict(identity))
 
@@ -92,7 +93,7 @@ class _MirrorState:
         path = self.directory / RECORD
         try:
             entries = json.loads(path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # no file yet, or one that isn't JSON and is replaced
             entries = {}
         entries = entries | {self.kind: self.values}
         write_text(path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
@@ -199,7 +200,7 @@ class WandbSink(Sink):
             mode=mode,  # type: ignore[arg-type]
         )
         # Online, the server knows which steps it has. Offline, they can only be read from the files that the
-        # last process has written.
+        # last process has written, in the folder of the entry that `state` still has from it.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step
@@ -260,6 +261,8 @@ def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
     last_written = -1
     for file in files:
         last_written = max(last_written, max(_steps_in(file), default=-1))
+    # The last process has logged from iteration `began` on. If it was killed before W&B wrote a point, its
+    # files have none, and `began` is still the first missing one.
     return max(values.get("began", 0), last_written + 1)
 
 

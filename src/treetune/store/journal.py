@@ -193,7 +193,9 @@ def row_of(line: bytes) -> bytes:
         if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")
         return line
-    row = line[len(_HEAD) + len('00000000","row":') : -len(_END)]
+    # The row begins after the eight digits of the checksum and its own key.
+    row_start = len(_HEAD) + len('00000000","row":')
+    row = line[row_start : -len(_END)]
     if line != sealed_line(row.decode(errors="replace")).encode():
         raise Damaged("its checksum doesn't match its content")
     return row

@@ -154,7 +154,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
                 _finish_last(processes, spans)
                 processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
                 continue
-            if not processes:
+            if not processes:  # the row about the process itself is damaged
                 continue
             if "begin" in row:
                 number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
@@ -164,7 +164,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
                 if number in spans:
                     span = spans[number]
                     spans[number] = replace(span, end=at, about=span.about | row)
-            else:
+            else:  # {"closed": …}
                 processes[-1] = replace(processes[-1], closed=True)
             processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):

@@ -287,6 +287,7 @@ class Trainer(Part):
                 "minibatch_size",
                 "lower it, or set it to null for one step an iteration",
             )
+        # Training that begins anew in every iteration has a schedule over the steps of one.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
         steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
         if self.schedule.warmup_steps > steps:

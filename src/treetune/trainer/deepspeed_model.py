@@ -99,6 +99,7 @@ class DeepSpeedModel:
         self._max_norm = max_norm
         if clip_norm is not None:
             optimizer.clip_grad = clip_norm
+        # `_clip` has set it, or DeepSpeed's optimiser has clipped by itself and knows it.
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -330,6 +331,7 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # unused: the trainer cuts its own micro-batches
         "managed_gradient_accumulation": False,
+        # With 0, DeepSpeed would not call `_clip`, which measures the norm. No gradient is as long as 1e30.
         "gradient_clipping": settings.max_grad_norm or 1e30,
         "optimizer": {
             "type": "AdamW",
@@ -484,12 +486,12 @@ def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        on_gpu: dict[nn.Parameter, nn.Parameter] = {}  # the copy of each weight on the CPU
+        copies: dict[nn.Parameter, nn.Parameter] = {}  # on the device, by the weight on the CPU
         for weight in on_cpu.values():
             copy = weight.data.to(device, non_blocking=True)
-            on_gpu[weight] = nn.Parameter(copy, requires_grad=False)
+            copies[weight] = nn.Parameter(copy, requires_grad=False)
         for submodule, name, weight in owners:
-            submodule._parameters[name] = on_gpu[weight]
+            submodule._parameters[name] = copies[weight]
         try:
             yield module
         finally:

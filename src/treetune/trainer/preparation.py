@@ -300,6 +300,7 @@ def token_rewards(
     rewards_N = torch.zeros(starts[-1])
     last_tokens = torch.tensor(starts[1:]) - 1
     rewards_N[last_tokens] = torch.tensor(rewards, dtype=torch.float32)
+    # `early` may be empty: then all rewards are earned at the end.
     for (start, end), early_of_sequence in zip(pairwise(starts), early):
         for token, reward in early_of_sequence:
             rewards_N[start + token] += reward

@@ -48,7 +48,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
 
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
-        with refusing_idle_adapters(model):
+        with refusing_idle_adapters(model):  # one pass is enough to see which layers the model calls
             alone_N = compute_alone()
         again_N = compute_alone()
         _refuse(

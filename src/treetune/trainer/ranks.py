@@ -197,7 +197,7 @@ def _private_folder(port: str, rank: int) -> Path:
         launcher = psutil.Process(os.getppid())
         name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
         folder = Path(tempfile.gettempdir()) / name
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError):  # another rank was faster, or it is refused below
             folder.mkdir(mode=0o700)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
@@ -282,7 +282,7 @@ class Ranks:
             # wait for a dead rank for ever. Gloo's have a deadline.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
-        if not dist.is_initialized():
+        if not dist.is_initialized():  # a process that has joined already keeps its groups
             meeting = Meeting.join(os.environ, deadline_s)
             if meeting.machines == 1:
                 for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -368,7 +368,7 @@ class Ranks:
         self.barrier(name)
         received = []
         for source in range(self.world_size):
-            output: list[Any] = [None]
+            output: list[Any] = [None]  # gets the object that `source` sends to this rank
             sent = list(for_ranks) if source == self.rank else None
             dist.scatter_object_list(output, sent, src=source, group=self.objects)
             received += output
