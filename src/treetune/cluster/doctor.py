@@ -109,6 +109,7 @@ def tested_versions() -> dict[str, str]:
 
 
 def _accelerator() -> Diagnosis:
+    """Checks that PyTorch can use the machine's GPUs, or that it is built for a CPU if there are none."""
     import torch
 
     from treetune.trainer.ranks import refuse_unusable_gpu

@@ -347,6 +347,7 @@ class Pool:
         return False
 
     def _finish(self, call: ServantCall, result: Any) -> None:
+        """Settles a call, and takes its seconds into the running mean, by which batches are sized."""
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
         self._settle(call, result)
 
@@ -574,6 +575,7 @@ class CallClock:
         return self._paused_s
 
     def stop(self) -> None:
+        """Stops the clock. Safe to call twice, and from any thread."""
         with self._changed:
             if self._runs_since is not None:
                 now = time.monotonic()
@@ -635,6 +637,7 @@ class ServiceThreads:
         self._watcher: threading.Thread | None = None
 
     def add(self, call: ServantCall) -> None:
+        """Queues a call, and starts the threads that it needs. Does not block."""
         with self._changed:
             self._queue.append(call)
             if self._watcher is None:

@@ -141,6 +141,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _own_identity() -> dict[str, Any]:
+    """Returns the content of a claim of this process, by which others judge whether it is alive."""
     process = ProcessIdentity.of(os.getpid())
     assert process is not None
     return {

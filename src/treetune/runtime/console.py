@@ -137,6 +137,7 @@ class Console:
         self._file.handle(record)
 
     def close(self) -> None:
+        """Closes the log file and the timeline. The logger is global, so its handlers are removed, too."""
         for handler in self._handlers:
             self.log.removeHandler(handler)
             # Closing writes what is still buffered, which fails on a full disk; `LogFile` has reported that.
@@ -266,6 +267,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Adds the seconds of a block to a phase, also if the block raises."""
         assert name in PHASES, name
         start = time.perf_counter()
         try:

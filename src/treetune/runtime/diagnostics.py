@@ -295,6 +295,8 @@ def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
 
 
 def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    """Returns a text if the answers of the last row teach nothing, since they differ too rarely in score or
+    all have the advantage 0; None otherwise."""
     row, floor = rows[-1], settings.mixed_floor
     share = _mixed_share(row)
     assert floor is not None
@@ -310,6 +312,8 @@ def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
 
 
 def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    """Returns a text if the gradient norms of the last `window` iterations vary too much; None if they don't,
+    or if there are fewer iterations."""
     ceiling = settings.gradient_variation_ceiling
     assert ceiling is not None
     norms = [row["train/grad_norm"] for row in rows[-settings.window :]]

@@ -123,6 +123,7 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
+        """Returns whether a checkpoint was due by iterations. Those of earlier versions all were."""
         try:
             return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
         except (Damaged, FileNotFoundError):

@@ -221,6 +221,7 @@ def _code() -> str:
 
 
 def _mark(directory: Path, token: str, machine: int) -> Path:
+    """Returns the file that shows whether other machines see what this machine writes into the directory."""
     return directory / f".machine-{machine}-{token}"
 
 

@@ -89,6 +89,7 @@ class _MirrorState:
         return _MirrorState(directory, kind, values if is_same_run else dict(identity))
 
     def write(self, **values: Any) -> None:
+        """Changes values of the entry, and writes it into `mirrors.json`. Other mirrors' entries stay."""
         self.values |= values
         path = self.directory / RECORD
         try:

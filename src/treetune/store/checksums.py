@@ -245,6 +245,7 @@ def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
+    """Returns the digest of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, _hash).hexdigest()
 
@@ -267,6 +268,7 @@ def config_hash(data: Any) -> str:
 
 
 def _canonical(value: Any) -> Any:
+    """Returns a configuration in the form that is hashed, which is the same for equal configurations."""
     if isinstance(value, dict):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

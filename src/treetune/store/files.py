@@ -53,7 +53,8 @@ def why_not_written(error: BaseException, path: Path) -> str:
     if error_number == errno.EISDIR:
         return f"{path} is a folder where a file belongs: move it away"
     if error_number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{path} can't be written by this user ({os.strerror(error_number)}): give another folder, or rights"
+        reason = os.strerror(error_number)
+        return f"{path} can't be written by this user ({reason}): give another folder, or rights"
     if error_number == errno.ENOSPC or (error_number is None and not space.f_bavail):
         return f"there is no space left on the file system of {nearest_folder} ({free}): free some"
     if error_number == errno.ENOENT:

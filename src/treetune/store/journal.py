@@ -138,6 +138,8 @@ class Journal(AbstractContextManager["Journal"]):
                 self._close_file()
 
     def _open(self) -> None:
+        """Opens the file to append to it, and cuts off an incomplete last line. Raises ValueError if another
+        process has an exclusive journal open."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a+b", buffering=0)
         try:

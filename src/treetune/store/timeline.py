@@ -88,6 +88,8 @@ class Timeline:
             return self._number
 
     def _write(self, row: dict[str, Any]) -> None:
+        """Appends a row, and before the first one the row about this process. Writes nothing more after an
+        error."""
         with self._lock:
             if self._journal is None:
                 return

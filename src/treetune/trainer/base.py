@@ -372,6 +372,8 @@ class Trainer(Part):
             )
 
     def _check_entropy(self, target: EntropyTarget) -> None:
+        """Raises ValueError if the objective has no coefficient to adjust, or if the coefficient begins
+        outside of the target's bounds."""
         names = {field.name for field in fields(self.objective)}  # type: ignore[arg-type]
         if "entropy_coef" not in names:
             raise ValueError(

@@ -321,6 +321,7 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
+    """Returns DeepSpeed's configuration, as `deepspeed.initialize` takes it."""
     on_gpu = ranks.device.type == "cuda"
     offload = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "contiguous_gradients": True}

@@ -320,6 +320,7 @@ class Ranks:
         return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
+        """Waits until all ranks have called this. If one doesn't, the message has the `name`."""
         if self.world_size == 1:
             return
         try:

@@ -248,6 +248,7 @@ async def _credit_request(
 
 
 def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns the response to a request that failed. With 503, the same request may succeed later."""
     if status == 503:
         headers = {"Retry-After": "1"}
     return JSONResponse(Failure(error=message).model_dump(), status, headers)

@@ -196,6 +196,7 @@ _COLUMNS: Mapping[str, _Column] = {
 
 
 def _messages(body: bytes) -> Iterator[pa.Message]:
+    """Yields the messages of a stream: its schema, dictionaries and record batches."""
     import pyarrow as pa
 
     reader = pa.ipc.MessageReader.open_stream(body)

@@ -85,6 +85,7 @@ def _read_engine(texts: Sequence[str]) -> Any:
 
 
 def _read_grader(text: str | None) -> Mapping[str, Any] | None:
+    """Returns the configuration of the command line's grader: Jsonnet, or its type alone."""
     if text is None:
         return None
     grader: Mapping[str, Any] = _evaluate(text, "--grader") if "{" in text else {"type": text}

@@ -486,6 +486,8 @@ class TrainerMemory:
         return -(-tokens // ranks_of_group)
 
     def passes(self, tokens: int) -> Passes:
+        """Returns the passes over a micro-batch of this many tokens, of which as large a share is trained as
+        of the longest row."""
         trainer = self.trainer
         on_cpu = self.machine.device == "cpu"
         return Passes(

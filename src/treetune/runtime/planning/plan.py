@@ -230,6 +230,8 @@ class Plan:
     # GPUs
 
     def _on_gpus(self) -> Iterator[MemoryUse]:
+        """Yields the uses of a GPU: by the trainer alone, by an engine on GPUs of its own, by both at once,
+        or by both in turn, if the engine sleeps during training."""
         room = int(USABLE * self.machine.device_memory)
         context = Item("CUDA context of the rank", CONTEXT)
         trainer, engine = self.trainer, self.engine
@@ -264,6 +266,7 @@ class Plan:
         return int(self.engine.context_length * self.engine.bytes_per_token)
 
     def _training(self) -> list[Item]:
+        """Returns what the trainer needs on a device while it trains, in parts that add up to its peak."""
         trainer = self.trainer
         policy, critic = trainer.policy, trainer.critic
         items = [
@@ -286,6 +289,7 @@ class Plan:
     # The host
 
     def _on_the_host(self) -> Iterator[MemoryUse]:
+        """Yields the uses of a machine's own memory and of /dev/shm. On a CPU the models are there, too."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared = self._shared
         if self.sends_through_memory:
