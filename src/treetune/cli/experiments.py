@@ -23,6 +23,7 @@ def run_experiment(options: Options) -> int:
     """Carries out a command of `treetune.runtime` in this process."""
     config, root = load_experiment(options)
     is_first_rank = os.environ.get("RANK", "0") == "0"
+    # The other commands, such as `check_finished`, run in one process and need no PyTorch.
     if is_first_rank and options.commands[options.command].in_ranks:
         if options.command == "run_iteration_loop":
             _check_machine(config, root)

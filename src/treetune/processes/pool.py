@@ -374,6 +374,7 @@ def start_worker(
     Returns:
         The process, and the first message, which the caller must send to it.
     """
+    # The worker imports the same treetune as this process, wherever that is.
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -619,12 +620,8 @@ class ServiceThreads:
         settle: Callable[[ServantCall, Any], None],
         make_lost_result: MakeLostResult,
     ) -> None:
-        self._servant, self._concurrency, self._settle, self._make_lost_result = (
-            servant,
-            concurrency,
-            settle,
-            make_lost_result,
-        )
+        self._servant, self._concurrency = servant, concurrency
+        self._settle, self._make_lost_result = settle, make_lost_result
         self._changed = threading.Condition()
         """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
         self._queue: deque[ServantCall] = deque()

@@ -150,6 +150,7 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
     """Returns the state of every sign that is switched on, and whose metrics the rows have."""
     findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
+        # Without sampled answers only the gradients can show anything.
         if not watched.sampled and sign != "gradient_noise":
             continue
         rows_with_metric = [row for row in rows if _has_metric(sign, watched, row)]
@@ -249,8 +250,8 @@ def _describe_if_low(
     Example: ``below 0.05 of what it was at the beginning (0.02 of 0.7)``.
 
     Args:
-        floor: A bound.
-        share: A bound as a share of the metric's mean over the `first` rows.
+        floor: The lower bound; None for none.
+        share: The lower bound as a share of the metric's mean over the `first` rows; None for none.
     """
     (metric,) = METRICS[sign]
     value = rows[-1][metric]

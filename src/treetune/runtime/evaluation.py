@@ -162,7 +162,10 @@ def measure(
             )
             # No rank writes to its journal before every rank has listed the journals above.
             session.ranks.barrier("evaluation begins")
-            answers_of_rank = answers_of(rollout.run(context, answerable)[0]) if answerable else []
+            answers_of_rank: list[Trajectory] = []
+            if answerable:
+                trees, _ = rollout.run(context, answerable)
+                answers_of_rank = answers_of(trees)
             services = by_group(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)

@@ -214,6 +214,7 @@ def _wait_for_group(group: int) -> None:
 
     Ranks end by themselves when their launcher is gone.
     """
+    # First it waits for processes that end by themselves, then for those that it has killed.
     for signal_number in (None, signal.SIGKILL):
         if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -221,7 +222,7 @@ def _wait_for_group(group: int) -> None:
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             try:
-                os.killpg(group, 0)
+                os.killpg(group, 0)  # sends nothing, and fails if no process is left
             except ProcessLookupError:
                 return
             time.sleep(0.1)

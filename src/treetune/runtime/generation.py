@@ -321,6 +321,7 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
             compute their log-probs under another distribution than the one that they were sampled from.
     """
+    # A rollout without `sampling` should sample with the defaults of the three parameters.
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)

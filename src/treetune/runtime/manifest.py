@@ -274,7 +274,8 @@ def refuse_another(
     for difference in changed:
         if difference.key != ("iterations",):
             continue
-        # None if no iteration depends on how many there are.
+        # The number may change, unless the iterations so far depend on it, as by a learning rate that decays
+        # to the end of the run.
         why_length_matters = config.length_matters
         if why_length_matters is not None:
             raise ValueError(

@@ -100,7 +100,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
     # The first rank alone writes messages.
-    repetition = done_again(directory, start) if session.ranks.is_first else ""
+    repetition = describe_repetition(directory, start) if session.ranks.is_first else ""
     is_new = not start and not repetition
     session.console.say(
         f"{'starting' if is_new else 'resuming'} {directory.path}: {n_problems} training problems,"
@@ -115,9 +115,13 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     return start
 
 
-def done_again(directory: ExperimentDirectory, start: int) -> str:
+def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     """Returns the end of a message on what a run repeats that resumes after `start` iterations; empty if it
-    repeats nothing."""
+    repeats nothing.
+
+    Example: ``, the last checkpoint: iterations 4 to 5 had been finished after it and are trained again
+    (about 3 min); what was sampled is kept``.
+    """
     rows: list[dict[str, Any]] = []
     while (path := directory.iteration(start + len(rows)) / "metrics.json").is_file():
         rows.append(read_record(path, METRICS_REMEDY))
@@ -126,6 +130,7 @@ def done_again(directory: ExperimentDirectory, start: int) -> str:
     iterations = name_iterations(start + 1, start + len(rows))
     are = "is" if len(rows) == 1 else "are"
     begin = f", the last checkpoint: {iterations} had been finished after it and {are}"
+    # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
         return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
@@ -407,6 +412,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
         tokens/s 5120  test 0.480  12.4 s (generation 7.1, training 4.0)  8 min left
     """
     parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
+    # Without shaping, the reward is the score, and is shown alone.
     was_shaped = row.get("episodes/score") != row.get("episodes/reward")
     if was_shaped and "episodes/score" in row:
         parts.append(f"score {row['episodes/score']:.3f}")
@@ -419,7 +425,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     ):
         if key in row:
             parts.append(f"{name} {form.format(row[key])}")
-        if name == "reward":
+        if name == "reward":  # those of the domains come right after the mean of all
             parts += _rewards_of_domains(row)
     parts += describe_numbers(row)
     for key, value in row.items():

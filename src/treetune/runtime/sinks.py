@@ -219,6 +219,7 @@ class WandbSink(Sink):
             if key in metrics:
                 values[name] = metrics[key]
         is_due = self.answers_every is not None and (iteration + 1) % self.answers_every == 0
+        # The mirror has the points and tables of earlier iterations.
         if is_due and iteration >= handle.first_missing:
             table = self._table_of_answers(handle.directory, iteration)
             if table is not None:
@@ -302,6 +303,7 @@ def _steps_in(file: Path) -> Iterator[int]:
         if record.WhichOneof("record_type") != "history":
             continue
         for item in record.history.item:
+            # A key is a text (`key`) or a path (`nested_key`).
             if "_step" in (item.key, *item.nested_key):
                 yield int(float(item.value_json))
 
@@ -382,7 +384,7 @@ def _points_in(folder: Path) -> dict[str, set[int]]:
 
     points: dict[str, set[int]] = {}
     for file in sorted(folder.glob("events.out.tfevents.*")):
-        for content in RawEventFileLoader(str(file)).Load():
+        for content in RawEventFileLoader(str(file)).Load():  # it ends before a damaged end
             event = Event.FromString(content)
             for value in event.summary.value:
                 points.setdefault(value.tag, set()).add(event.step)

@@ -85,7 +85,8 @@ def open_trainer(
         trains: Whether the trainer will train, so that its reference may score answers during sampling.
     """
     session, server = resources.session, resources.server
-    with server.asleep():  # on a CPU, the server starts meanwhile
+    # On a GPU this waits for a server that is still starting; on a CPU, the server starts meanwhile.
+    with server.asleep():
         server.trainer = trainer = make_trainer(session)
         if state is not None:
             trainer.load(state)
@@ -190,7 +191,7 @@ def _row_of_text(text: ScoredText) -> Episode:
     return Episode(
         prompt_ids=text.prompt_ids,
         response_ids=text.text_ids,
-        trained=np.ones(len(text.text_ids), bool),
+        trained=np.ones(len(text.text_ids), bool),  # the trainer scores the tokens with this mark
         reward=0.0,
         group="",
         trajectory="",
@@ -575,6 +576,7 @@ def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     if rule == "best":
         # Of equally good candidates the earliest, since `-number` is largest for it.
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
+    # Each candidate up to the chosen one is strictly better than the one before it.
     number = 0
     while number + 1 < len(accuracies) and accuracies[number + 1] > accuracies[number]:
         number += 1

@@ -112,9 +112,12 @@ def own_folder(path: Path, *, share: bool = False) -> None:
         # Read from /proc, since os.umask can only return it by setting another one, for all threads.
         lines = Path("/proc/self/status").read_text().splitlines()
         umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+        mode_before = stat.S_IMODE(status.st_mode)
         # The set-group-ID and sticky bits of a group's folder stay.
-        mode = stat.S_IMODE(status.st_mode) & ~0o777 | permissions & ~umask
-        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+        special_bits = mode_before & ~0o777
+        mode = special_bits | (permissions & ~umask)
+        is_owner = status.st_uid == os.geteuid()  # only the owner may change the mode
+        if is_owner and mode != mode_before:
             path.chmod(mode)
 
 

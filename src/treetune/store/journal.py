@@ -104,6 +104,7 @@ class Journal(AbstractContextManager["Journal"]):
             for row in rows:
                 text = json.dumps(row, separators=(",", ":"))
                 line = (f"{text}\n" if self._plain else sealed_line(text)).encode()
+                # An index that was made already is kept up to date.
                 if self._index is not None and (key := _key(row)) is not None:
                     self._index[key] = self.path, self._end, len(line)
                 self._end += len(line)
@@ -163,7 +164,7 @@ class Journal(AbstractContextManager["Journal"]):
     def _positions(self) -> dict[str, tuple[Path, int, int]]:
         """Returns the index, for which it reads all files once."""
         if self._index is None:
-            self.flush()
+            self.flush()  # so that the file has all rows
             self._index = {}
             for path in (*self._others, self.path):
                 for start, length, row in _rows(path, None):

@@ -163,13 +163,14 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
                 spans[number] = Span(lane, name, at, None, row)
             elif "end" in row:
                 number = row.pop("end")
-                if number in spans:
+                if number in spans:  # unless the row of its beginning is damaged
                     span = spans[number]
                     spans[number] = replace(span, end=at, about=span.about | row)
             else:  # {"closed": …}
                 processes[-1] = replace(processes[-1], closed=True)
             processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            # The row isn't one that a `Timeline` writes.
             if damaged is not None and line.endswith(b"\n"):  # else a crash cut it short
                 damaged.append(line_number)
     _finish_last(processes, spans)

@@ -257,6 +257,7 @@ def sequences_of_rank(
         return Sequences.of(episodes)
     sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
     if sequences.critic_has_prompts:
+        # The critic computes the values of all sequences before the first step.
         of_critic = _with_tokens_of_rank(
             EpisodesOfCritic(episodes), settings, ranks, units_by_step, scores_all=True
         )

@@ -96,6 +96,7 @@ class PolicyTrainer:
         refuse_unlike_model(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
+            # By a function, since `restart` replaces the policy.
             self.reference = self.factory.reference(lambda: self.policy)
         self.prefetch: ReferencePrefetch | None = None
         """Scores answers under the reference while others are sampled, with ``reference_scores:
@@ -237,6 +238,7 @@ class PolicyTrainer:
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
         metrics_of_step = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
+        # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
         is_skipped = bool(metrics_of_step.get(SKIPPED_BY_RATIO))
         grad_norm = self.policy.step(rate, without_gradient=is_skipped)
         metrics_of_step |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}

@@ -46,6 +46,7 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage = settings.zero_stage
         self._norm: Tensor | None = None
+        """The norm of the last gradient, if `_clip` has measured it."""
         self._storages: list[torch.UntypedStorage] = []
         """The storages that are offloaded at present; empty if none are."""
         self._copies: list[Tensor] = []
@@ -305,6 +306,7 @@ def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     the module. Collective."""
     import deepspeed
 
+    # It has no optimiser, and its shards stay on the device.
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
     shard_weights(module, config, settings, ranks)
@@ -436,7 +438,7 @@ class ModelFactory:
         if self.settings.zero_stage == 3 and not self.settings.offload_reference:
             sharded = shard_reference(model, self.settings, self.ranks)
             return lambda: nullcontext(sharded)
-        read_whole(model)
+        read_whole(model)  # its weights may still be in their files
         if self.settings.offload_reference:
             return keep_on_cpu(model, self.ranks.device)
         model.to(self.ranks.device)

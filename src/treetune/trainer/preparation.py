@@ -326,7 +326,7 @@ def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
     """
     if kind == "none" or len(advantages_N) < 2:
-        return advantages_N
+        return advantages_N  # a single token has no standard deviation
     # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
     # summed.
     advantages = advantages_N.double()

@@ -85,6 +85,7 @@ class Meeting:
         else:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
             try:
+                # It doesn't wait for the other ranks: `exchange` does, and names those that are missing.
                 store = dist.TCPStore(
                     address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
                 )
@@ -112,6 +113,7 @@ class Meeting:
         deadline = time.monotonic() + self.deadline_s
         values = []
         for rank in range(self.world_size):
+            # Above 0 also after the deadline, so that values which have arrived are still read.
             remaining_s = max(deadline - time.monotonic(), 0.001)
             try:
                 self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=remaining_s))
@@ -320,7 +322,11 @@ class Ranks:
         return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
-        """Waits until all ranks have called this. If one doesn't, the message has the `name`."""
+        """Waits until all ranks have called this. If one doesn't, the message has the `name` and that rank.
+
+        The methods below that exchange objects begin with it, since their own errors don't say which rank is
+        missing.
+        """
         if self.world_size == 1:
             return
         try:

@@ -78,6 +78,7 @@ def micro_batch_loss(
         ref_kl_N=of_batch(tensors.ref_kl_N),
         own_advantages_N=of_batch(tensors.own_advantages_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
+        # Measured by this pass, or else by the pass before the first step.
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),
         terms=tuple(terms),

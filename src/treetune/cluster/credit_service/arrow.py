@@ -130,6 +130,7 @@ def _read_value(name: str, scalar: Any) -> Any:
 
 
 def _read_json(name: str, scalar: Any) -> Any:
+    """Returns the object of a JSON text. Raises ValueError with the column's name."""
     try:
         value = json.loads(scalar.as_py())
     except (ValueError, RecursionError) as error:
@@ -233,9 +234,11 @@ def _field_position(metadata: bytes, table: int, field: int) -> int | None:
     """Returns the position of a table's field in a flatbuffer; None if the table doesn't have it."""
     (to_offsets,) = struct.unpack_from("<i", metadata, table)
     offsets = table - to_offsets
+    # The offsets begin with two sizes, that of the offsets first. Then each field has its offset in the
+    # table. All of them take two bytes.
     (size,) = struct.unpack_from("<H", metadata, offsets)
     position = 4 + 2 * field
-    if position + 2 > size:
+    if position + 2 > size:  # fields at the end may be left out
         return None
     (offset,) = struct.unpack_from("<H", metadata, offsets + position)
     return table + offset if offset else None

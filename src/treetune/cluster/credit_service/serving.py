@@ -81,6 +81,7 @@ def _read_engine(texts: Sequence[str]) -> Any:
             " with the same model, or one engine"
         )
     (text,) = texts
+    # An object in Jsonnet, or the folder of a model.
     return _evaluate(text, "--engine") if "{" in text else Path(text)
 
 

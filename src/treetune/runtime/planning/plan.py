@@ -154,6 +154,7 @@ class Plan:
             return 0
         if not settings.sleep:
             return CONTEXT + self.trainer.peak
+        # The trainer scores the canary meanwhile, for which ZeRO-3 gathers weights.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT + self.trainer.scorable + gathered
 

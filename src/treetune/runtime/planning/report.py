@@ -174,9 +174,10 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
     for test_set in experiment.evaluation.sets:
         problems = test_set.problems or (test_set.task or experiment.task).size(test_set.split) or 0
         answers = problems * (test_set.samples or 1)
-        times = experiment.iterations // every if every and test_set.while_training else 0
-        once = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
-        seconds += once.seconds * max(1, times) / experiment.iterations
+        during_training = experiment.iterations // every if every and test_set.while_training else 0
+        evaluations = max(1, during_training)  # each set is measured at the end, at least
+        evaluation = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
+        seconds += evaluation.seconds * evaluations / experiment.iterations
     return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
