@@ -61,7 +61,7 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
     refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
     run = EngineLaunch(
         weights=weights,
-        logs=Path(),
+        logs=Path(),  # unused: `serve` chooses the server's log
         seed=root.seed,
         context_length=root.context_length,
         device="cuda" if torch.cuda.is_available() else "cpu",
@@ -145,7 +145,8 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
 
 def serve_credit(options: Options) -> int:
     """Serves until it is interrupted; returns 0."""
-    # uvicorn raises the signal that has ended it again, which then becomes KeyboardInterrupt.
+    # A signal makes uvicorn finish its requests. Then uvicorn raises the same signal once more, and this
+    # handler turns it into a KeyboardInterrupt.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     from treetune.cluster.credit_service.serving import make_settings, run_service

@@ -98,7 +98,7 @@ def _diagnoses() -> Iterator[Diagnosis]:
 
 def tested_versions() -> dict[str, str]:
     """Returns the versions of the packages that results depend on, from the lock file for this machine."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
     lock = root / name
     if not lock.is_file():

@@ -270,7 +270,7 @@ class GracefulStop:
         """Asks for an end at the boundary, and starts the timer of the grace."""
         self.asked_by, self._asked_at = number, time.monotonic()
         within = ""
-        if number in ENDING:
+        if number in ENDING:  # CHECKPOINT waits for the boundary as long as it takes
             signal.setitimer(signal.ITIMER_REAL, self.grace_s)
             within = f", within {self.grace_s:.0f} s"
         about = ""

@@ -279,6 +279,8 @@ def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Ro
 
 
 def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have; None
+    if it doesn't."""
     assert watched.max_tokens is not None and settings.limit_share is not None
     tokens = rows[-1]["episodes/response_tokens"]
     if tokens <= settings.limit_share * watched.max_tokens:

@@ -227,7 +227,7 @@ def by_domain(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
     """Returns the summary of each domain with a graded answer, as ``{"domains": {…}}``; empty if the answers
-    have fewer than two domains."""
+    have fewer than two domains, since a single one would only repeat the summary of all answers."""
     answers_by_domain: dict[str, list[Trajectory]] = {}
     for answer in trajectories:
         if answer.problem.domain:

@@ -116,7 +116,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
                 write_tokens(tokens, model.codec, n_token_ids)
-            # Signals of earlier episodes, which a user has deleted to have them made again.
+            # These signals belong to earlier episodes, if a user has deleted those to have them made again.
             (folder / SIGNALS).unlink(missing_ok=True)
             # Last, because this file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)

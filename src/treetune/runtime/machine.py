@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import shutil
@@ -143,6 +144,19 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     )
 
 
+def _visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """Returns the names in CUDA_VISIBLE_DEVICES up to the first one that is no GPU's, where CUDA stops, too;
+    None if the variable isn't set.
+
+    Examples: ``0,1`` gives ``["0", "1"]``; the empty value and ``-1`` hide all GPUs, and give none.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    names = [name.strip() for name in visible.split(",")]
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+
+
 def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Returns a field of nvidia-smi, such as ``memory.total``, for each GPU that this process may use.
 
@@ -152,15 +166,14 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
     Raises:
         ValueError: nvidia-smi fails.
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    hides_all_gpus = visible is not None and not visible.strip(" ,-1")  # it is empty, or "-1"
-    if hides_all_gpus:
+    visible = _visible_gpus(environment)
+    if visible == []:  # all are hidden
         return []
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    if visible:
-        command += [f"--id={visible}"]
+    if visible is not None:
+        command += [f"--id={','.join(visible)}"]
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=True
@@ -175,9 +188,9 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
 
 def gpus() -> list[str]:
     """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, all by number."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = _visible_gpus(os.environ)
     if visible is not None:
-        return [name for name in visible.split(",") if name]
+        return visible
     # Without nvidia-smi there is no GPU. If it fails, `query_gpus` reports that; here no GPU is used.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)

@@ -136,6 +136,7 @@ class TrackioSink(Sink):
         was_begun_here = "first_missing" in state.values
         belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
         resume = "never" if belongs_to_another else "allow"
+        # Not embedded: a notebook would otherwise show the dashboard below the cell.
         run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
         # trackio writes in the background, so after a kill only it knows which steps it has.
         first_missing = getattr(run, "_next_step", state.values.get("first_missing", 0))

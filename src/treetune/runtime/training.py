@@ -464,6 +464,7 @@ class _EpochChoice:
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
         self, steps: Iterator[StepDone], show: Callable[[int, int], None]

@@ -268,6 +268,7 @@ class Ranks:
         import deepspeed
         import deepspeed.ops
 
+        # DeepSpeed looks for MPI if one of these variables, or of the two below, isn't set.
         for name, value_if_alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
             os.environ.setdefault(name, value_if_alone)
         world_size = int(os.environ["WORLD_SIZE"])

@@ -181,7 +181,7 @@ def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
 
     Its head then has another number of outputs, or was trained for other targets.
     """
-    file = directory / CRITIC_LOSS
+    file = directory / CRITIC_LOSS  # not written for the squared error
     stored = json.loads(file.read_text()) if file.is_file() else _settings_of(SquaredError())
     configured = _settings_of(loss)
     if stored != configured:

@@ -211,7 +211,7 @@ def _messages(body: bytes) -> Iterator[pa.Message]:
 def _refuse_compression(message: pa.Message) -> None:
     """Raises ValueError for a message with dictionaries or with compressed buffers.
 
-    pyarrow doesn't show whether a batch is compressed, so that its metadata is read here: a flatbuffer, in
+    pyarrow doesn't show whether a batch is compressed, so its metadata is read here. It is a flatbuffer, in
     which a table begins with the distance to the offsets of its fields.
     """
     metadata = message.metadata.to_pybytes()

@@ -205,8 +205,15 @@ class Passes:
         terms: bool = False,
         nucleus: bool = False,
     ) -> int:
-        """Returns the most bytes of a chunk of the head. With adapters the head is not trained and has no
-        gradient."""
+        """Returns the most bytes of a chunk of the head.
+
+        Args:
+            backward: Whether there is a backward pass.
+            is_trained: Whether the head's weight has a gradient. With adapters it has none.
+            entropy_gradient: Whether the entropy is part of the loss.
+            terms: Whether the objective computes terms of its own from the logits.
+            nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
+        """
         most_positions = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = 0
         if self.trained:
@@ -445,7 +452,7 @@ class TrainerMemory:
         settings = self.experiment.credit.critic_settings
         outputs = 1 if settings is None else settings.loss.outputs
         weights = self.shape.backbone + outputs * (self.shape.hidden + 1)  # with the head's biases
-        return states_of(self.trainer, weights, weights, self.machine)
+        return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
 
     @cached_property
     def reference(self) -> int:
@@ -456,6 +463,7 @@ class TrainerMemory:
             return 0
         other_model = self.experiment.credit.reference  # None: the start model is the reference
         shape = self.shape if other_model is None else other_model.shape(self.experiment.task.alphabet)
+        # A model of unknown sizes counts as large as the policy.
         whole = itemsize(trainer) * (shape or self.shape).parameters
         is_sharded = trainer.shards_weights and not trainer.offload_reference
         return whole // self.machine.world_size if is_sharded else whole
@@ -497,7 +505,7 @@ class TrainerMemory:
             trained=-(-tokens * self.work.longest_answer // self.work.longest),
             device=self.machine.device,
             checkpointing=trainer.gradient_checkpointing,
-            masked=on_cpu and trainer.layout == "packed",
+            masked=on_cpu and trainer.layout == "packed",  # on a GPU, packed attention needs no mask
         )
 
     @cached_property

@@ -242,6 +242,7 @@ class Plan:
             return
         awake = [
             Item("engine: weights", engine.weights),
+            # The least share consists of the weights, these, and the cache of one sequence.
             Item("engine: passes and context", engine.least_share - engine.weights - self._one_sequence),
             Item("engine: KV cache", max(engine.cache, self._one_sequence)),
         ]

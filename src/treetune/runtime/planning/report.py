@@ -94,7 +94,7 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     if engine is not None and work.is_sampled:
         yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context)
         if work.continuations:
-            tokens = work.answer_tokens / 2
+            tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
 
     on_gpu, tokens = machine.device == "cuda", trained_tokens(work, trainer.layout)
@@ -172,6 +172,7 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
     every = experiment.evaluation.every
     seconds = 0.0
     for test_set in experiment.evaluation.sets:
+        # A split of unknown size counts as empty.
         problems = test_set.problems or (test_set.task or experiment.task).size(test_set.split) or 0
         answers = problems * (test_set.samples or 1)
         during_training = experiment.iterations // every if every and test_set.while_training else 0
