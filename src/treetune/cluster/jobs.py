@@ -49,6 +49,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         super().__init__()
         self.running: dict[K, subprocess.Popen[bytes]] = {}
         self._stacks: dict[K, contextlib.ExitStack] = {}
+        """For each process what ends it and closes its log."""
 
     def start(self, key: K, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
         """Starts a process with `settings` in its environment, whose output is added to `log`."""

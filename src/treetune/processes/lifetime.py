@@ -131,6 +131,7 @@ def end_with_launcher() -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
+    """Returns whether a process runs. A zombie, which has ended and is not reaped yet, doesn't."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False

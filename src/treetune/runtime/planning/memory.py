@@ -290,6 +290,7 @@ class EngineMemory:
     @property
     def bytes_per_token(self) -> float:
         """The bytes of keys and values of a token on one device."""
+        # At least one: with more devices than heads, several devices have the same head.
         heads = max(self.shape.kv_heads / self.settings.tensor_parallel_size, 1)
         return 2 * self.shape.layers * heads * self.shape.head_dim * self.itemsize
 
@@ -578,5 +579,8 @@ class TrainerMemory:
 
 def adapter_weights(shape: Shape, rank: int) -> int:
     """Returns the number of weights of adapters on all linear layers except the head."""
-    sides = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.key)
-    return rank * shape.layers * (sides + 3 * (shape.hidden + shape.intermediate))
+    # An adapter of a layer from `n` to `m` features has `rank * (n + m)` weights.
+    attention = 2 * (shape.hidden + shape.query)  # from hidden states to queries, and from results back
+    attention += 2 * (shape.hidden + shape.key)  # to keys, and to values
+    mlp = 3 * (shape.hidden + shape.intermediate)
+    return rank * shape.layers * (attention + mlp)
