@@ -77,10 +77,11 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     columns_of_problems: dict[str, list[float]] = {"once_hit": [], "unique": [], "mixed": []}
     for group in groups.values():
         graded_of_group = [t for t in group if t.grade.is_known]
-        if graded_of_group:
+        if graded_of_group:  # otherwise it isn't known whether the problem was solved
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
+        # For each problem, graded or not: below, the column's length is the number of problems.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
     local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}

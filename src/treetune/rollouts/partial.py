@@ -237,7 +237,7 @@ class PartialAnswers(RolloutAround):
         async def continue_answer(answer: Trajectory, remaining_tokens: int) -> None:
             request = Request(
                 joined([answer.prompt_ids, answer.response_ids]),
-                seed=seed + answer.sample,
+                seed=seed + answer.sample,  # as the engine seeds sample i of a request for several
                 n=1,
                 sampling=limit_tokens(remaining_tokens),
             )
