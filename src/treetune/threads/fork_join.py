@@ -254,7 +254,8 @@ class ForkJoin:
                     line.inject(self._glue.end_thread)
                 return
 
-            # Fork, and wait for the threads; they are written at the same time.
+            # Fork, and wait for the threads; they are written at the same time. Without threads, there is
+            # nothing to join, and the line continues after the outlines or ends below.
             threads = self._fork(line)
             if threads:
                 written_threads = [thread for thread in threads if not thread.left_out]

@@ -221,7 +221,7 @@ class ParallelThreads(GrowingRollout):
         text = context.codec.decode(response_ids)
         if len(segments) == 1:  # an answer without threads has the task's steps
             ends = split_steps(context, start.problem, response_ids, text)
-        else:
+        else:  # each segment is a step
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
         return Trajectory(
             problem=start.problem,

@@ -183,6 +183,7 @@ class Measured(ReferenceLength):
         measured = measured_lengths(self.answers)
         lengths: Lengths = []
         for problem in problems:
+            # A problem that the file doesn't have counts as one without correct answers.
             prompt, length = measured.get(problem.id, (problem.prompt, None))
             if prompt != problem.prompt:
                 raise ValueError(
@@ -241,6 +242,7 @@ def acceleration(critical_path: float, reference: float, form: Form) -> float:
 
     Example: a critical path of 80 against 100 is 0.2 (``saved``), or 0.25 (``ratio``).
     """
+    # An answer may have no tokens, and lengths are divided by each other.
     critical_path, reference = max(1.0, critical_path), max(1.0, reference)
     if form == "saved":
         return 1.0 - critical_path / reference
@@ -338,6 +340,7 @@ def group_penalties(
     if share < threshold:
         return [0.0] * len(lengths)
     alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
+    # There is a correct answer, since the threshold is above 0.
     shortest = min(length for length, is_correct in zip(lengths, correct, strict=True) if is_correct)
     return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
 

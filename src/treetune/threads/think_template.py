@@ -183,7 +183,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
         return render(tokenizer, Chat(), list(messages))
     except ValueError as error:
         if len(messages) == 1:
-            raise
+            raise  # a template that refuses even a single question is of no use
         return f"{REFUSED} {error}"
 
 
