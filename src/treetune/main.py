@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:  # click, in a Python without this project's packages
         return _report_missing_package(error)
     options = parse(arguments)
-    options.commands = COMMANDS  # some commands start others, and can't import the list that imports them
+    # Some commands start other ones, but can't import the module of this list, which imports theirs.
+    options.commands = COMMANDS
     try:
         return COMMANDS[options.command].run(options)
     except KeyboardInterrupt:
@@ -80,8 +81,8 @@ def _failed(error: Exception, code: int, options: Options) -> int:
 
     rank = int(os.environ.get("RANK", "0"))
     if isinstance(error, SameOnAllRanks):
-        # The first rank prints the message for all. The others wait, since the launcher kills it
-        # as soon as one of them ends.
+        # The first rank prints the message for all. The others wait meanwhile, since the launcher kills it as
+        # soon as one of them ends.
         if rank == 0:
             print(error, file=sys.stderr)
             if options.debug:

@@ -92,7 +92,7 @@ def step_advantages(
         assert baseline is not None, "without a first value there is nothing to compare the others with"
         uncredited_steps = steps_so_far - len(advantages)
         advantages += [value_after - baseline] * uncredited_steps
-        # The next step is compared with this one.
+        # What the next step is compared with; after the last step there is none.
         baseline = baselines[steps_so_far] if steps_so_far < len(values) else None
     return advantages
 
@@ -239,6 +239,7 @@ class MonteCarlo(Credit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
+        # `CreditForRewards` is left out, so that shaping is refused: it would not shape the continuations.
         features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
         if self.values.continues:
             features.append(Continuations())
@@ -367,10 +368,10 @@ def _has_value_of_each_state(valuation: Valuation, values: Sequence[StepValues])
     """Returns whether there is a `Value` or None for each state of each answer. The estimator may be a
     user's, so that `values` may be anything."""
     try:
-        counts = [len(of_answer) for of_answer in values]
+        counts = [len(step_values) for step_values in values]
         if counts != [len(answer.states) for answer in valuation.answers]:
             return False
-        flat = [value for of_answer in values for value in of_answer]
+        flat = [value for step_values in values for value in step_values]
         return all(isinstance(value, Value | None) for value in flat)
     except TypeError:  # something has no length
         return False

@@ -19,8 +19,8 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 def pool_columns(
     context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
-    """Returns the columns of all ranks, each the ranks' columns one after the other in rank order. A rank may
-    miss some. Collective."""
+    """Returns each column with the values of all ranks, in rank order. A rank need not have all columns.
+    Collective."""
     pooled_columns: dict[str, list[float]] = {}
     for columns_of_rank in context.ranks.exchange(name, dict(columns)):
         for column, values in columns_of_rank.items():

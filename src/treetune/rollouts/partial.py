@@ -251,7 +251,7 @@ class PartialAnswers(RolloutAround):
             await begin_answers()
             return
         continuations = []
-        for _, answer in sorted(answers.items()):
+        for _, answer in sorted(answers.items()):  # by their numbers, not in the order in which they arrived
             remaining_tokens = self._remaining_tokens(context, answer)
             if remaining_tokens:
                 continuations.append(continue_answer(answer, remaining_tokens))

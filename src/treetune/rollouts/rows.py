@@ -330,7 +330,8 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
                 return (row or () for row in tuples_of(column))
         if name == "prompt_ids":
             return rows_of(column)
-        plain = column.to_pylist()  # a Python loop, which columns of tokens have avoided above
+        # A Python object for each value: too slow for columns of tokens, which are read above.
+        plain = column.to_pylist()
         match name:
             case "problem":
                 return map(problem_of, plain)

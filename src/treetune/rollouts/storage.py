@@ -172,7 +172,8 @@ def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
 
 
 def answer_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Returns an answer as a line of an evaluation's ``answers.jsonl``."""
+    """Returns an answer as a line of an evaluation's ``answers.jsonl``. Keys that few answers need are only
+    there where they have a value."""
     return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
@@ -271,7 +272,7 @@ def read_tokens(path: Path) -> list[str]:
     with path.open("rb") as file, _reader(file, str(path), "tokens", "") as reader:
         try:
             table = reader.read_all()
-        except MemoryError as error:
+        except MemoryError as error:  # a damaged file may have any sizes in it
             raise ValueError(f"{path} claims to be larger than memory") from error
         table.validate(full=True)  # files of earlier versions have no checksum
     if table.schema.names != ["text"] or table.schema.types != [pa.string()]:

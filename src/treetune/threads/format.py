@@ -186,7 +186,7 @@ class _Reader:
             self._at += len("</Outline>")
             self._skip_space()
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
-        # A rollout opens threads for these numbers: read leniently, they must be the same.
+        # As a rollout reads them, which opens a single thread for two outlines with the same number.
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
             fault = "two outlines have the same number" if written else "there are no outlines"
@@ -408,6 +408,7 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
         else:
             numbers.append(int(match[1]))
         messages += _faults_of_tags(f"{part} {position}", text)
+    # Their order is only looked at if none is missing, which is a fault of its own.
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
         messages.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")

@@ -106,7 +106,8 @@ class OfDemonstration(ReferenceLength):
         for problem in problems.values():
             seed = derive_seed(context.seed, problem.id, "reference length")
             solution = context.task.of(problem).sequential_demonstration(problem, seed)
-            lengths[problem.id] = float(len(context.codec.encode_answer(problem, solution)) + 1)
+            tokens = len(context.codec.encode_answer(problem, solution)) + 1  # and the end token
+            lengths[problem.id] = float(tokens)
         return [lengths[answer.problem.id] for answer in answers]
 
 
@@ -127,6 +128,7 @@ class Running(ReferenceLength):
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        # By the label of the shaping that has this reference; the mean length by problem.
         memory = context.get(ShapingMemory).setdefault("acceleration", {})
         changed: dict[str, float] = {}
         for problem_id, indices in groups_of(answers).items():

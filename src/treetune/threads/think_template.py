@@ -211,6 +211,7 @@ def _new_end_token(tokenizer: PreTrainedTokenizerBase, end_token: str | None) ->
 def _write_end_token(folder: Path, token_id: int) -> None:
     """Writes the token that ends an answer into the model's files. In sampling, the former end tokens still
     end an answer, too."""
+    # Sampling reads generation_config.json, which lists all end tokens; config.json names the new one alone.
     for name, takes_several in (("config.json", False), ("generation_config.json", True)):
         path = folder / name
         if not path.is_file():

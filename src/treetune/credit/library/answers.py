@@ -254,6 +254,7 @@ def trees_of_answers(
         groups.setdefault(answer.group, []).append(answer)
     trees = []
     for name, group in groups.items():
+        # A group has one prompt, and its texts for the grader are those of its first answer.
         first = group[0]
         prompt = first.prompt
         if not prompt and has_text:
@@ -311,7 +312,8 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
             cuts_by_answer[ancestor].add(tokens)
             fork = group[ancestor].fork
             ancestor = fork[0] if fork is not None and fork[1] >= tokens else None
-    # An answer has the cuts of its origin up to their fork, so that both have the same nodes there.
+    # An answer has the cuts of its origin up to their fork, so that both have the same nodes there. Origins
+    # come first, so that theirs are complete.
     for number, answer in enumerate(group):
         if answer.fork is not None:
             origin, tokens = answer.fork

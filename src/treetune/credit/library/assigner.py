@@ -318,7 +318,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
             limits.raise_if_over()  # it may have been cancelled while it waited for another call
-            # Another call may use the names of groups for other problems.
+            # The pool keeps grades by problem and text, and another call may have used the names of groups
+            # for other problems.
             self._grading.forget_grades()
             with self._engine_of_call(checked, context_length, limits) as engine:
                 if engine is not None:

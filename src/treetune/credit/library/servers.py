@@ -127,7 +127,7 @@ def open_servers(
     launch = EngineLaunch(
         weights=NO_WEIGHTS,
         logs=Path(),
-        seed=0,
+        seed=0,  # each request has a seed of its own
         context_length=context_length,
         device="cuda",  # of the servers, whose precision is bfloat16 there unless `dtype` says otherwise
         end_ids=codec.end_ids,

@@ -58,6 +58,7 @@ class Resets(Credit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        # Of the rollouts, only `tree` has a branching, and of the branchings only `resets` needs grades.
         branching = getattr(experiment.rollout, "branching", None)
         if not getattr(branching, "needs_grades", False):
             yield Finding(

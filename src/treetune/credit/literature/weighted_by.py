@@ -168,7 +168,7 @@ class WeightedBy(OverAnotherCredit):
             ]
         elif self.weights == "top_share":
             weights = top_share_weights(context, episodes, signals, self.share, self.among)
-        else:
+        else:  # "interval"
             assert self.bounds is not None, "checked when the credit is built"
             lowest, highest = self.bounds
             weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
