@@ -87,7 +87,7 @@ def rope_settings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def rope_kind(settings: Mapping[str, Any]) -> str | None:
-    kind = settings.get("rope_type") or settings.get("type")
+    kind = settings.get("rope_type") or settings.get("type")  # the key of older configurations
     return kind if isinstance(kind, str) else None
 
 

@@ -137,7 +137,7 @@ class HlGauss(CriticLoss):
 
     @property
     def deviation(self) -> float:
-        """σ."""
+        """σ, the standard deviation of the Gaussian around a return."""
         return self.sigma or SIGMA_IN_BINS * (self.max - self.min) / self.bins
 
     @override

@@ -262,7 +262,8 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth(trajectory: Trajectory) -> int:
-    """Returns how deep the rollout forked within threads; at least 1."""
+    """Returns how deep the rollout forked within threads; at least 1, so that blocks on the main text count
+    even if the model wrote all of their tags."""
     return max((1, *(len(segment.branch) for segment in trajectory.segments)))
 
 

@@ -315,6 +315,7 @@ class ThreadStates(WholeAnswers):
 
     @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
+        # What is injected between the samples follows from them.
         samples = [segment for segment in prefix.segments if segment.origin == "sampled"]
         state = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))
         return derive_seed(context.seed, context.iteration, prefix.problem.id, state, f"thread {purpose}")

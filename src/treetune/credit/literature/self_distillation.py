@@ -101,6 +101,7 @@ class SelfDistillation(Credit):
     @override
     def gives(self) -> tuple[Feature, ...]:
         advantages = Advantages(before_training=True)
+        # Rewards only enter into A_out, so that without it shaping would have no effect.
         return (advantages, CreditForRewards()) if self.outcome_weight else (advantages,)
 
     @property

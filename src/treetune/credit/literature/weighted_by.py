@@ -208,7 +208,7 @@ class WeightedBy(OverAnotherCredit):
         row = replace(episode, advantages=episode.advantages * weights_T)
         if self.drop:
             has_weight_T = episode.trained & (weights_T > 0)
-            if has_weight_T.any():
+            if has_weight_T.any():  # the trainer takes no row without a trained token
                 row = replace(row, trained=has_weight_T)
         return row
 

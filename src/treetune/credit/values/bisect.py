@@ -111,6 +111,8 @@ class _Search:
         return self.valuation.estimates[self.states[number].state].value
 
     def values(self) -> StepValues:
+        """Returns the values of the states that this search has continued. The others have none here, even
+        if the search in another answer has continued them."""
         valued = set(self.valued)
         values: StepValues = []
         for number, answer_state in enumerate(self.states):
