@@ -92,8 +92,8 @@ class PolicyGradient(Objective):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        # Weights by p_old / p_engine correct for answers that other weights have sampled. `importance_sequence`
-        # only leaves out sequences.
+        # Weights by p_old / p_engine correct for answers that other weights have sampled.
+        # `importance_sequence` only leaves out sequences.
         has_weights = self.importance_cap is not None or self.importance_band is not None
         return (UseOfAdvantages(), StaleAnswers()) if has_weights else (UseOfAdvantages(),)
 
