@@ -32,10 +32,11 @@ FIRST_RANK_SPEAKS_WITHIN_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure.
+    """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure, 130 after an
+    interrupt, and 141 if the reader of standard output has closed it.
 
-    The project raises ValueError for mistakes and RuntimeError for failures. Other exceptions are bugs, and
-    end the process with Python's traceback.
+    Mistakes are ValueErrors, failures RuntimeErrors and errors of the system (`treetune.exceptions`). Other
+    exceptions are bugs, and end the process with Python's traceback.
     """
     try:
         from treetune.cli.arguments import COMMANDS, parse
