@@ -60,12 +60,18 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
                 "{credit: {type: 'gae'}}",
                 f"{{{MONTE_CARLO} states: {{type: 'turns'}}}}}}",
                 "{credit: {type: 'monte_carlo', states: {type: 'turns'}, values: {type: 'siblings'}}}",
+                "{credit: {type: 'gigpo'}}",
             )
         ),
     ],
 )
 def test_what_is_made_for_each_other_goes_together(configs: str, override: str, feature: Feature) -> None:
     assert feature in experiment_of(configs, override).rollout.gives
+
+
+def test_c3_is_a_fragment_for_answers_in_turns() -> None:
+    credit = experiment_of(f"{TURNS[0]},credit/c3").credit
+    assert (type(credit).__name__, credit.samples, credit.lam) == ("MonteCarlo", 3, 1.0)
 
 
 @pytest.mark.parametrize("name", ["vineppo", "ppo"])
