@@ -23,8 +23,8 @@ from treetune.credit.vineppo import MonteCarlo  # noqa: E402
 from treetune.lab.arena.gain import markdown  # noqa: E402
 from treetune.lab.arena.turn_scores import (  # noqa: E402
     TurnScore,
-    branched_everywhere,
-    branched_once,
+    enumerate_full_trees,
+    enumerate_single_branchings,
     expected_influence_estimate,
     influence,
     score_group_credit,
@@ -49,7 +49,7 @@ TRUE = "true advantages"
 Scorer = Callable[[TurnTable], TurnScore]
 
 
-def scorers() -> dict[str, Scorer]:
+def make_scorers() -> dict[str, Scorer]:
     """Returns the functions that score a credit in a language, by the credits' names on the page."""
     group_credits = {
         RLOO: Rloo(),
@@ -71,11 +71,13 @@ def scorers() -> dict[str, Scorer]:
     without_parents, with_parents = TreeCredit(prior=0, weight="once"), TreeCredit()
 
     def branch_everywhere(credit: TreeCredit) -> Scorer:
-        return lambda table: score_trees(table, branched_everywhere(table, WAYS), ROOTS, credit)
+        return lambda table: score_trees(table, enumerate_full_trees(table, WAYS), ROOTS, credit)
 
     def branch_once(turn: int, only_contrasts: bool = False) -> Scorer:
         def score(table: TurnTable) -> TurnScore:
-            return score_trees(table, branched_once(table, turn, WAYS, only_contrasts), ROOTS, with_parents)
+            return score_trees(
+                table, enumerate_single_branchings(table, turn, WAYS, only_contrasts), ROOTS, with_parents
+            )
 
         return score
 
@@ -131,7 +133,7 @@ def influence_table(tables: Mapping[str, TurnTable]) -> str:
     return "\n".join(markdown(["language", "influence", "estimate, in expectation"], rows))
 
 
-PAGE = ""
+PAGE = "{bias}\n\n{gain}\n\n{audit}\n\n{influence}\n"
 
 
 def main() -> None:
@@ -143,7 +145,7 @@ def main() -> None:
     tables = turn_tables()
     scores = {
         name: {language: score(table) for language, table in tables.items()}
-        for name, score in scorers().items()
+        for name, score in make_scorers().items()
     }
     text = PAGE.format(
         bias=table_of(scores, bias_text),

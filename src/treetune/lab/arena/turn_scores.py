@@ -69,7 +69,9 @@ class TurnScore(NamedTuple):
 
     def gain(self, reference: TurnScore) -> float:
         """Returns the variance of a reference, divided by this one at the same length along the true
-        gradient. Infinite without variance; 0 if nothing points along the true gradient."""
+        gradient. Infinite without variance; 0 if it doesn't point along the true gradient."""
+        if self.share_of_length <= 0:
+            return 0.0
         if not self.variance:
             return math.inf
         return reference.variance * self.share_of_length**2 / self.variance
@@ -373,7 +375,7 @@ class BranchedAnswer(NamedTuple):
     shared_turns: int = 0
 
 
-class Grown(NamedTuple):
+class RootOutcome(NamedTuple):
     """What grew from a state, and its probability: the answers of one root, or of a part of a tree.
 
     Turns are counted from the state on, and `parent` within `answers`.
@@ -383,28 +385,28 @@ class Grown(NamedTuple):
     probability: float
 
 
-def branched_everywhere(table: TurnTable, ways: int) -> list[Grown]:
+def enumerate_full_trees(table: TurnTable, ways: int) -> list[RootOutcome]:
     """Returns all that may grow from one root if each reply is continued in so many ways: C3's tree.
 
     C3 (2603.06859, as its public code samples and credits): at each turn, so many alternatives in the fixed
     context of the turns before, each of them continued likewise.
     """
-    return _grow_everywhere(table, table.start, table.max_turns, ways)
+    return _enumerate_after_state(table, table.start, table.max_turns, ways)
 
 
-def _grow_everywhere(table: TurnTable, state: str, turns_left: int, ways: int) -> list[Grown]:
-    grown = []
+def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: int) -> list[RootOutcome]:
+    outcomes = []
     for turn, chance in table.next_turns(state):
         next_state = turn.reply.state
         if next_state is None or turns_left == 1:
-            grown.append(Grown((BranchedAnswer((turn,)),), chance))
+            outcomes.append(RootOutcome((BranchedAnswer((turn,)),), chance))
             continue
-        parts = _grow_everywhere(table, next_state, turns_left - 1, ways)
+        parts = _enumerate_after_state(table, next_state, turns_left - 1, ways)
         for group in groups_of([part.probability for part in parts], ways):
             branches = [parts[index].answers for index in group.answers]
             answers = _join_branches((turn,), branches)
-            grown.append(Grown(answers, chance * group.probability))
-    return grown
+            outcomes.append(RootOutcome(answers, chance * group.probability))
+    return outcomes
 
 
 def _join_branches(
@@ -428,7 +430,9 @@ def _join_branches(
     return tuple(answers)
 
 
-def branched_once(table: TurnTable, turn: int, ways: int, only_contrasts: bool = False) -> list[Grown]:
+def enumerate_single_branchings(
+    table: TurnTable, turn: int, ways: int, only_contrasts: bool = False
+) -> list[RootOutcome]:
     """Returns all that may grow from one root if an answer is continued in so many ways before one turn.
 
     Args:
@@ -439,14 +443,14 @@ def branched_once(table: TurnTable, turn: int, ways: int, only_contrasts: bool =
         only_contrasts: Whether branches are dropped that earned the same as the first answer, as BranPO's
             public code does.
     """
-    grown = []
+    outcomes = []
     for answer in table.answers:
         number = turn if turn >= 0 else len(answer.turns) + turn
         if not 0 < number < len(answer.turns):
-            grown.append(Grown((BranchedAnswer(answer.turns),), answer.probability))
+            outcomes.append(RootOutcome((BranchedAnswer(answer.turns),), answer.probability))
             continue
         before = answer.turns[:number]
-        rests = table.rests(before[-1].reply.state, table.max_turns - number)
+        rests = table.continuations_from(before[-1].reply.state, table.max_turns - number)
         for group in groups_of([rest.probability for rest in rests], ways - 1):
             answers = [BranchedAnswer(answer.turns)]
             for index in group.answers:
@@ -454,26 +458,28 @@ def branched_once(table: TurnTable, turn: int, ways: int, only_contrasts: bool =
                 reward = sum(played.reply.reward for played in turns)
                 if not only_contrasts or reward != answer.reward:
                     answers.append(BranchedAnswer(turns, 0, number))
-            grown.append(Grown(tuple(answers), answer.probability * group.probability))
-    return grown
+            outcomes.append(RootOutcome(tuple(answers), answer.probability * group.probability))
+    return outcomes
 
 
-def score_trees(table: TurnTable, grown: Sequence[Grown], roots: int, credit: TreeCredit) -> TurnScore:
+def score_trees(
+    table: TurnTable, outcomes: Sequence[RootOutcome], roots: int, credit: TreeCredit
+) -> TurnScore:
     """Returns the score of the credit `tree` for trees with so many independent roots.
 
     Args:
         table: The language.
-        grown: What may grow from one root.
+        outcomes: What may grow from one root.
         roots: The number of answers from the prompt.
         credit: The credit, with the weight `reach` or `once`.
     """
     expectation = _Expectation(table)
     context = context_for_credits()
-    groups = groups_of([part.probability for part in grown], roots)
+    groups = groups_of([part.probability for part in outcomes], roots)
     while block := list(itertools.islice(groups, GROUPS_AT_ONCE)):
         trees, answers_of_trees = [], []
         for number, group in enumerate(block):
-            answers = _join_branches((), [grown[index].answers for index in group.answers])
+            answers = _join_branches((), [outcomes[index].answers for index in group.answers])
             (tree,) = trees_of(_trajectories(table, answers, f"{number}"))
             trees.append(tree)
             answers_of_trees.append(answers)
@@ -540,8 +546,7 @@ def influence(table: TurnTable) -> float:
     message. For many candidates it becomes this number.
     """
     total = weight = 0.0
-    for context_weight, joint in _pairs_of_actions(table):
-        joint_AB = np.array(joint)
+    for context_weight, joint_AB in _pairs_of_actions(table):
         independent_AB = np.outer(joint_AB.sum(1), joint_AB.sum(0))
         is_possible = joint_AB > 0
         ratios = joint_AB[is_possible] / independent_AB[is_possible]
@@ -560,7 +565,7 @@ def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing
     message they follow.
     """
     contexts = _pairs_of_actions(table)
-    chances_of_next_CB = np.array([np.array(joint).sum(0) for _, joint in contexts])
+    chances_of_next_CB = np.array([joint_AB.sum(0) for _, joint_AB in contexts])
     occurs_B = chances_of_next_CB.any(0)
     symbols = int(occurs_B.sum()) + 1
     total = weight = 0.0
@@ -588,29 +593,32 @@ def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
     # A candidate has `high` at its own symbol and `low` at all others.
     information = 0.0
     for symbol, count in enumerate(count_S):
-        own = high * math.log(high / marginal_S[symbol])
-        others = sum(low * math.log(low / marginal_S[other]) for other in range(symbols) if other != symbol)
-        information += count / candidates * (own + others)
+        at_own_symbol = high * math.log(high / marginal_S[symbol])
+        at_others = sum(
+            low * math.log(low / marginal_S[other]) for other in range(symbols) if other != symbol
+        )
+        information += count / candidates * (at_own_symbol + at_others)
     return information
 
 
-def _pairs_of_actions(table: TurnTable) -> list[tuple[float, list[list[float]]]]:
+def _pairs_of_actions(table: TurnTable) -> list[tuple[float, NDArray[np.float64]]]:
     """Returns, for each context, its probability and the joint probabilities of the action and the next one.
 
     The last column is for answers that end after the action. A context in which every answer ends after the
     action is left out.
     """
     actions = max(len(chances) for chances in table.policy.values())
-    joint_by_context: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = {}
+    joint_by_context: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
+        lambda: np.zeros((actions, actions + 1))
+    )
     for answer in table.answers:
         for number, turn in enumerate(answer.turns):
             is_last = number + 1 == len(answer.turns)
             following = ENDS if is_last else answer.turns[number + 1].action
-            joint = joint_by_context.setdefault(answer.turns[:number], np.zeros((actions, actions + 1)))
-            joint[turn.action, following] += answer.probability
+            joint_by_context[answer.turns[:number]][turn.action, following] += answer.probability
     pairs = []
-    for joint in joint_by_context.values():
-        weight = float(joint.sum())
-        if joint[:, :ENDS].any():
-            pairs.append((weight, (joint / weight).tolist()))
+    for joint_AB in joint_by_context.values():
+        weight = float(joint_AB.sum())
+        if joint_AB[:, :ENDS].any():
+            pairs.append((weight, joint_AB / weight))
     return pairs

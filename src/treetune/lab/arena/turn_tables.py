@@ -89,15 +89,15 @@ class TurnTable:
     @cached_property
     def answers(self) -> list[PlayedAnswer]:
         """All possible answers."""
-        return self.rests(self.start, self.max_turns)
+        return self.continuations_from(self.start, self.max_turns)
 
-    def rests(self, state: str | None, turns_left: int) -> list[PlayedAnswer]:
+    def continuations_from(self, state: str | None, turns_left: int) -> list[PlayedAnswer]:
         """Returns all ways in which an answer may continue from a state with so many turns left."""
         if state is None or turns_left == 0:
             return [PlayedAnswer((), 1.0)]
         rests = []
         for turn, probability in self.next_turns(state):
-            for later in self.rests(turn.reply.state, turns_left - 1):
+            for later in self.continuations_from(turn.reply.state, turns_left - 1):
                 rests.append(PlayedAnswer((turn, *later.turns), probability * later.probability))
         return rests
 
@@ -120,7 +120,7 @@ class TurnTable:
         key = (state, turns_left)
         if key not in self._returns_by_state:
             distribution: Distribution = {}
-            for rest in self.rests(state, turns_left):
+            for rest in self.continuations_from(state, turns_left):
                 distribution[rest.reward] = distribution.get(rest.reward, 0.0) + rest.probability
             self._returns_by_state[key] = distribution
         return self._returns_by_state[key]
@@ -131,7 +131,7 @@ class TurnTable:
 
     def expected_turns(self, state: str | None, turns_left: int) -> float:
         """Returns the expected number of turns from a state on."""
-        return sum(len(rest.turns) * rest.probability for rest in self.rests(state, turns_left))
+        return sum(len(rest.turns) * rest.probability for rest in self.continuations_from(state, turns_left))
 
     def true_advantage(self, turn: PlayedTurn, turns_left: int) -> float:
         """Returns Q(state, action) − V(state), with so many turns left before the turn.
