@@ -376,13 +376,15 @@ class BranchedAnswer(NamedTuple):
 
 
 class RootOutcome(NamedTuple):
-    """What grew from a state, and its probability: the answers of one root, or of a part of a tree.
+    """The answers that grew from one root, or from a state within a tree, and their probability.
 
     Turns are counted from the state on, and `parent` within `answers`.
     """
 
     answers: tuple[BranchedAnswer, ...]
     probability: float
+    dropped_turns: int = 0
+    """Turns that were sampled for branches that were dropped."""
 
 
 def enumerate_full_trees(table: TurnTable, ways: int) -> list[RootOutcome]:
@@ -453,12 +455,16 @@ def enumerate_single_branchings(
         rests = table.continuations_from(before[-1].reply.state, table.max_turns - number)
         for group in groups_of([rest.probability for rest in rests], ways - 1):
             answers = [BranchedAnswer(answer.turns)]
+            dropped_turns = 0
             for index in group.answers:
                 turns = (*before, *rests[index].turns)
                 reward = sum(played.reply.reward for played in turns)
-                if not only_contrasts or reward != answer.reward:
+                if only_contrasts and reward == answer.reward:
+                    dropped_turns += len(rests[index].turns)
+                else:
                     answers.append(BranchedAnswer(turns, 0, number))
-            outcomes.append(RootOutcome(tuple(answers), answer.probability * group.probability))
+            probability = answer.probability * group.probability
+            outcomes.append(RootOutcome(tuple(answers), probability, dropped_turns))
     return outcomes
 
 
@@ -487,7 +493,7 @@ def score_trees(
         remaining_episodes = iter(episodes)
         for group, tree, answers in zip(block, trees, answers_of_trees, strict=True):
             gradient = np.zeros_like(table.true_gradient)
-            turns_sampled = 0
+            turns_sampled = sum(outcomes[index].dropped_turns for index in group.answers)
             reach_by_answer = _reach_of_turns(tree)
             for answer, reach_K in zip(answers, reach_by_answer, strict=True):
                 episode = next(remaining_episodes)
