@@ -176,7 +176,8 @@ plainly, over groups in all orders. [Another page](turn_baselines.md) has the cl
 * *Corridor*: two or three turns. Reaching the last of three places earns 1 and ends the answer. The
   environment shows the place, so that states recur.
 * *Unreliable tool*: two turns. The first action chooses a good or a bad tool, and both show the same result.
-  The second action trusts it or not. Trust earns 1 with probability 0.9 or 0.6.
+  The second action trusts it or not. Trust earns 1 with probability 0.9 after the good tool and 0.6 after the
+  bad one, and distrust in all other cases.
 * *Agreement*: two turns, and 1 if the second action repeats the first, which has the probability 0.75. The
   environment always shows the same.
 * *Further turns*: one to three turns, each of which earns 1 with probability 0.5. The policy takes another
@@ -207,9 +208,9 @@ parentheses. 0: unbiased.
 {bias}
 
 * **GiGPO** has the right direction in all six languages: the smallest cosine is 0.9999 (with `std` 0.9994).
-  Its gradient is 1.43 to 1.51 times as long as the true one (without `std`). Each of its two terms includes the answer itself in
-  its mean, and both add up. In *unreliable tool* and *agreement*, one observation follows different actions;
-  this does not change the direction.
+  Without `std` its gradient is 1.43 to 1.51 times as long as the true one. Each of its two terms includes the
+  answer itself in its mean, and both add up. In *unreliable tool* and *agreement*, one observation follows
+  different actions; this does not change the direction.
 * **A baseline by index** is biased also for an outcome reward, if the reward ends the answer: see *corridor*.
   In *further turns*, 3 % of the gradient is left.
 * **C3's replay** and C3's tree with `reach` are unbiased. If every node counts once, as in the authors' code,
@@ -233,12 +234,11 @@ cost: divided by the number of turns that the policy takes, continuations includ
   the later turns then have the same return as all others after the same observation, and get hardly any
   noise from the second term. Elsewhere it gains 1.0 to 1.2.
 * **VinePPO and C3's replay** reduce the variance per answer, but take 2.5 to 3.4 times as many turns. At
-  equal turns they gain 1.04 where the first turn decides, and are two to three times worse than RLOO elsewhere.
+  equal turns they gain 1.04 where the first turn decides. Elsewhere RLOO is two to three times better.
 * **C3's replay has no more gain than VinePPO**, except in *corridor*. Its advantage contains the luck of all
   later turns.
 * **Trees** begin with two answers, so compare them with *RLOO, 2 answers*. At equal turns, branching at the
-  last turn is the better one of the two single branchings where the last turn decides, and the worse one where the
-  first does.
+  last turn is better than branching at turn 2 where the last turn decides, and worse where the first does.
 
 ## C3's audit
 
@@ -254,8 +254,8 @@ values in place of estimates. The cells are:
 {audit}
 
 * **Fidelity does not order credits as their gains do.** Over the credits with groups of four answers, the
-  rank correlation of fidelity and gain is {lowest:.2f} to {highest:.2f}, by language. GiGPO has less fidelity than
-  siblings where the first turn decides, and more gain.
+  rank correlation of fidelity and gain is {lowest:.2f} to {highest:.2f}, by language. Where the first turn
+  decides, GiGPO has less fidelity than siblings, and more gain.
 * **Spread says little by itself.** It depends on the scale: Dr. GRPO has 9/16 of RLOO's spread, the same
   gain, and the same advantages but for a factor. The share of noise does not depend on the scale.
 
