@@ -202,8 +202,8 @@ class LastStates(Branching):
     Here every branch is kept: to drop branches by their reward adds a bias (docs/results/turn_credits.md).
 
     **Biased** where the number of states depends on the tokens after a state: then the last states are not
-    known until the answer ends. On the tests' language the expected gradient of the credit `tree` is off by
-    BIAS % of its length (cosine COSINE).
+    known until the answer ends. On the tests' language, with states at every token, the expected gradient of
+    the credit `tree` is off by 25 % of its length (cosine 0.992).
     """
 
     unbiased = False
