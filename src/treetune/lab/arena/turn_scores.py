@@ -55,7 +55,7 @@ GROUPS_AT_ONCE = 1000
 
 class TurnScore(NamedTuple):
     """What a credit is worth in a language. Example, for true advantages of four answers in "first turn
-    decides": ``TurnScore(error=0.0, cosine=1.0, variance=0.0176, turns=12.0, fidelity=1.0, …)``."""
+    decides": ``TurnScore(error=0.0, cosine=1.0, variance=0.0234, turns=12.0, fidelity=1.0, …)``."""
 
     error: float
     cosine: float
