@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from treetune.vocabulary import Fork, Grade, Problem, Segment, Trajectory
+from treetune.vocabulary import Fork, Grade, Problem, Segment, Trajectory, logprob_array, token_array
 
 FIRST_ACTION_ID = 1
 FIRST_OBSERVATION_ID = 100
@@ -189,18 +189,21 @@ class TurnTable:
         segments, step_ends, tokens = [], [], 0
         for number, turn in enumerate(turns):
             logprob = float(np.log(self.policy[turn.state][turn.action]))
-            action_ids = (FIRST_ACTION_ID + turn.action,)
-            segments.append(Segment(action_ids, "sampled", logprobs=(logprob,), policy_version=0))
+            action_ids = token_array([FIRST_ACTION_ID + turn.action])
+            segments.append(
+                Segment(action_ids, "sampled", logprobs=logprob_array([logprob]), policy_version=0)
+            )
             tokens += 1
             if number < len(turns) - 1:
-                segments.append(Segment((FIRST_OBSERVATION_ID + turn.reply.observation,), "injected"))
+                observation_ids = token_array([FIRST_OBSERVATION_ID + turn.reply.observation])
+                segments.append(Segment(observation_ids, "injected"))
                 tokens += 1
             step_ends.append(tokens)
         rewards = tuple(turn.reply.reward for turn in turns)
         return Trajectory(
             problem=Problem(problem, prompt="?", gold=""),
             sample=sample,
-            prompt_ids=(PROMPT_ID,),
+            prompt_ids=token_array([PROMPT_ID]),
             segments=tuple(segments),
             finish_reason="stop",
             text="",
