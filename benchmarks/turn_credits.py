@@ -257,8 +257,8 @@ values in place of estimates. The cells are:
 {audit}
 
 * **Fidelity orders credits only roughly as their gains do.** Over the credits with groups of four answers,
-  the rank correlation of fidelity and gain is {lowest:.2f} to {highest:.2f}, by language. Where the first turn decides,
-  GiGPO has less fidelity than siblings, and more gain.
+  the rank correlation of fidelity and gain is {lowest:.2f} to {highest:.2f}, by language. Where the first
+  turn decides, GiGPO has less fidelity than siblings, and more gain.
 * **Spread says little by itself.** It depends on the scale: Dr. GRPO has 9/16 of RLOO's spread, the same
   gain, and the same advantages but for a factor. The share of noise does not depend on the scale.
 
