@@ -50,6 +50,7 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
         (TREE, f"{{{MONTE_CARLO}}}}}", OneLine()),
         (TREE, "{credit: {type: 'monte_carlo', values: {type: 'siblings'}}}", OneLine()),
         (f"{TREE},rollouts/until_mixed", "{}", OneLine()),
+        ("quickstart/grpo,credit/tree,rollouts/tree_last_states", "{}", OneLine()),
         ("quickstart/vineppo", f"{{{SERVED}, task+: {{grader: {{{JUDGE}}}}}}}", OneLine()),
         ("countdown/tiny_grpo", "{task+: {operators: ['*']}}", OneLine()),  # sampling needs no teacher
         *(
