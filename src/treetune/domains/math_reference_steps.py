@@ -127,6 +127,7 @@ class _MaskedText:
         last_end = 0
         for start, end in spans:
             before = self._text[last_end:start]
+            # Formulas that are already masked keep their order, before the span and within it.
             formulas += [next(earlier_formulas) for _ in range(before.count(self._mark))]
             formulas.append(self._unmask(self._text[start:end], earlier_formulas))
             pieces += [before, self._mark]
@@ -148,7 +149,8 @@ class _MaskedText:
         return _merge_with_next(parts, self._is_short)
 
     def _is_short(self, part: str) -> bool:
-        width = len(part) + (FORMULA_WIDTH - 1) * part.count(self._mark)
+        """Returns whether a masked part is short and doesn't end a sentence."""
+        width = len(part) + (FORMULA_WIDTH - 1) * part.count(self._mark)  # a mark is one character already
         return width < SHORT and not part.rstrip().endswith(".")
 
     def cut_after_formulas_that_end_sentences(self, parts: list[str]) -> list[str]:
@@ -158,7 +160,7 @@ class _MaskedText:
         for part in parts:
             text, length, ends_in_full_stop = "", 0, False
             for character in part:
-                if ends_in_full_stop:
+                if ends_in_full_stop:  # the piece ended with the last character, a formula
                     pieces.append(_Piece(text, length, True))
                     text, length, ends_in_full_stop = "", 0, False
                 text += character
@@ -237,6 +239,7 @@ class _MaskedText:
 
 
 def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
+    """Yields the spans from an opening to the next closing, with both of them."""
     start = text.find(opening)
     while start >= 0:
         end = text.find(closing, start + len(opening))
@@ -259,6 +262,7 @@ def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _spans_of_environments(text: str) -> Iterator[tuple[int, int]]:
+    r"""Yields the spans from each ``\begin{…}`` to the next ``\end`` of the same name. Others are ignored."""
     never_closed: set[str] = set()  # so that the text is searched once for each missing end
     position = 0
     while (begin := _BEGIN_ENVIRONMENT.search(text, position)) is not None:

@@ -182,7 +182,7 @@ class Sentences(StepSplitter):
         possible_cuts = set(_possible_cuts(response, spans)) - {0, len(response)}
         offsets = [0]
         for cut in sorted(possible_cuts):
-            if self._is_step(response[offsets[-1] : cut]):
+            if self._is_step(response[offsets[-1] : cut]):  # otherwise it is merged with the next part
                 offsets.append(cut)
         if len(offsets) > 1 and not self._is_step(response[offsets[-1] :]):
             offsets.pop()  # the last part is merged with the one before it
@@ -238,7 +238,7 @@ def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
     for sign in _ROW.finditer(text, span.start, span.end):
         if sign["inner"] is not None:
             environments.append(sign["inner"].rstrip("*"))
-        elif sign["end"] is None:
+        elif sign["end"] is None:  # an \end, before which there may be no \begin
             del environments[-1:]
         elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
             yield sign.end()

@@ -59,7 +59,7 @@ class AnswerJournal:
         row = self._journal.get(key)
         try:
             return None if row is None else AnsweredRequest(**row)
-        except TypeError:
+        except TypeError:  # a row with other fields, which isn't an answer
             return None
 
     def add(self, answer: AnsweredRequest) -> None:
@@ -111,16 +111,18 @@ class Asker:
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:
+        """Sends a request, and writes the answer to the journal if it is usable."""
         reply = await self._client.ask(body, self._tried)
-        tokens = reply.input_tokens, reply.output_tokens
+        input_tokens, output_tokens = reply.input_tokens, reply.output_tokens
+        is_estimated = input_tokens is None or output_tokens is None  # the endpoint doesn't report them
         answer = AnsweredRequest(
             key=key,
             step=step,
             text=reply.text,
             complete=reply.complete,
-            input_tokens=self.estimated_tokens(body) if tokens[0] is None else tokens[0],
-            output_tokens=self.estimated_tokens(reply.text) if tokens[1] is None else tokens[1],
-            estimated=None in tokens,
+            input_tokens=self.estimated_tokens(body) if input_tokens is None else input_tokens,
+            output_tokens=self.estimated_tokens(reply.text) if output_tokens is None else output_tokens,
+            estimated=is_estimated,
         )
         if keep(answer):
             self._journal.add(answer)

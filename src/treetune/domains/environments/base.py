@@ -213,6 +213,7 @@ class EnvironmentTask(GeneratedTask):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
+        # A slow game, or one of another library, is not started for a check of the configuration.
         return super().examples(count) if self.environment.quick else ()
 
     @override

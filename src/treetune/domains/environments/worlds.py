@@ -6,12 +6,14 @@ loaded::
 
     this process                           the environment's process (`main`)
     ────────────                           ──────────────────────────────────
-    Forks ──("fork", 0), a descriptor ───► forks ──► the process of an answer
-          ◄── the child's number ─────────              │
-          ──("kill" or "dies", number) ──► ends the child
-          ◄── its exit code ──────────────              │
-    ForkedWorld.call ──(method, arguments) ───────────► World.call
-                     ◄────────── Played ───────────────┘
+    ForkedProcesses
+      .fork ──("fork", 0), a descriptor ───► forks ──► the process of an answer
+            ◄── the child's number ─────────              │
+      .end ──("kill" or "dies", number) ───► ends the child
+            ◄── its exit code ──────────────              │
+    ForkedWorld
+      .call ──(method, arguments) ──────────────────────► World.call
+            ◄────────── Played ───────────────────────────┘
 
 `ForkedProcesses` sends one order at a time, under its lock, and waits `START_SECONDS` for each reply. A call
 waits for its own deadline. If a process is killed, the wait for its reply ends with EOFError.
@@ -109,10 +111,10 @@ class World:
         except Exception as error:  # no action has been played yet, so that no answer can be the cause
             return failure("unavailable", f"the environment did not begin: {_describe(error)}")
         turns: list[Turn] = []
-        for action in actions[self._played :]:
+        for action in actions[self._played :]:  # those that aren't in the snapshot
             played = self.step(action)
             turns += played.turns
-            if turns[-1].done:
+            if turns[-1].done:  # the environment has failed, or ends the answer earlier than before
                 return Played(tuple(turns))
             reached = played.snapshot
         return Played(tuple(turns), reached)
@@ -132,7 +134,7 @@ class World:
             snapshot = None if turn.done else self._snapshot()
         except Unavailable as error:
             return failure("unavailable", str(error))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # code of a user may call sys.exit
             return failure("error", _describe(error))
         turn = replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
         return Played((turn,), snapshot)
@@ -324,6 +326,7 @@ def main() -> None:
             os.close(descriptor)
             orders.send(pid)
             continue
+        # The process of an answer begins here, and must never return into the loop above.
         try:
             os.setsid()  # so that `_end` also ends the processes that it starts
             die_with_parent(parent)

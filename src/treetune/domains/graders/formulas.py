@@ -502,6 +502,7 @@ class _FormulaParser:
         """Returns the power. Raises Absurd if it could be expensive."""
         if not exponent.is_number:
             return self._check_size(base**exponent)
+        # A complex exponent has no size. e^{i pi} is allowed, for example.
         # The conditions are written as `not … <= …`, so that they also refuse nan.
         size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
         is_too_large = not size <= self._largest_exponent(base)
@@ -656,6 +657,8 @@ _DIGITS = 40
 small part is never lost in a sum with a large one."""
 _SPARE_DIGITS = 15
 """Computed digits, the last ones, in which equal numbers may differ."""
+_MOST_FURTHER_DIGITS = 400
+"""The most digits that sympy computes in addition to those that it is asked for."""
 _LOG10_OF_2 = 0.30103
 _SMALL_EXPONENT = 20
 """A power with a smaller exponent doesn't count among the magnitudes, but its base does."""
@@ -867,8 +870,8 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
     import sympy
 
     try:
-        # `maxn` bounds the digits that sympy computes where parts cancel each other.
-        value = expression.evalf(digits, maxn=digits + 400)
+        # Where parts cancel each other, sympy computes more digits than it is asked for. `maxn` bounds them.
+        value = expression.evalf(digits, maxn=digits + _MOST_FURTHER_DIGITS)
         real, imaginary = value.as_real_imag()
         for part in (real, imaginary):
             if not (part.is_Float or part.is_Rational):
@@ -879,7 +882,7 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
         with mpmath.workdps(digits):
             number = mpmath.mpc(sympy.Float(real, digits)._mpf_, sympy.Float(imaginary, digits)._mpf_)
             return number if mpmath.isfinite(number) else None
-    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):  # sympy's, if there is no number
         return None
 
 
@@ -1023,7 +1026,7 @@ def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, st
         return _compare_by_math_verify(" = ".join(sides), " = ".join(gold_sides))
     unknowns = difference.free_symbols
     if unknowns != gold_difference.free_symbols or not unknowns:
-        return difference == gold_difference
+        return difference == gold_difference  # without a common unknown there is no factor to find
     factor = _quotient_at_a_point(difference, gold_difference, sorted(unknowns, key=str))
     if factor is None:
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
@@ -1086,6 +1089,11 @@ def _compare_by_math_verify(answer: str, gold: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _parse_by_math_verify(formula: str) -> Any:
+    """Returns the library's readings of a formula, the first of which is a sympy object; empty if it has
+    none.
+
+    The library searches a text for its answer. So the formula is put into a box, and only boxes are read.
+    """
     from math_verify import LatexExtractionConfig, parse
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)

@@ -28,6 +28,7 @@ from treetune.vocabulary import Grade, Problem
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
 
 _OF_LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+"""Instructions whose checks detect the language. The library takes them as followed if it finds none."""
 _LETTERS = "keywords:letter_frequency"
 
 NO_SENTENCES = (

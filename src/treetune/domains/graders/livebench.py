@@ -62,12 +62,14 @@ class LiveBench(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         text, task = response, self._task(problem)
-        if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:
+        if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:  # the tag that this task's prompt names
             return text.rpartition("<PLOT_SUMMARY>")[2].partition("</PLOT_SUMMARY>")[0].strip() or None
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)
         if task in _FENCED:
+            # The block may be within the solution, or there is only the block.
             answer = next(reversed(fenced_blocks(answer or text)), answer)
         elif answer is None and task not in ("typos", "plot_unscrambling"):
+            # Bold text in these two tasks may be a part of the text that is asked for.
             for line in reversed(text.split("\n")):
                 bold_parts = [part.strip(" .,:") for part in _BOLD.findall(line)]
                 if bold_parts:
@@ -170,6 +172,7 @@ def score_order_of_sentences(answer: str, gold: str) -> float:
         return 0.0
     order = []
     for gold_sentence in gold_sentences:
+        # With the cutoff 0, one of the answer's sentences is always found.
         [most_similar] = difflib.get_close_matches(gold_sentence, sentences, n=1, cutoff=0.0)
         order.append(sentences.index(most_similar))
     return 1 - edit_distance(range(len(gold_sentences)), order) / len(gold_sentences)
@@ -273,11 +276,11 @@ def _same_row(row: Row, gold_row: Row) -> bool:
 def _same_cell(cell: str, gold_cell: str) -> bool:
     if cell == gold_cell or (cell.lower() in _EMPTY_CELLS and gold_cell.lower() in _EMPTY_CELLS):
         return True
-    if cell.lower() in ("true", "false"):
+    if cell.lower() in ("true", "false"):  # formats write booleans differently: True in CSV, true in JSON
         return cell.lower() == gold_cell.lower()
     try:
         difference = float(cell) - float(gold_cell)
-    except ValueError:
+    except ValueError:  # words, which are different
         return False
     return math.isfinite(difference) and abs(difference) < 1e-6
 
@@ -383,7 +386,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
             header_index = index
             break
     if header_index is None or len(cells[header_index]) <= 1:
-        return []
+        return []  # lines without the delimiter would be a table of one column
     table: list[list[str]] = []
     for row in cells[header_index:]:
         if len(row) != len(cells[header_index]):
@@ -393,6 +396,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
 
 
 def _rows_below_header(rows: Sequence[Sequence[str]]) -> Sequence[Mapping[str, Any]]:
+    """Returns the rows after the first one as objects with its names; none unless all have its length."""
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         return []
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]

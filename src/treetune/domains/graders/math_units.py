@@ -232,7 +232,8 @@ def _read_noun(text: str) -> Unit | None:
         return None  # "reduced", "doubled", "roughly" comment on the number
     if len(match[1]) == 1:
         return None  # a single letter is a variable, or k for a thousand
-    # In the singular, so that 1 apple and 2 apples have the same unit.
+    # In the singular, so that 1 apple and 2 apples have the same unit. A short noun that ends in s, such as
+    # "gas" or "bus", is not a plural.
     noun = " ".join(noun.removesuffix("s") if len(noun) > 3 else noun for noun in nouns)
     return Unit(((noun, int(match[2] or 1)),))
 
@@ -307,6 +308,7 @@ def split_unit(text: str) -> Scalar:
     if money is not None:
         return _read_money(money) or Scalar(text)
     degrees = _DEGREES.search(text)
+    # In \sin 30^\circ the sign belongs to the sine's argument, and the value has no unit.
     if degrees is not None and not _OF_AN_ANGLE.search(text):
         number = text[: degrees.start()].strip()
         return Scalar(number, read_unit(f"^\\circ {degrees['scale']}" if degrees["scale"] else "degree"))
@@ -364,8 +366,9 @@ _WRITTEN_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", 
 def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun.
 
-    Two letters directly after it are a product of two variables, except for the usual units. Otherwise, short
-    words that are no units are variables: up to three letters, as in ``5 abc``. A longer word is a noun.
+    Two letters directly after it are a product of two variables, except for units that are often written so
+    (``5cm``). Otherwise, words of up to three letters that aren't units are variables, as in ``5 abc``. A
+    longer word is a noun.
     """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE

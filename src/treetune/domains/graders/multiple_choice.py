@@ -155,6 +155,7 @@ class MultipleChoice(Grader):
                 continue
             letter, rest = self._letter(content)
             text_after = text[end : end + 200].partition("\n")[0]
+            # A box with words and no letter ("none of these") is a choice that is not an option.
             if letter or not _FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
                 yield _StatedChoice(start, letter, rest + text_after)
 
@@ -184,7 +185,7 @@ class MultipleChoice(Grader):
         """
         lines = answer.splitlines()
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
-        if is_one_line and "<answer" not in answer and "boxed" not in answer:
+        if is_one_line and "<answer" not in answer and "boxed" not in answer:  # other methods read these two
             whole = answer.strip()
             letter, rest = self._letter(_LABELLED.sub("", whole[:_LONGEST_LABEL]))
             return None if letter is None else _StatedChoice(answer.index(whole), letter, rest)
@@ -194,7 +195,7 @@ class MultipleChoice(Grader):
             start_of_line = position
             position += len(line) + 1
             if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
-                continue  # an answer may have 100,000 empty lines
+                continue  # tested before the patterns below, since an answer may have 100,000 empty lines
             text = _LABELLED.sub("", line)
             plain = _ALONE.fullmatch(_MARKUP.sub("", text).strip())
             letter, _ = self._letter(text)

@@ -169,7 +169,7 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
     if gold.lstrip().startswith(("[", "{")):
         try:
             value: Any = read_value(gold)
-        except UnreadableValue:
+        except UnreadableValue:  # a text that begins with a bracket
             value = gold
         if isinstance(value, dict):
             value = next((value[key] for key in _KEYS if key in value), ())

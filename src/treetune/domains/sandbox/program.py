@@ -149,6 +149,7 @@ def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that the kernel applies to each process by itself, with or without a sandbox."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
+        # In whole seconds, and later than `follow_program`, which measures all processes together
         "RLIMIT_CPU": math.ceil(limits.cpu_seconds or limits.seconds) + 1,
         "RLIMIT_NOFILE": limits.files,
         "RLIMIT_FSIZE": limits.disk_mib << 20,

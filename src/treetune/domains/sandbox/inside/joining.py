@@ -121,8 +121,8 @@ def _without_stub_end(prefix: str) -> str:
     # A body needs a statement, so that `pass` replaces its only one.
     kept_lines = lines[: end.lineno]
     kept_lines[-1] = kept_lines[-1][: end.col_offset] + "pass\n"
-    stands_on_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
-    return "".join(kept_lines) if stands_on_own_line else prefix
+    is_on_its_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
+    return "".join(kept_lines) if is_on_its_own_line else prefix
 
 
 def is_stub(statement: ast.stmt) -> bool:

@@ -348,8 +348,10 @@ class Peer:
         return self._errors.setdefault(number, type(str(name), (base,), {}))
 
     def _error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
+        """Returns an error of the other process, with its arguments and plain attributes."""
         kind = self._class_of_error(*described_class)
         try:
+            # The `__init__` of any other class may have other parameters than `args`.
             error = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         except TypeError:  # such as UnicodeDecodeError, which needs arguments that weren't sent
             return RuntimeError(f"{kind.__name__}: {args}")
@@ -419,7 +421,9 @@ class Peer:
         ]
 
     def _describe_class(self, kind: type) -> Any:
-        if kind in self._errors.values():
+        """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
+        bases."""
+        if kind in self._errors.values():  # a class of the other process, which only needs its own number
             return [next(number for number, error in self._errors.items() if error is kind), None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
@@ -431,7 +435,7 @@ def _path_in_library(value: Any) -> list[str] | None:
         return [value.__name__, ""] if value.__name__ in sys.stdlib_module_names else None
     if not isinstance(value, _NAMED):
         return None
-    module = getattr(value, "__objclass__", value).__module__
+    module = getattr(value, "__objclass__", value).__module__  # `str.lower` has no module, and its class has
     library_object = sys.modules.get(module) if module in sys.stdlib_module_names else None
     for part in value.__qualname__.split("."):
         library_object = getattr(library_object, part, None)

@@ -37,6 +37,8 @@ def unpacked(text: str) -> Any:
 
 
 def _marked(value: Any) -> Any:
+    """Returns a value in JSON's types: ``{"(tuple)": [1, 2]}`` for (1, 2), ``{"(pairs)": [[1, 2]]}`` for
+    {1: 2}."""
     if isinstance(value, tuple):
         return {_TUPLE: [_marked(inner) for inner in value]}
     if isinstance(value, list):
@@ -78,18 +80,24 @@ PACKAGE = "reasoning_gym"
 
 def prepare() -> Callable[[Mapping[str, Any]], tuple[Callable[[str], float], bool]]:
     """Returns the function `MakeScore` of `scoring`."""
-    _folder()
+    _folder()  # raises if the library is missing, before any answer is scored
     return _scorer_of
 
 
 def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool]:
+    """Returns the function that scores answers to a problem, and whether it is proven to only compare them.
+
+    The problem has the ``dataset``, its ``config`` and the ``entry`` (both as `packed` makes them), and the
+    ``question``.
+    """
     data_set = _data_set(problem["dataset"], problem["config"])
     entry = {"question": problem["question"], **unpacked(problem["entry"])}
     key = (problem["dataset"], problem["config"])
     if key not in _ONLY_COMPARES:
         teach(PACKAGE)
         _ONLY_COMPARES[key] = _only_compares(data_set)
-        # A scorer imports modules and fills caches at its first use. Children inherit them from here.
+        # A scorer imports modules and fills caches at its first use. Children inherit them from here. Its
+        # result doesn't matter, nor does an error: some data sets have no answer of their own.
         with contextlib.suppress(Exception):
             data_set.score_answer(entry["answer"], entry)
 

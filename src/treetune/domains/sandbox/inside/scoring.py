@@ -64,6 +64,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     """
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
+    # A library that reads or prints something must not touch the requests and replies.
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -80,7 +81,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     while (request := _next_request(requests)) is not None:
         _reply(replies, server.answer(request))
         if confined and any(os.listdir(folder) for folder in _LEFT_IN):
-            return
+            return  # an answer has left a file, which another one could find
 
 
 def _empty_work_folder() -> None:
@@ -125,8 +126,11 @@ class _Server:
         self._has_scored_others = False
 
     def answer(self, request: bytes) -> dict[str, Any]:
+        """Returns the reply to a request: the scores of `_ask_child`, or ``{"failed": "…"}`` if there is no
+        scorer for the problem."""
         modules = len(sys.modules)
         try:
+            # Made here for its imports, which all further children then have. A child makes its own scorer.
             _, only_compares = self._make_score(json.loads(request)["problem"])
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
@@ -142,6 +146,7 @@ class _Server:
         return reply
 
     def _keep_imports(self) -> None:
+        """Prepares what was imported for the children that are forked from now on."""
         teach(self._package)
         gc.collect()
         gc.freeze()  # otherwise a collection in a child would copy all pages of memory
@@ -159,6 +164,7 @@ class _Server:
         return reply
 
     def _ask_child_once(self, request: bytes) -> dict[str, Any]:
+        """Scores an answer in the present child, or in a new one if there is none."""
         self._has_scored_others = self._child is not None
         if self._child is None:
             self._child = _Child(self._make_score, self._descriptors)
@@ -167,10 +173,11 @@ class _Server:
             return {"late": True}
         try:
             return {"result": json.loads(line)}
-        except ValueError:
+        except ValueError:  # the child ended within the line, or before it
             return {"crashed": os.waitstatus_to_exitcode(self._end_child())}
 
     def _end_child(self) -> int:
+        """Ends the child, if there is one, and returns its wait status."""
         child, self._child = self._child, None
         return 0 if child is None else child.end()
 
