@@ -303,6 +303,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a function prints goes to the error stream
     path, *searched = sys.argv[1:]
+    # The first entry is this file's folder, whose modules must not hide the function's.
     sys.path[:] = [os.getcwd(), *searched, *sys.path[1:]]
     module, _, name = path.rpartition(":")
     if module.endswith(".py"):

@@ -110,6 +110,7 @@ class _MaskedText:
     """
 
     def __init__(self, text: str) -> None:
+        # From the first character for private use on, which texts hardly ever contain
         self._mark = next(chr(code) for code in range(0xE000, 0x110000) if chr(code) not in text)
         self._text = text
         self._formulas: list[str] = []

@@ -283,7 +283,7 @@ class Play:
 
     def _begin_world(self, world: World | ForkedWorld) -> Played:
         """Brings a new world to the state after the turns so far, and returns those that it had to play."""
-        turns = max(1, len(self.actions))
+        turns = max(1, len(self.actions))  # a new answer plays none, and `reset` has the time of one
         return self.site.call(
             world, turns, math.inf, "begin", self.problem, self.seed, self.actions, self.snapshot
         )

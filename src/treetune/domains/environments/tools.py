@@ -303,6 +303,7 @@ class Tools(Environment):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
+        """The pattern of a call in the format ``tags``."""
         if self.call is not None:
             return re.compile(self.call)
         names = "|".join(re.escape(tool.name) for tool in self.tools)
@@ -390,7 +391,8 @@ class Tools(Environment):
             return Turn(done=True)
         if self.is_native:
             return Turn("\n".join(text for _, _, text in results), results=tuple(results))
-        return Turn(self.answer.replace(RESULT, results[0][2]))
+        [(_, _, result)] = results  # with tags a turn has one call
+        return Turn(self.answer.replace(RESULT, result))
 
     def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
         """Returns the text that the policy reads: the result of a call, or the reason why it has none."""

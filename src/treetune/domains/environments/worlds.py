@@ -199,7 +199,7 @@ class ForkedProcesses:
                         self._stop()
                         if is_last:
                             raise WorkerStartError("an environment's process ends when it forks") from error
-        raise AssertionError
+        raise AssertionError("the second attempt returns or raises")
 
     def end(self, pid: int, order: Order) -> str:
         """Ends an answer's process and all that it started. Returns how it ended."""
@@ -289,7 +289,9 @@ class ForkedWorld:
 def _bound(connection: Connection, seconds: float) -> None:
     """Makes each wait for a connection, also within a message, raise BlockingIOError after so many
     seconds."""
-    limit = struct.pack("ll", *divmod(max(1, int(min(seconds, 1e9) * 1e6)), 10**6))
+    # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit.
+    microseconds = max(1, int(min(seconds, 1e9) * 1e6))
+    limit = struct.pack("ll", *divmod(microseconds, 10**6))
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -202,7 +202,7 @@ class Code(SandboxedGrader):
         if kind == "pytest" and isinstance(sandbox, Bubblewrap):
             if find_spec("pytest") is None:
                 raise Unavailable("tests for pytest need it here: pip install pytest")
-            sandbox = replace(sandbox, packages=True)
+            sandbox = replace(sandbox, packages=True)  # so that the sandbox can import pytest
         order = {"kind": kind, "tests": gold[kind]}
         count, results, message = self._collect_reports(sandbox, prefix, code, order)
         passed = sum(result.get("passed") is True for result in results)

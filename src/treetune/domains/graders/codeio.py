@@ -152,7 +152,7 @@ class CodeIO(Grader):
         result = results[1] if len(results) > 1 else {}
         if "value" not in gold_result:
             raise ValueError(f"the program of problem {problem.id} returns no value for the gold's input")
-        return "value" in result and self.equal([result["value"]], [gold_result["value"]])
+        return "value" in result and self.equal(result["value"], gold_result["value"])
 
     def equal(self, value: Any, gold: Any) -> bool:
         """Compares two values in depth, which is at most `extraction.DEEPEST_VALUE`."""

@@ -449,7 +449,10 @@ class _FormulaParser:
         return self._raise_to(argument, exponent)  # \sin x^2 is the sine of x^2
 
     def _factor_of_argument_is_next(self) -> bool:
-        """Returns whether a factor of a function's argument comes next: ``\\sin x \\cos x`` has none."""
+        """Returns whether a further factor of a function's argument comes next.
+
+        This is so for the x of ``\\sin 2x``. In ``\\sin x \\cos x`` the cosine is multiplied by the sine.
+        """
         token = self.next_token
         if token is None or token.kind not in ("number", "letter", "command"):
             return False
@@ -469,7 +472,7 @@ class _FormulaParser:
     def _value_of_function(self, name: str, argument: Any, base: Any) -> Any:
         """Returns the value of a function. Only ``log`` uses `base`."""
         sympy = self._sympy
-        if name in ("sinh", "cosh", "tanh"):
+        if name in ("sinh", "cosh", "tanh"):  # they are computed from powers of e
             self._refuse_huge(argument)
         if name == "log":
             return sympy.log(argument, base)

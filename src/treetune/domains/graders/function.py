@@ -211,7 +211,7 @@ def _never_returns_a_value(function: Any) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue  # a `return` in it is not the function's
         if isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom):
-            return False
+            return False  # a stub that isn't implemented yet raises, and a generator returns an iterator
         if isinstance(node, ast.Return) and not _is_none(node.value):
             return False
         nodes += ast.iter_child_nodes(node)

@@ -326,7 +326,7 @@ def _read_json_lines(text: str) -> Sequence[Mapping[str, Any]]:
         if line.startswith("{") and line.endswith("}"):
             try:
                 row = read_value(line)
-            except UnreadableValue:
+            except UnreadableValue:  # the text has another format
                 return []
             if not isinstance(row, Mapping):
                 return []
@@ -373,7 +373,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
     """Reads Markdown (``|``), TSV or CSV: the line with the `columns`, and the lines after it with the same
     number of cells."""
     lines = [line.strip() if delimiter == "|" else line for line in text.strip("\n").split("\n")]
-    if delimiter == "|":
+    if delimiter == "|":  # only the rows of a table, without the rule |---|---|
         lines = [line.strip("|") for line in lines if line.startswith("|") and line.strip("|:- ")]
     try:
         cells = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]

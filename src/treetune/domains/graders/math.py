@@ -137,6 +137,7 @@ class _Gold:
 
 @lru_cache(maxsize=1024)
 def _read_gold(gold: str) -> _Gold:
+    """Reads a gold. The cache holds the golds of the problems that are being graded."""
     as_written = find_gold(gold)
     text = undressed(as_written)
     return _Gold(
@@ -282,7 +283,8 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
 
 
 def _parts_of_union(answer: Answer) -> Sequence[Answer]:
-    """Returns the parts of a union or of a list, and anything else as its only part."""
+    """Returns the parts of a union, or of a list that may be meant as one: ``(1, 2), (3, 4)``. Anything else
+    is its only part."""
     if isinstance(answer, Union):
         return answer.parts
     return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
@@ -389,7 +391,8 @@ def _without_layout(text: str) -> str:
 
 
 def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
-    """Returns both sides of ``x + y = 3``, or of ``x = 3`` if the value has no unit; otherwise None."""
+    """Returns both sides of ``x + y = 3``, or of ``x = 3`` if the value has no unit, which a formula can't
+    contain; otherwise None."""
     if isinstance(answer, Equation):
         return answer.left, answer.right
     if isinstance(answer, Named) and isinstance(answer.value, Scalar) and not answer.value.unit:
@@ -608,7 +611,7 @@ def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
         return True
     if gold_base is not None:
         return False
-    return base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None
+    return base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None  # "in base $7$"
 
 
 _BASES = {

@@ -116,6 +116,7 @@ def json_list(gold: str) -> list[str] | None:
 
 
 def _item(item: Any) -> str:
+    """Returns an item of a JSON list as the text of an answer: ``(1, 2)`` for [1, 2], ``true`` for True."""
     if isinstance(item, list):
         return f"({', '.join(_item(part) for part in item)})"
     return item if isinstance(item, str) else json.dumps(item)

@@ -133,7 +133,7 @@ def read_unit(text: str) -> Unit | None:
     text = re.sub(r"\\cdot|\\times|[*·]", " ", text)
     text = re.sub(r"(?<![A-Za-z])per(?![A-Za-z])", "/", text)
     if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
-        return None
+        return None  # a sentence, or a sign that no unit has
     text = _OF.sub("", " ".join(text.split()))
     # km/h/s: the unit before the first slash multiplies, and all after it divide.
     numerator, *denominators = text.replace(" / ", "/").replace("/ ", "/").split("/")
@@ -151,11 +151,12 @@ def read_unit(text: str) -> Unit | None:
         factor *= unit.factor**sign
     if not powers:
         return None
-    remaining = [(dimension, power) for dimension, power in powers.items() if power]
+    remaining = [(dimension, power) for dimension, power in powers.items() if power]  # m/m has no dimension
     return Unit(tuple(sorted(remaining)), factor)
 
 
 def _read_temperature(text: str) -> Unit | None:
+    """Reads ``degrees C``, ``fahrenheit`` or ``K``; None for any other text."""
     match = _TEMPERATURE.fullmatch(text.strip())
     if match is None:
         return None

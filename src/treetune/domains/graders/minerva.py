@@ -289,7 +289,7 @@ def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
     if _is_bracketed(answer) and _is_bracketed(gold):
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
-            return True
+            return True  # otherwise they may still be equal formulas, as (x + 1)(x - 1) and (x - 1)(x + 1)
     rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
         if len(rows) != len(gold_rows):
@@ -327,7 +327,7 @@ def _left_minus_right(equation: str) -> str:
 
 
 def _is_named_value(text: str) -> bool:
-    """Returns whether a text is ``x=3``, with at most two characters on the left."""
+    """Returns whether a text is ``x=3``, with at most two characters on the left, as in the paper's code."""
     return text.count("=") == 1 and len(text.split("=")[0].strip()) <= 2
 
 

@@ -59,7 +59,7 @@ def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) 
     """Grades an answer of which `right` of `parts` parts are right. The reward is 1 if all are, and otherwise
     0, or with `pays` the share of right parts. The share is a number of the grade, ``cells``."""
     share = right / parts
-    reward = 1.0 if right == parts else share if pays else 0.0
+    reward = share if pays or right == parts else 0.0
     return Grade(reward=reward, outcome="ok", message=message, numbers={"cells": share})
 
 

@@ -314,6 +314,7 @@ class ZebraPuzzles(Puzzles):
         if clues is None:
             return None
         if self.wording == "symbols":
+            # The prompt doesn't show these names. The gold's table needs some.
             header = [str(number) for number in range(shape.attributes)]
             values = [list(LETTERS[number][: shape.objects]) for number in range(shape.attributes)]
         else:

@@ -91,7 +91,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
             code: The code to run.
         """
         if self._program is None:
-            earlier_calls, self._calls = self._calls, []
+            earlier_calls, self._calls = self._calls, []  # `_run_call` notes each call again
             for call in earlier_calls:
                 self._run_call(call)
         return self._run_call(code)

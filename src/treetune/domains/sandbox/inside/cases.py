@@ -131,6 +131,7 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
     try:
         program = compile(code, "main.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        # Only the first input is reported. The reader of the report takes inputs without a line as failed.
         message = f"{type(error).__name__}: {error}".encode(errors="replace")
         _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
         return

@@ -107,6 +107,8 @@ class _Proof:
         self.package = package
         self.harmless = harmless
         self._returns_lasting: dict[tuple[types.CodeType, type | None, frozenset[int]], bool] = {}
+        """The results of `examine`, by the function's code, the class of its `self`, and the positions of
+        lasting parameters."""
 
     def is_own_function(self, value: Any) -> bool:
         return isinstance(value, types.FunctionType) and self.is_own_module(value.__module__)
@@ -327,6 +329,7 @@ class _Body:
             if not is_read and not self._may_change(node.value):
                 self._give_up(node, "changes what lasts")
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            # ``xs += ys`` changes a list that other names may stand for, too.
             name = ast.Name(node.target.id, ast.Load())
             if not self._may_change(name):
                 self._give_up(node, "may change what lasts")

@@ -302,7 +302,7 @@ class Peer:
             class_name, field_names, encoded_parts = value
             make_record = _record_class(class_name, field_names)
             return make_record(*self._decode(encoded_parts, instances))
-        if kind == "built" and (value[0], value[1]) in _CONSTRUCTOR_ARGUMENTS:
+        if kind == "built" and (value[0], value[1]) in _CONSTRUCTOR_ARGUMENTS:  # no other class is called
             module, class_name, arguments = value
             return getattr(__import__(module), class_name)(*arguments)
         if kind == "array":
@@ -385,7 +385,7 @@ class Peer:
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"class": self._describe_class(value)}
             if isinstance(value, (list, dict, set)) and self.keeps(value):
-                return {"remote": self.keep(value)}
+                return {"remote": self.keep(value)}  # an object and not only data: see `answer`
             if self.by_value.get(kind.__name__) is kind:
                 if id(value) not in rows:
                     rows[id(value)] = len(instances)
@@ -401,12 +401,15 @@ class Peer:
                 arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
                 return {"built": [kind.__module__, kind.__name__, arguments]}
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+                # NumPy's numbers have an empty shape, and become Python's numbers.
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
             # Subclasses of numbers and strings, such as members of an enumeration, become the plain value.
             for simple in (int, float, str):
                 if isinstance(value, simple):
                     return getattr(simple, f"__{simple.__name__}__")(value)
+            # The tests may name anything of the standard library, since the answer can import it anyway. An
+            # answer may name only types of data: see `_decode`.
             path = _path_in_library(value)
             if path is not None and (self.guarded or path in _TYPES_OF_DATA):
                 return {"library": path}

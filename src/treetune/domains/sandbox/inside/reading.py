@@ -65,7 +65,7 @@ class _ValueReader:
             return tuple(self._read_all(node.elts))
         if isinstance(node, ast.Set):
             return set(self._read_all(node.elts))
-        if isinstance(node, ast.Dict) and None not in node.keys:
+        if isinstance(node, ast.Dict) and None not in node.keys:  # None is the key of {**other}
             keys = [self.read(key) for key in node.keys if key is not None]
             return dict(zip(keys, self._read_all(node.values)))
         if isinstance(node, ast.UnaryOp):
@@ -146,7 +146,7 @@ class _FormulaReader(_ValueReader):
                 raise NotAPlainValue("a formula may only call functions of mathematics")
             arguments = self._read_all(node.args)
             named = {keyword.arg: self.read(keyword.value) for keyword in node.keywords}
-            if None in named:
+            if None in named:  # of f(**names)
                 raise NotAPlainValue("the arguments of a function have to be written out")
             return function(*arguments, **named)  # type: ignore[arg-type]  # None is not among the names
         return super().read(node)

@@ -103,7 +103,7 @@ class Answer:
 
     def get(self, name: str) -> Any:
         """Returns the value of a name of the answer. Raises AttributeError if it has no such name."""
-        if name == "__all__":
+        if name == "__all__":  # ``from solution import *``
             return sorted(self.meant())
         if name not in self.names():
             raise AttributeError(f"the answer defines no {name}")
