@@ -107,7 +107,7 @@ class Conversation:
         if completion.finish_reason == "length" and uses_all_tokens:
             self._end("length", "tokens_spent")
             return False
-        self.events["cut"] += completion.finish_reason == "length"
+        self.events["cut"] += completion.finish_reason == "length"  # only the turn reached its limit
         return True
 
     def take_turn(self, turn: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
@@ -195,6 +195,7 @@ class Conversation:
         `message` turns an action into a message of a chat.
         """
         turns = []
+        # After the last turn the policy read nothing.
         for action, observed in zip(self.actions, [*self.observed, []], strict=True):
             policy_message = message(action)
             # Each call gets the id of the next result of its tool.

@@ -130,6 +130,7 @@ def problem_of(row: Mapping[str, Any], id: str) -> Problem:
         gold=row[REWARD_MODEL][GROUND_TRUTH],
         data={**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE], ABILITY: row[ABILITY]},
         domain=domain_of(row[DATA_SOURCE]),
+        # A single question becomes a chat of one message anyway. Then problems of all tasks look the same.
         messages=() if as_is or is_single_question else messages,
         as_is=as_is,
     )

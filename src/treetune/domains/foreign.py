@@ -46,7 +46,7 @@ def file_function(path: str, searched: list[str]) -> Any:
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[module_name] = module  # before it is executed, as by an `import`
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         raise ValueError(f"path is {path!r}, and {file} has no {name!r}")
@@ -246,7 +246,7 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
     weighted_functions, objects = _weighted_functions(function, row)  # none for a plain function
     if weighted_functions:
         total, numbers = [0.0] * len(steps), {}
-        row = {**row, "data": {**row["data"], **objects}}
+        row = {**row, "data": {**row["data"], **objects}}  # the functions get these by their names, too
         for part, weight in weighted_functions:
             _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
             rewards, _ = read_rewards(part(**by_name), part.__name__, len(steps))

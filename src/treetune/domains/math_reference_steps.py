@@ -79,6 +79,7 @@ class MathReference(StepSplitter):
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
+        # The five stages that the head of this file describes
         masked = _MaskedText(response)
         parts = masked.split_into_sentences()
         parts = masked.cut_after_formulas_that_end_sentences(parts)
@@ -251,8 +252,10 @@ def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int,
 
 
 def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans from each dollar to the next one. Of two neighbouring dollars, the second one
-    opens."""
+    """Yields the spans from each dollar to the next one.
+
+    Two neighbouring dollars aren't an empty formula: the second one opens.
+    """
     start: int | None = None
     for dollar in _DOLLAR.finditer(text):
         if start is None or dollar.start() == start + 1:

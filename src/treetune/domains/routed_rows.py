@@ -114,6 +114,7 @@ class RoutedRows(RowsTask):
     def domain_names(self) -> Sequence[str] | None:
         if self.domain is None:
             return ()
+        # None: only the rows themselves have the names.
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
     def _near(self, source: str) -> str:

@@ -173,7 +173,7 @@ def _read_json(body: str) -> Any:
             return _join_events(body)
         return json.loads(body)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
+        return None  # not JSON, or a stream whose events have other types than those of the API
 
 
 def _join_events(stream: str) -> dict[str, Any] | None:

@@ -152,8 +152,7 @@ class Game(Environment):
         return None
 
     def problem(self, id: str, level: int) -> Problem:
-        """Returns the problem of a level, which is always the same. Its prompt is the beginning of an
-        answer."""
+        """Returns the problem of a level, which is always the same. Answers begin after its prompt."""
         raise NotImplementedError
 
     def alphabet(self) -> str:

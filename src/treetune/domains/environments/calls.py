@@ -126,13 +126,13 @@ def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
 
 def calls_in(body: str) -> Iterator[ToolCall]:
     """Yields calls that are written one after the other, up to the first that can't be read."""
-    if functions := list(_FUNCTION.finditer(body)):
+    if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags in place of JSON
         for function in functions:
             yield _read_tagged_call(function)
         return
     rest = body
     while rest := _without_fence(rest).strip(_BETWEEN):
-        named = _NAMED.match(rest)
+        named = _NAMED.match(rest)  # Mistral's form, in which only the arguments are JSON
         if named:
             rest = rest[named.end() :]
         try:

@@ -256,12 +256,14 @@ class _Connection:
             if seconds_left is not None and seconds_left <= 0:
                 self.overdue_in_a_row += 1
                 raise TimeoutError
+            # The clock may begin while this waits, so that there is a deadline from then on.
             changed = asyncio.ensure_future(call.changed.wait())
             await asyncio.wait({request, changed}, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
             call.changed.clear()
         self.answered += 1
         self.overdue_in_a_row = 0
+        # The calls before it have no answer yet, so that the server processes all of these at once.
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:

@@ -365,6 +365,7 @@ class Tools(Environment):
         for call in calls:
             if call.fault is None:
                 function = {"name": call.tool, "arguments": call.arguments}
+                # `Conversation.transcript` gives the call the id of its result.
                 tool_calls.append({"id": "", "type": "function", "function": function})
         if not self.is_native or not tool_calls:
             return super().message(action)

@@ -357,6 +357,7 @@ def _end(pid: int, patience: float) -> int:
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
+    # Its group, with all that it started, and itself, in case it has not yet made its group.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

@@ -120,6 +120,7 @@ class Code(SandboxedGrader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = _gold_of(problem)
         prefix = str(problem.data.get("prefix") or "")
+        # Data sets name the function in the gold or in the row.
         function = gold.get("fn_name") or problem.data.get("fn_name") or problem.data.get("function_name")
         if "inputs" not in gold:
             passed, tests, message = self._run_tests(prefix, extracted, gold)

@@ -140,6 +140,8 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
 
 
 def _split_into_tokens(text: str) -> list[FormulaToken]:
+    """Returns the tokens of a formula (see the head of this file), without white space and commands that
+    change nothing. Raises NotAFormula for a word, and for a character that no formula has."""
     text = text.translate(_PLAIN)
     # Spaces of LaTeX; \! is one of negative width, as within 1{\!}000.
     text = text.replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
@@ -318,7 +320,7 @@ class _FormulaParser:
         if kind == "number":
             if len(text) > MOST_DIGITS:
                 raise Absurd(f"a number of {len(text)} digits")
-            return self._make_number(text.rstrip("."))
+            return self._make_number(text.rstrip("."))  # "3." is 3
         if kind == "letter":
             return self._read_after_letter(text)
         if kind == "command":
@@ -431,14 +433,16 @@ class _FormulaParser:
         return self._raise_to(value, power)
 
     def _read_argument_of_function(self, depth: int) -> Any:
-        # sin(x)y is sin(x) times y, and \sin 2x the sine of 2x.
-        is_grouped = self._next_is("(", "{", "[")
+        """Reads ``(x)`` of ``\\sin(x)y``, ``2x`` of ``\\sin 2x \\cos x``, ``x^2`` of ``\\sin x^2``, or
+        ``30^\\circ``."""
+        is_grouped = self._next_is("(", "{", "[")  # then it ends with the group, and y is a further factor
         self._open_functions += 1
         argument = self._read_argument(depth, whole_number=True)
         argument = self._read_postfix(argument)  # \sin x! is the sine of x!
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))
+        # An exponent that is still there follows the first factor: `_read_power` reads those of the others.
         if not self._next_is("^"):
             return argument
         self._take()
@@ -544,6 +548,7 @@ class _FormulaParser:
         order = int(exponent.q)
         root_above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
         root_below, below_is_exact = sympy.integer_nthroot(base.q, order)
+        # The roots of a negative number are complex, which sympy knows. They are not that of its amount.
         if base.p >= 0 and above_is_exact and below_is_exact:
             return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
         if _bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:

@@ -168,7 +168,7 @@ def _start_python(python: str, path: str) -> subprocess.Popen[str]:
         text=True,
     )
     assert process.stdout is not None
-    if not process.stdout.readline():
+    if not process.stdout.readline():  # it writes "ready", and nothing if it fails
         raise ValueError(f"{python} can't load {path!r} (exit code {process.wait()}): its log says why")
     return process
 

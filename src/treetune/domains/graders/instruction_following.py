@@ -112,7 +112,7 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
     if problem.gold.lstrip().startswith("{"):
         fields = {**problem.data, **json.loads(problem.gold)}
     ids, arguments = fields.get(IDS), fields.get(ARGUMENTS)
-    if isinstance(arguments, str):
+    if isinstance(arguments, str):  # Parquet files may have them as JSON text
         arguments = json.loads(arguments)
     if ids is None or arguments is None or not len(ids) or len(ids) != len(arguments):
         raise ValueError(

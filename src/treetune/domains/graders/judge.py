@@ -321,7 +321,7 @@ class Judge:
     def counted(self) -> Counts:
         with self._lock:
             counts, self._counts = self._counts, {}
-        failed_attempts = self._thread.failed_attempts
+        failed_attempts = self._thread.failed_attempts  # since the beginning of the run
         counts["judge/failed_attempts"] = float(failed_attempts - self._attempts_counted), None
         self._attempts_counted = failed_attempts
         return counts
@@ -448,12 +448,14 @@ class _Availability:
         self._questions_given_up = 0
         """Questions in a row, up to the last one, that were given up after all their attempts."""
         self._unanswered_places: set[Place] = set()
+        """The addresses of these questions' last attempts."""
         self._last_probe_at = 0.0
+        """The time of the last question that tested whether the judge is back."""
         self._last_failure = ""
         """The reason of the last question's failure."""
         self._refusal: str | None = None
         """The reason why the judge will never answer, if that is known."""
-        self._last_logged_at = -LOGGED_EVERY_S
+        self._last_logged_at = -LOGGED_EVERY_S  # so that the first failure is logged
         self._failing_since: float | None = None
         """The time of the first logged failure since the last answer; None if none was logged."""
         self._attempts_failed = 0
@@ -570,6 +572,7 @@ class _JudgeThread:
 
     @contextmanager
     def _counted_caller(self) -> Iterator[None]:
+        """Counts a caller of `run` within the block, so that `close` can wait for it."""
         with self._callers_changed:
             self._callers += 1
         try:

@@ -91,6 +91,7 @@ class LiveBench(Grader):
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
     def _task(self, problem: Problem) -> str:
+        """Returns the name of the row's task. Raises ValueError for one that has no score here."""
         task = str(problem.data.get(self.task_field, ""))
         if task in SCORES:
             return task
@@ -211,7 +212,8 @@ def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
 
 
 def _comparable_word(text: str) -> str:
-    """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats"."""
+    """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats", and
+    "action" for "action movies"."""
     text = plain(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
     text = text.removeprefix("position ").removeprefix("the ").removesuffix(" movies")
     return str(_NUMBERS.index(text)) if text in _NUMBERS else text
@@ -346,7 +348,7 @@ class _Html(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
-        self._in_cell = tag in ("td", "th") and bool(self.rows)
+        self._in_cell = tag in ("td", "th") and bool(self.rows)  # a cell before the first row is ignored
         if self._in_cell:
             self.rows[-1].append("")
 

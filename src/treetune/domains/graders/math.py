@@ -354,7 +354,7 @@ def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
     sides, gold_sides = _sides_of_equation(answer), _sides_of_equation(gold)
     if sides is not None and gold_sides is not None:
         return are_proportional_equations(sides, gold_sides)
-    if isinstance(answer, Equation):
+    if isinstance(answer, Equation):  # and the gold is a value
         end = read_answer(answer.right)
         return equal_answers(end, gold, question) and _leads_to(answer, end, question)
     # A gold such as 9 * 2 = 18 means 18. Both of its sides must be that number.

@@ -751,6 +751,8 @@ def _read_figure(text: str) -> Words | None:
     if match is None:
         return None
     letters = match["letters"].lower()
+    # The points of a triangle or a line may be in any order, and those of an angle may be reversed. The order
+    # of a ray's or a vector's points matters.
     if match["kind"] in ("triangle", "overline", "overleftrightarrow"):
         letters = "".join(sorted(letters))
     elif match["kind"] == "angle":
@@ -810,5 +812,5 @@ def _read_scalar(text: str) -> Answer:
     formula = measured.formula
     if _THOUSANDS.fullmatch(formula):
         formula = formula.replace(",", "")
-    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)
+    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)  # 1.2e5
     return Scalar(formula, measured.unit, measured.percent)

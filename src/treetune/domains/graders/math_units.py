@@ -185,7 +185,7 @@ def _read_product(text: str) -> Unit | None:
             continue
         match = _FACTOR.fullmatch(symbol)
         unit = None if match is None else _look_up(match["name"])
-        if match is None or unit is None:
+        if match is None or unit is None:  # as in "red balls": not a product of units, but perhaps a noun
             return _read_noun(text)
         power = int(match["power"]) if match["power"] else next_power
         next_power = 1
@@ -357,7 +357,7 @@ def _split_text(text: str) -> tuple[str, str]:
     if _is_product(first_word, unit_text, plain["gap"]):
         return "", ""
     if first_word in _NOT_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
-        return "", ""
+        return "", ""  # a function, or text before it that isn't a number or a simple formula
     return number, unit_text.replace("{", "").replace("}", "")
 
 
@@ -386,7 +386,7 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
     if not unit_text.endswith("m."):  # "p.m." must not become a unit
         unit_text = unit_text.rstrip(" .").strip()
     first, _, rest = unit_text.partition(" ")
-    if first.lower() in _POWERS:
+    if first.lower() in _POWERS:  # "5 squared" is 25, and in "5 feet squared" the word belongs to the unit
         number = f"({number})^{_POWERS[first.lower()]}"
         unit_text = rest.strip()
     elif first.lower() in _SCALES:

@@ -89,7 +89,7 @@ class Minerva(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Only the last answers of each count, as many as the gold has.
+        # Each text is a list of answers, of which only the last ones count, as many as the gold has.
         count = len(set(_gold_answers(problem)))
         return lists_agree(answer.split(_BETWEEN)[-count:], other.split(_BETWEEN)[-count:])
 
@@ -180,7 +180,7 @@ def _find_answers(text: str) -> list[str]:
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
                 contents.append(text[box.end() : end] + percent)
         return contents
-    _, marker, rest = text.rpartition("he answer is")
+    _, marker, rest = text.rpartition("he answer is")  # "The" or "the"
     if marker:
         return [rest]
     outputs = _OUTPUT.findall(text)

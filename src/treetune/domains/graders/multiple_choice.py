@@ -19,6 +19,8 @@ _LONGEST_LINE = 100
 """Characters of the longest line that may consist of only a letter and signs around it."""
 _LONGEST_LABEL = 2000
 """Characters of a text in which a letter is searched at its beginning."""
+_LONGEST_REMARK = 200
+"""Characters before or after a choice in which another choice may revoke it."""
 
 # \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
 _MARKUP = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
@@ -143,7 +145,7 @@ class MultipleChoice(Grader):
         # "answer is B or the correct answer is C": two joined choices aren't a choice.
         if len(choices) > 1:
             second_last = choices[-2]
-            between = text[max(second_last.start, last.start - 200) : last.start]
+            between = text[max(second_last.start, last.start - _LONGEST_REMARK) : last.start]
             if second_last.letter != last.letter and _JOINED.search(between):
                 return None
         return last.letter
@@ -154,7 +156,7 @@ class MultipleChoice(Grader):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
             letter, rest = self._letter(content)
-            text_after = text[end : end + 200].partition("\n")[0]
+            text_after = text[end : end + _LONGEST_REMARK].partition("\n")[0]
             # A box with words and no letter ("none of these") is a choice that is not an option.
             if letter or not _FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
                 yield _StatedChoice(start, letter, rest + text_after)
@@ -171,9 +173,10 @@ class MultipleChoice(Grader):
         for match in _ANSWER_IS.finditer(text):
             if match["named"]:
                 letter, _ = self._letter(match["named"])
-                rest = text[match.end() : match.end() + 200]
+                rest = text[match.end() : match.end() + _LONGEST_REMARK]
             else:
                 letter, rest = self._letter(match["text"])
+            # "The answer is none of these" is a choice, too. "The answer is the one that fits" says nothing.
             if letter or match["named"] or _SAYS.search(match["text"]):
                 yield _StatedChoice(match.start(), letter, rest.partition("\n")[0])
 

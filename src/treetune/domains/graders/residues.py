@@ -78,6 +78,7 @@ class Residue:
             raise Absurd("an exponent that is huge itself, or no integer")
         if self.remainder == 0 and exponent.exact <= 0:
             raise NotAFormula("a power of zero that isn't defined")
+        # The power may be an exponent itself, as in 2^{10^9}. So its exact value is kept if it is small.
         if self.exact is not None:
             bits = max(abs(self.exact.numerator), self.exact.denominator).bit_length()
             if bits * abs(exponent.exact) <= MOST_EXACT_BITS:

@@ -108,7 +108,7 @@ def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransforma
                 for pair in permutations(range(colours), 2)
                 if pair[0] < pair[1]
             )
-        elif name == "fill":
+        elif name == "fill":  # with any colour but 0, that of empty cells
             rules += (GridTransformation(name, (colour,)) for colour in range(1, colours))
         else:
             rules.append(GridTransformation(name))

@@ -83,6 +83,7 @@ class ShortPrograms(Puzzles):
                 "Write a Python program that reads a whole number and prints what becomes of it by these"
                 f" steps: {described_steps}. End with the program in a block of code."
             )
+        # In symbols, answers don't read the number: the grader puts this line before them.
         data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
         return Puzzle(prompt, gold_of(program), names, data)
 

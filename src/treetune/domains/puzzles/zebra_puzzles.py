@@ -391,7 +391,7 @@ class ZebraPuzzles(Puzzles):
     @override
     def symbols(self) -> str:
         letters = "".join(LETTERS[number][: self.objects[1]] for number in range(self.attributes[1]))
-        signs = set("".join(SYMBOLS.values())) - set("{}pqr")
+        signs = set("".join(SYMBOLS.values())) - set("{}pqr")  # without the fields of the templates
         return letters + "0123456789:,>/" + "".join(signs)
 
 

@@ -97,8 +97,8 @@ class Bubblewrap(Sandbox):
                 program = ConfinedProgram(self, code, files or {}, limits, stdin=stdin_fd)
             finally:
                 os.close(stdin_fd)
-            begin = time.monotonic()
-            return follow_program(program.process, limits, begin, program.usage, program.kill)
+            start = time.monotonic()
+            return follow_program(program.process, limits, start, program.usage, program.kill)
 
         # A first SIGKILL or failed start may come from the machine, e.g. from a lack of memory. So try twice.
         with contextlib.suppress(SandboxUnavailable):
@@ -352,7 +352,7 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
         return (_NOT_INSTALLED,)
     try:
         outcome = sandbox.run("print(6 * 7)", limits=ProgramLimits(seconds=60))
-    except (SandboxUnavailable, OSError, ValueError) as error:
+    except (SandboxUnavailable, OSError, ValueError) as error:  # ValueError: see `system_call_filter`
         remedy = f". {_NO_NAMESPACES}" if re.search("namespace|permitted|denied", str(error)) else ""
         return (f"{error}{remedy}",)
     if outcome.stdout != "42\n":

@@ -382,6 +382,8 @@ class _UnconfinedProgram:
 
     def kill(self) -> None:
         if self.process.returncode is None:  # once it is reaped, another process may have its number
+            # A descendant may have left the program's group, and one whose parent has ended is found only by
+            # the group.
             for pid in (self.process.pid, *descendants(self.process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -18,6 +18,7 @@ begins."""
 def _set_up(setup: dict) -> None:
     """Changes the user, sets the limits, and writes the program's files."""
     if setup["uid"] is not None:
+        # The user comes last, because only root may change the groups.
         os.setgroups([])
         os.setresgid(setup["uid"], setup["uid"], setup["uid"])
         os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # this also drops all capabilities

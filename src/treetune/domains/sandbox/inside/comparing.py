@@ -97,7 +97,8 @@ def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = (
     """
     if not inspect.ismethod(method):
         raise NotProven(f"{method!r} is not a method")
-    _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({0}))
+    self_position = 0  # `self`, the data set's object, outlives the call
+    _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({self_position}))
 
 
 class _Proof:
@@ -268,7 +269,7 @@ class _Body:
             if node.id in self._locals:
                 return node.id in self._lasting
             if node.id == "super":
-                return True
+                return True  # ``super()`` gives access to `self`
             return not isinstance(self._globals.get(node.id), _PLAIN)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
@@ -371,6 +372,7 @@ class _Body:
         self._proof.examine(function, None, _all_parameters(function))
 
     def _module(self, node: ast.expr) -> types.ModuleType | None:
+        """Returns the module that a global name stands for; None for any other expression."""
         if not isinstance(node, ast.Name) or node.id in self._locals:
             return None
         value = self._globals.get(node.id)
@@ -381,8 +383,9 @@ class _Body:
         if node.id not in self._globals:  # a name of Python itself
             value = getattr(builtins, node.id, None)
             is_error = isinstance(value, type) and issubclass(value, BaseException)
-            is_called = id(node) in self._called_expressions and node.id in ("super", "print", "next")
-            if not is_error and not is_called and node.id not in _SCALARS | _CONTAINERS:
+            # These three are harmless only with the arguments that `_check_call` allows.
+            is_checked_call = id(node) in self._called_expressions and node.id in ("super", "print", "next")
+            if not is_error and not is_checked_call and node.id not in _SCALARS | _CONTAINERS:
                 self._give_up(node, "is not known to be harmless")
             return
         value = self._globals[node.id]

@@ -121,6 +121,7 @@ def _forward(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, *args: Any) -> Any:
         if self._knows_test_data and operation in _RETURNING_NUMBERS:
+            # The object's class could return just the number that the tests expect (see `Remote`).
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -248,12 +249,16 @@ class Peer:
 
     def receive(self) -> Any:
         try:
+            # A longer line is cut off, and then isn't JSON.
             return json.loads(self._read.readline(_LONGEST_MESSAGE))
         except (ValueError, RecursionError):
             raise Ended("the process of the answer's code has ended") from None
 
     def keep(self, value: Any) -> int:
-        """Keeps an object for the other process, and returns its number."""
+        """Keeps an object for the other process, and returns its number.
+
+        It is kept for good, so that no later object gets its `id`.
+        """
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         self._objects[number] = value
         return number
@@ -404,10 +409,12 @@ class Peer:
                 # NumPy's numbers have an empty shape, and become Python's numbers.
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
-            # Subclasses of numbers and strings, such as members of an enumeration, become the plain value.
+            # Subclasses of numbers and strings, such as members of an enumeration, become the plain value. A
+            # subclass may define the conversion anew, so that the base's own is called: `int.__int__`.
             for simple in (int, float, str):
                 if isinstance(value, simple):
-                    return getattr(simple, f"__{simple.__name__}__")(value)
+                    convert = getattr(simple, f"__{simple.__name__}__")
+                    return convert(value)
             # The tests may name anything of the standard library, since the answer can import it anyway. An
             # answer may name only types of data: see `_decode`.
             path = _path_in_library(value)
@@ -446,6 +453,7 @@ def _path_in_library(value: Any) -> list[str] | None:
 
 
 def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
+    """Sets attributes that the other process has sent, without calling a `__setattr__` of the class."""
     for name, value in attributes.items():
         if not callable(getattr(type(instance), name, None)):  # a value must not replace a method
             instance.__dict__[name] = value
@@ -482,7 +490,8 @@ _CONTAINERS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "bytes": (bytes, bytes),
     "bytearray": (bytearray, bytearray),
 }
-"""By the kind of a message: the class, and the function that makes a container of the list of its parts."""
+"""By the kind of a message: the class, and the function that makes a container of the list of its parts. A
+subclass comes before its base, as `Counter` before `dict`, since the first class that fits is taken."""
 
 _CONSTRUCTOR_ARGUMENTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("builtins", "complex"): lambda number: [number.real, number.imag],

@@ -107,7 +107,8 @@ class _ValueReader:
 def read_literal(text: Any, *scopes: Any) -> Any:
     """Returns the value of a text of constants, containers and arithmetic, as `eval` would.
 
-    Raises NotAPlainValue for anything more, and SyntaxError for a text that isn't Python.
+    `scopes` are the globals and locals of `eval`, which a value without names doesn't need. Raises
+    NotAPlainValue for anything more, and SyntaxError for a text that isn't Python.
     """
     if not isinstance(text, str):
         raise NotAPlainValue(f"a {type(text).__name__} is not read as a value")
@@ -152,6 +153,7 @@ class _FormulaReader(_ValueReader):
         return super().read(node)
 
     def _value_of_name(self, name: str) -> Any:
+        """Returns the value of a name that the parser gave the formula, local ones first."""
         for names in self._names:
             if name in names:
                 value = names[name]
@@ -161,6 +163,7 @@ class _FormulaReader(_ValueReader):
         raise NameError(f"name {name!r} is not defined")
 
     def _may_be_called(self, value: Any) -> bool:
+        """Returns whether a value is a class of formulas, or a function that is listed above."""
         if isinstance(value, type):
             return issubclass(value, self._kinds)
         return any(value is function for function in (*self._functions, *_OF_PYTHON))

@@ -53,6 +53,7 @@ def _marked(value: Any) -> Any:
 
 
 def _unmarked(value: dict[str, Any]) -> Any:
+    """Returns the value of a JSON object of `_marked`. The values in it have been unmarked already."""
     if _TUPLE in value:
         return tuple(value[_TUPLE])
     if _PAIRS in value:
@@ -157,6 +158,7 @@ def modules_of_data_sets() -> Mapping[str, str]:
     for file in sorted(folder.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         for registered in _REGISTERED.finditer(text):
+            # The file registers either a text or its constant DATASET_NAME.
             named = _NAME.search(text)
             name = registered[1] or (named[1] if named else None)
             if name is not None and name != COMPOSITE:
@@ -181,6 +183,7 @@ def import_data_set(name: str) -> Any:
         try:
             importlib.import_module(name)
         except ImportError:
+            # Without the empty packages, and what was imported into them, the library is imported whole.
             for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]:
                 del sys.modules[loaded]
             importlib.import_module("reasoning_gym")

@@ -49,7 +49,9 @@ _ANSWERS_OF_A_CHILD = 2000
 """The number of answers after which a child is replaced, in case its memory grows."""
 _REPLY_BYTES = 4096
 _MESSAGE = 300
+"""The number of characters of an error that are reported."""
 _LEFT_IN = (".", "/dev/shm")
+"""The folders in which an answer could leave a file for another one."""
 _OUT_OF_MEMORY = {"raised": "MemoryError"}
 
 
@@ -85,7 +87,10 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
 
 
 def _empty_work_folder() -> None:
-    """Removes files and folders that libraries made while they were imported, such as caches."""
+    """Removes files and folders that libraries made while they were imported, such as caches.
+
+    `serve` would take them for those of an answer.
+    """
     for entry in os.scandir("."):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
@@ -99,6 +104,7 @@ def _next_request(requests: BinaryIO) -> bytes | None:
 
 
 def _reply(replies: int, reply: Any) -> None:
+    """Writes a reply to a descriptor, in as many parts as the pipe takes."""
     body = json.dumps(reply).encode()
     data = b"%d\n%b" % (len(body), body)
     while data:
@@ -124,17 +130,18 @@ class _Server:
         self._descriptors = descriptors
         self._child: _Child | None = None
         self._has_scored_others = False
+        """Whether the child that got the present answer has scored other answers before."""
 
     def answer(self, request: bytes) -> dict[str, Any]:
         """Returns the reply to a request: the scores of `_ask_child`, or ``{"failed": "…"}`` if there is no
         scorer for the problem."""
-        modules = len(sys.modules)
+        modules_before = len(sys.modules)
         try:
             # Made here for its imports, which all further children then have. A child makes its own scorer.
             _, only_compares = self._make_score(json.loads(request)["problem"])
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
-        if len(sys.modules) > modules:
+        if len(sys.modules) > modules_before:
             self._end_child()  # it doesn't have the new imports
             self._keep_imports()
         reply = self._ask_child(request)
@@ -213,7 +220,7 @@ class _Child:
         except BrokenPipeError:  # the child has ended
             return b"", False
         line = b""
-        while len(line) <= _REPLY_BYTES:
+        while len(line) <= _REPLY_BYTES:  # a malicious answer could make the child write without end
             ready, _, _ = select.select([self._verdicts], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return line, True

@@ -50,7 +50,7 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
     sys.modules["solution"] = module = types.ModuleType("solution")
     names = module.__dict__
     with contextlib.suppress(Ended):
-        peer.receive()
+        peer.receive()  # "start"
         try:
             program = joined(prefix, code)
             if with_imports:
@@ -66,7 +66,7 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
         peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
-        while True:
+        while True:  # until the tests' process ends, which raises Ended
             peer.answer(*peer.receive()[1:])
 
 
@@ -274,7 +274,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
     failures: list[str] = []
     outcomes: dict[str, Any] = {}
-    begin, tell = report.begin, report.tell
+    begin, tell = report.begin, report.tell  # pytest calls a parameter of two hooks `report`, too
 
     class Plugin:
         def pytest_collection_finish(self, session: Any) -> None:
