@@ -178,7 +178,7 @@ class Conversation:
                 " continue from its middle: let it draw random numbers only from its seed, or set again to"
                 " 'copy' or 'never'"
             )
-        self.segments = list(segments)
+        self.segments = list(segments)  # these, and not their copies, may hold snapshots
 
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""

@@ -186,6 +186,7 @@ def call_arguments(
         by_name = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
     else:
         if list(parameters)[1:2] == ["problem"]:
+            # A row in another Python has only the problem's values, and no Problem.
             return [response, row.get("problem", SimpleNamespace(**row))], {}
         return [response, row["gold"]], {}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

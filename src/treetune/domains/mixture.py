@@ -283,6 +283,7 @@ class Mixture(Task):
     def needs(self) -> tuple[Need, ...]:
         if not isinstance(self.weighting, Curriculum) and not self.remembers_pass_rates:
             return ()
+        # From a single answer the rate would be 0 or 1, and no problem would count as mixed.
         because = "it is drawn by how often the policy is right on a problem"
         return Need(SampledAnswers(), because), Need(Answers(2), because)
 

@@ -50,7 +50,7 @@ class AnswerJournal:
         self._journal = None if path is None else Journal(path, others, exclusive=True)
         if self._journal is not None and count is not None:
             for key in self._journal:
-                if (answer := self.get(key)) is not None:
+                if (answer := self.get(key)) is not None:  # rows that aren't answers are ignored
                     count(answer)
 
     def get(self, key: str) -> AnsweredRequest | None:
@@ -97,13 +97,14 @@ class Asker:
             body: The request.
             keep: Returns whether an answer is usable. Others are not written to the journal, or read from it.
         """
+        # Two models that requests give the same name must not share answers.
         question = body if self._identity is None else [self._identity, body]
         text = json.dumps(question, sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         journaled = self._journal.get(key)
         if journaled is not None and keep(journaled):
             return journaled
-        if key not in self._in_flight:
+        if key not in self._in_flight:  # whoever asks the same meanwhile waits for this request
             self._in_flight[key] = asyncio.create_task(self._ask(key, step, body, keep))
             self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))
         return await self._in_flight[key]

@@ -126,7 +126,7 @@ class EndpointClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._is_stopping() and loop.time() < end:
-            await asyncio.sleep(min(end - loop.time(), 0.5))
+            await asyncio.sleep(min(end - loop.time(), 0.5))  # so that it notices within half a second
 
     async def _find_place(self, place: Callable[[], Place]) -> Place:
         """Calls the function for the address in a thread, since it may wait for a server to restart."""

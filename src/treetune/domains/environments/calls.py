@@ -152,7 +152,10 @@ def calls_in(body: str) -> Iterator[ToolCall]:
 
 
 def _read_tagged_call(function: re.Match[str]) -> ToolCall:
-    """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``."""
+    """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``.
+
+    A value may be on lines of its own, so that newlines around it don't belong to it.
+    """
     parameters = _PARAMETER.findall(function[2])
     return ToolCall(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
 

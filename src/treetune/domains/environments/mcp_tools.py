@@ -107,6 +107,7 @@ class Mcp(Tool):
         if self.headers and self.address is None:
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
         user_and_password = re.search(r"//([^/?#]*)@", self.address or "")
+        # ``${USER}:${PASSWORD}`` names variables, and leaves only the colon.
         if user_and_password and _VARIABLE.sub("", user_and_password[1]).strip(":"):
             # It is not shown. A run stores its configuration.
             raise ValueError(

@@ -140,6 +140,8 @@ class World:
         return Played((turn,), snapshot)
 
     def _snapshot(self) -> Snapshot | None:
+        """Returns the number of actions so far and the state, for environments that are continued from
+        copies; None for others."""
         if self.environment.again != "copy":
             return None
         return self._played, pickle.dumps(self._state)
@@ -192,7 +194,7 @@ class ForkedProcesses:
                 with theirs:
                     try:
                         orders.send(("fork", 0))
-                        reduction.send_handle(orders, theirs.fileno(), None)
+                        reduction.send_handle(orders, theirs.fileno(), None)  # only Windows needs a number
                         return ForkedWorld(self, ours, orders.recv())
                     except (EOFError, OSError) as error:  # it was killed: start another one, once
                         ours.close()
@@ -230,6 +232,8 @@ class ForkedProcesses:
                 "treetune.domains.environments.worlds", self._memory_bytes, theirs.fileno(), theirs.fileno()
             )
         try:
+            # The process reads its setup and the environment as framed bytes, before the connection carries
+            # objects.
             with open(os.dup(ours.fileno()), "wb") as requests:
                 requests.write(frame(setup) + frame(self._pickled))
             kind, message = ours.recv()
@@ -292,6 +296,7 @@ def _bound(connection: Connection, seconds: float) -> None:
     # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit.
     microseconds = max(1, int(min(seconds, 1e9) * 1e6))
     limit = struct.pack("ll", *divmod(microseconds, 10**6))
+    # The socket gets a descriptor of its own, which it closes at the end of the block.
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)

@@ -272,7 +272,7 @@ class _FormulaParser:
         if not self._next_is("^"):
             return base
         self._take()
-        if self._open_functions and self.next_token == _DEGREES:
+        if self._open_functions and self.next_token == _DEGREES:  # elsewhere degrees are a unit
             self._take()
             return base * self._sympy.pi / 180
         return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
@@ -1051,6 +1051,7 @@ def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
     import sympy
 
     for top, bottom in _QUOTIENT_POINTS:
+        # Each unknown gets another value, or else x - y would be 0.
         point = {symbol: sympy.Rational(top + 4 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         values = (first.subs(point), second.subs(point))
         if all(value != 0 and not value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for value in values):

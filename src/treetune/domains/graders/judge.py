@@ -482,6 +482,7 @@ class _Availability:
             if now - self._last_logged_at < LOGGED_EVERY_S:
                 return
             self._last_logged_at = now
+            # Set only with a message, so that `note_answer` logs the end of failures that were logged.
             if self._failing_since is None:
                 self._failing_since = now
         log.info("the judge gives no answer: %s", message)

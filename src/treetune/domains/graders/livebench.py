@@ -152,7 +152,7 @@ def score_groups_of_four(answer: str, gold: str) -> float:
     group, in any order."""
     gold_groups, groups = _read_groups(gold), _read_groups(answer)
     if len(groups) > len(gold_groups):
-        return 0.0
+        return 0.0  # among many groups, some would be right by chance
     distinct_groups = {frozenset(group) for group in groups}  # a repeated group earns once
     return sum(group in gold_groups for group in distinct_groups) / len(gold_groups)
 
@@ -313,6 +313,7 @@ def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _read_json(text: str) -> Sequence[Mapping[str, Any]]:
+    """Reads the rows of a table in JSON, each with its cells by column; none if the text isn't one."""
     try:
         value = read_value(text)
     except UnreadableValue:

@@ -268,7 +268,8 @@ def _read_float(text: str) -> float | None:
 
 
 def _read_number(text: str) -> float | None:
-    """Returns the number that a text is, such as ``1,200`` or ``50%`` (0.5); None for other texts."""
+    r"""Returns the number that a text is, such as ``1,200``, or 0.5 for ``50%`` and ``50\%``. None for other
+    texts."""
     text = text.replace(",", "")
     value = _read_float(text)
     if value is None and text.endswith("%"):

@@ -317,7 +317,8 @@ class GraphPaths(Puzzles):
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         edges, start, node = (problem.data[key] for key in ("edges", "start", "goal"))
-        # In the goal's chain there is one edge into each node. After an error there may be several.
+        # It goes back from the goal to the start, and answers with the first node after the start. In the
+        # goal's chain there is one edge into each node. After an error there may be several.
         while True:
             edge = generator.choice([edge for edge in edges if edge[1] == node])
             if self.draws_error(generator):

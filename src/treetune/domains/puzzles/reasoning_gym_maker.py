@@ -149,7 +149,7 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
     """Yields infinitely many problems. If the library fails to make one, it yields the error's text."""
     chunk = 0
     while True:
-        # Some data sets draw with numpy, whose seeds have 32 bits.
+        # Some data sets draw with numpy, whose seeds have 32 bits. `seed + index` has to fit, too.
         seed = derive_seed(request["seed"], request["dataset"], split, chunk) % 2**31
         data_set = kind(config=dataclasses.replace(settings, seed=seed))
         for index in range(CHUNK):
