@@ -55,7 +55,7 @@ class TimeOfDay:
             return None  # 14 p.m.
         if minute is None and not half:
             minute = 0  # three o'clock
-        # Nobody writes the ratio 1 to 5 as 1:05.
+        # A ratio of 1 to 5 is not written as 1:05.
         leading_zero = any((match[part] or "").startswith("0") for part in ("minute", "second"))
         is_sure = bool(match["half"]) or leading_zero
         return cls(hour, minute, second, half, is_sure)
