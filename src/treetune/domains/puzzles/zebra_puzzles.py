@@ -248,7 +248,7 @@ def _orders(objects: int) -> Sequence[tuple[int, ...]]:
 def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
     """Returns for each item and each position the set of arrangements that have the item there."""
     orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
-    positions = {}
+    positions: dict[Item, list[int]] = {}
     for attribute, value in shape.items:
         # Among consecutive numbers, the digit of this attribute (see `ZebraShape.rows`) is the same in runs
         # of `stride`, and repeats after `period`. So the set is a pattern of `period` bits, with a run of
