@@ -25,12 +25,18 @@ def made(type: str, **settings: Any) -> Any:
 
 def distributions_of(trainer: Any, rows: Any) -> list[float]:
     """Sums of what the credit may ask of the trainer, for each row by itself."""
+    import numpy as np
+    import torch
+
     from treetune.trainer.tokens import Sequences
 
     sequences = Sequences.of(rows)
     columns = list(trainer.distributions(sequences))
-    if trainer.reference is not None and trainer.settings.sequence_parallel_size == 1:
-        columns += trainer.reference_distances(sequences)
+    if trainer.settings.sequence_parallel_size == 1:
+        positions = [np.flatnonzero(row.trained) for row in rows]
+        columns.append(trainer.group_divergences(sequences, torch.from_numpy(np.concatenate(positions))))
+        if trainer.reference is not None:
+            columns += trainer.reference_distances(sequences)
     starts = sequences.starts
     return [
         float(values_N[start:end].double().sum())

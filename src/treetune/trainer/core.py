@@ -324,6 +324,11 @@ class PolicyTrainer:
         assert self.reference is not None
         return self.scorer.reference_distances(self.policy, self.reference, sequences)
 
+    def group_divergences(self, sequences: Sequences, positions_N: Tensor) -> Tensor:
+        """Returns the divergences of the policy's distributions from their means over the answers to a
+        problem, for the credit; see `Scorer.group_divergences`. Collective."""
+        return self.scorer.group_divergences(self.policy, sequences, positions_N)
+
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""
         assert self.critic is not None
