@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -114,6 +114,19 @@ class Credit(Registrable):
     def asks_trainer(self) -> bool:
         """True where `assign` asks the trainer for something, so that the trainer must be open by then."""
         return self.asks_critic or self.asks_reference or self.asks_distributions
+
+    @property
+    def trainer_passes(self) -> int:
+        """The number of forward passes over the iteration's answers that `assign` asks of the trainer, for
+        plans."""
+        return int(self.asks_critic) + int(self.asks_distributions)
+
+    @property
+    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        """The distributions that the trainer compares the policy's with, for `assign`: the ``reference``
+        model's, or those of the other answers to the problem (``group``); None if it compares none. For plans
+        of memory."""
+        return None
 
     @property
     def reference(self) -> ModelSource | None:

@@ -30,7 +30,7 @@ from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches, sequences_of_rank
 from treetune.trainer.deepspeed_model import ModelFactory, Reference
-from treetune.trainer.preparation import FromValues, IterationTensors, prepare, scores_old_logprobs
+from treetune.trainer.preparation import FromValues, IterationTensors, prepare
 from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
@@ -526,7 +526,7 @@ class IterationTraining:
         units = units_of(episodes, in_pairs=objective.needs_pairs)
         units_by_step = trainer.plan_steps(self._iteration, units)
         steps = len(units_by_step)
-        scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
+        scores_old = settings.scores_old_logprobs(several_steps=steps > 1)
         scores_all = settings.token_signals == "all" or (
             scores_old or settings.keeps_reference or trainer.critic is not None
         )

@@ -167,18 +167,6 @@ class Models(Protocol):
     def values(self, sequences: Sequences) -> Tensor: ...
 
 
-def scores_old_logprobs(settings: Trainer, *, several_steps: bool) -> bool:
-    """Returns whether the policy is scored before the first step.
-
-    If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which saves a
-    pass. They come too late for a KL penalty in rewards or advantages, and for what an objective precomputes.
-    """
-    objective = settings.objective
-    needs_old_logprobs = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
-    has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
-    return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
-
-
 def prepare(
     settings: Trainer,
     episodes: Collection[Episode],
@@ -192,7 +180,7 @@ def prepare(
     """Runs the models that the method needs over all sequences, and computes the advantages. Collective.
 
     Args:
-        scores_old: Whether to score the policy (`scores_old_logprobs`).
+        scores_old: Whether to score the policy (`Trainer.scores_old_logprobs`).
         critic: Whether a critic is trained.
         from_values: Computes advantages from the critic's values; None if the episodes have advantages.
 

@@ -93,6 +93,11 @@ class ImplicitReward(Credit):
 
     @property
     @override
+    def trainer_passes(self) -> int:
+        return 1  # of the reward model
+
+    @property
+    @override
     def reference(self) -> ModelSource:
         return self.reward_model
 

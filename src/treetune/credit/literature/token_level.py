@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -132,6 +132,16 @@ class OverAnotherCredit(Credit):
     @override
     def asks_distributions(self) -> bool:
         return self.over.asks_distributions
+
+    @property
+    @override
+    def trainer_passes(self) -> int:
+        return self.over.trainer_passes
+
+    @property
+    @override
+    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        return self.over.compares_distributions_with
 
     @property
     @override

@@ -62,6 +62,15 @@ from treetune.vocabulary import Column, Episode
 Signal = Literal["entropy", "surprise", "relative_surprise", "deviation", "group_divergence"]
 Weights = Literal["group_share", "softmax", "top_share", "interval"]
 
+PASSES: dict[Signal, int] = {
+    "entropy": 1,
+    "surprise": 0,
+    "relative_surprise": 1,
+    "deviation": 2,  # of the policy and of the reference
+    "group_divergence": 1,
+}
+"""The forward passes of the trainer over all answers that give a signal."""
+
 EPS = 1e-8
 """Added to entropies and variances before a division by them."""
 
@@ -148,6 +157,18 @@ class WeightedBy(OverAnotherCredit):
     @override
     def asks_reference(self) -> bool:
         return self.signal == "deviation" or super().asks_reference
+
+    @property
+    @override
+    def trainer_passes(self) -> int:
+        return super().trainer_passes + PASSES[self.signal]
+
+    @property
+    @override
+    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        if self.signal == "deviation":
+            return "reference"
+        return "group" if self.signal == "group_divergence" else super().compares_distributions_with
 
     @property
     @override

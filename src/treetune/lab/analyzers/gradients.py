@@ -16,7 +16,7 @@ from treetune.seeds import derive_seed
 from treetune.store.files import whole_file
 from treetune.trainer.base import Layout, Trainer
 from treetune.trainer.batches import MicroBatch, Minibatch, micro_batches
-from treetune.trainer.preparation import prepare, scores_old_logprobs
+from treetune.trainer.preparation import prepare
 from treetune.trainer.tokens import Sequences, Unit
 from treetune.trainer.update import micro_batch_loss
 from treetune.vocabulary import Episode
@@ -55,7 +55,7 @@ class Loss:
             episodes,
             self.sequences,
             self.models,
-            scores_old=scores_old_logprobs(without_kl, several_steps=False),
+            scores_old=without_kl.scores_old_logprobs(several_steps=False),
             critic=leaves_values,
             from_values=credit.from_values if leaves_values else None,
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
@@ -122,6 +122,9 @@ BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
 nucleus also what is sorted, with int64 order, and summed up. A sort on CUDA also has second buffers of keys
 and order, and an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+OF_A_COMPARISON = {"reference": 24, "group": 32}
+"""Bytes of a chunk in the forward pass that compares its distributions with the reference's, or with the mean
+of the group's (`trainer.scoring`)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
@@ -193,13 +196,17 @@ class Passes:
         entropy_gradient: bool = False,
         terms: bool = False,
         nucleus: bool = False,
+        compared_with: Literal["reference", "group"] | None = None,
     ) -> int:
         """Returns the most bytes of a chunk of the head. With adapters the head is not trained and has no
         gradient."""
         chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
         logits = positions * self.shape.vocabulary
-        forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
+        if compared_with is not None:
+            forward = logits * OF_A_COMPARISON[compared_with]
+        else:
+            forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
         if not backward:
             return forward
         bytes_back = WITH_TERMS if terms else WITH_ENTROPY if entropy_gradient else BACKWARD_PER_LOGIT
@@ -498,10 +505,19 @@ class TrainerMemory:
             tokens = self.micro_batch
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
-        hidden = tokens * passes.itemsize * 2 * self.shape.hidden
+        passing = max(passes.scoring, _hidden_states(passes) + head)
+        compared_with = self.experiment.credit.compares_distributions_with
+        if compared_with == "reference" or trainer.objective.needs_reference_kl:
+            passing = max(passing, _comparison_with_reference(passes))
+        if compared_with == "group":
+            # All answers to a problem are in one micro-batch.
+            tokens_of_group = -(-work.answers // work.problems) * work.longest
+            passes_of_group = self.passes(max(tokens, tokens_of_group))
+            head_of_group = passes_of_group.head(backward=False, compared_with="group")
+            passing = max(passing, passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group)
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
         copied_reference = 0 if self.reference_stays else self.reference
-        return self._reserved(max(passes.scoring, hidden + head)) + gathered + copied_reference
+        return self._reserved(passing) + gathered + copied_reference
 
     @property
     def _has_nucleus(self) -> bool:
@@ -541,6 +557,22 @@ class TrainerMemory:
     def put_aside(self) -> int:
         """The bytes that are moved to the host meanwhile."""
         return self.models - self.scorable
+
+
+def _hidden_states(passes: Passes) -> int:
+    """Returns the bytes of a micro-batch's last hidden states, before and after the last norm."""
+    return passes.tokens * passes.itemsize * 2 * passes.shape.hidden
+
+
+def _comparison_with_reference(passes: Passes) -> int:
+    """Returns the most bytes of a comparison of the policy's whole distributions with the reference's.
+
+    The policy's log-probs of the whole vocabulary are there twice while chunks are put together, and once
+    while the reference runs over the same micro-batch.
+    """
+    logprobs = 4 * passes.trained * passes.shape.vocabulary
+    head = passes.head(backward=False, compared_with="reference")
+    return logprobs + max(logprobs, passes.scoring, _hidden_states(passes) + head)
 
 
 def adapter_weights(shape: Shape, rank: int) -> int:

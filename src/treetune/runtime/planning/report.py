@@ -64,6 +64,7 @@ optimiser steps and of small batches, which the plan leaves out, are most of it.
 SECONDS = {
     "answers": "generation",
     "continuations": "credit",
+    "scoring for credit": "credit",
     "scoring": "training",
     "training": "training",
     "sync": "sync",
@@ -107,11 +108,19 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
     # Models that score: the reference, the policy if there are several steps, and the critic.
-    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
+    passes = trainer.keeps_reference + trainer.scores_old_logprobs(several_steps=work.steps > 1) + critic
+    if trainer.objective.needs_reference_kl:
+        passes += 2  # of the policy and of the reference, whose whole distributions are compared
     # Without a backward pass twice as many rows fit into a micro-batch.
     micro_batches = -(-work.rows // groups / (configured_rows or 2 * rows_of_micro_batch) // 1)
-    seconds = passes * (2 * weights * tokens / rate + micro_batches * launch_seconds)
-    yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
+    seconds_of_scoring = 2 * weights * tokens / rate + micro_batches * launch_seconds
+    operations = "2 operations a weight and token"
+    yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
+    if root.credit.trainer_passes:
+        # The credit scores all answers, and selection leaves out some of them afterwards.
+        passes_of_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
+        basis = f"passes over all answers: {root.credit.trainer_passes}; {operations}; {source}"
+        yield PhaseSeconds("scoring for credit", passes_of_rows * seconds_of_scoring, basis)
     # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches = work.steps * -(-rows_of_step // rows_of_micro_batch)
