@@ -50,6 +50,8 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.credit.gae import Gae
+    from treetune.credit.literature.prime import Prime
+    from treetune.credit.reward_models import RewardModelSettings
     from treetune.engine.requests import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
@@ -61,7 +63,9 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.trainer.tokens import Sequences
 
     logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
-    gae = Gae() if settings.pop("gae", False) else None
+    credit: Gae | Prime | None = Gae() if settings.pop("gae", False) else None
+    if settings.pop("prime", False):
+        credit = Prime(reward_model=RewardModelSettings(learning_rate=1e-2))
     of_rank = core.sequences_of_rank
     if settings.pop("keeps_all", False):
         core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
@@ -91,7 +95,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
             seed=0,
             temperature=0.8,
             iterations=2,
-            **critic_of(gae),
+            **critic_of(credit),
         )
 
     first = trainer()
@@ -105,6 +109,10 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}
     weights |= {
         f"critic.{name}": tensor.float().cpu().clone() for name, tensor in first.critic_weights().items()
+    }
+    weights |= {
+        f"reward_model.{name}": tensor.float().cpu().clone()
+        for name, tensor in first.reward_model_weights().items()
     }
     if ranks.is_first:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)

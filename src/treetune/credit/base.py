@@ -30,6 +30,7 @@ from treetune.contracts import Experiment, Finding, Part
 from treetune.credit.critic_losses import CriticLoss, SquaredError
 from treetune.credit.critic_prompts import GOLD, PROMPT, fill_template
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
+from treetune.credit.reward_models import RewardModelSettings
 from treetune.credit.states.early import EarlyContinuations
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
@@ -138,6 +139,12 @@ class Credit(Registrable):
         """Settings of the critic; None for credit without a critic."""
         return None
 
+    @property
+    def trained_reward_model(self) -> RewardModelSettings | None:
+        """Settings of an implicit reward model that the trainer trains; None for credit without one. The
+        trainer makes the advantages then, with `from_implicit_rewards`."""
+        return None
+
     def is_unbiased(self, context: RolloutContext) -> bool:
         """Returns whether the expected gradient is the policy gradient.
 
@@ -184,6 +191,20 @@ class Credit(Registrable):
         """
         # TypeError, since NotImplementedError would make every credit override it.
         raise TypeError(f"the credit {type(self).__name__} leaves values to the trainer without from_values")
+
+    def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
+        """Makes advantages of the rewards that the trained reward model gives to tokens, for the answers to
+        one problem.
+
+        Args:
+            rewards: The reward of each trained token of each answer.
+                Example: ``[array([0.2, 0.0]), array([0.1])]``.
+            outcomes: The reward of each answer.
+
+        Returns:
+            The advantage of each trained token of each answer.
+        """
+        raise TypeError(f"the credit {type(self).__name__} has a reward model without from_implicit_rewards")
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all

@@ -56,7 +56,10 @@ def make_trainer(session: Session) -> PolicyTrainer:
     from treetune.trainer.core import PolicyTrainer
 
     config, model = session.config, session.model
-    reference = config.credit.reference
+    reference, reward_model = config.credit.reference, config.credit.trained_reward_model
+    load_reward_model = None
+    if reward_model is not None and reward_model.start is not None:
+        load_reward_model = partial(model.load_like, reward_model.start)
     if config.trainer.reads_in_parts:
         load_model = model.load_in_parts
     elif config.trainer.shards_weights:
@@ -75,6 +78,9 @@ def make_trainer(session: Session) -> PolicyTrainer:
         from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
         restarts=config.restart == "every_iteration",
         load_reference=None if reference is None else partial(model.load_like, reference),
+        reward_model=reward_model,
+        load_reward_model=load_reward_model,
+        from_implicit_rewards=None if reward_model is None else config.credit.from_implicit_rewards,
     )
 
 

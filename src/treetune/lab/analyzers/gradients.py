@@ -46,6 +46,12 @@ class Loss:
         layout: Layout = "padded",
     ) -> None:
         self.settings, credit = settings or session.config.trainer, credit or session.config.credit
+        if credit.trained_reward_model is not None:
+            raise ValueError(
+                f"the credit {credit.registered_name()!r} trains its reward model in the run, and the loss of"
+                " a stored iteration can't be computed without training it again: analyse a run with another"
+                " credit, such as 'rloo'"
+            )
         self.models = StoredModels(session, point, session.temperature, layout)
         self.sequences = Sequences.of(episodes)
         without_kl = replace(self.settings, measure_kl=False)

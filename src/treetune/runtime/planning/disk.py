@@ -75,9 +75,7 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     experiment, machine = memory.experiment, memory.machine
     trainer = experiment.trainer
     weights = itemsize(trainer) * memory.shape.parameters
-    models = [memory.policy]
-    if memory.critic is not None:
-        models.append(memory.critic)
+    models = [memory.policy, *memory.learned_models]
     # Without ZeRO every rank has the whole state, and one of them writes it.
     writers = 1 if trainer.zero_stage == 0 else machine.world_size
     state = writers * sum(model.kept + model.on_host for model in models)

@@ -434,6 +434,21 @@ class TrainerMemory:
         return states_of(self.trainer, weights, weights, self.machine)
 
     @cached_property
+    def reward_model(self) -> States | None:
+        """The states of the reward model that is trained, which is a whole model with its own optimiser."""
+        settings = self.experiment.credit.trained_reward_model
+        if settings is None:
+            return None
+        shape = None if settings.start is None else settings.start.shape(self.experiment.task.alphabet)
+        weights = (shape or self.shape).parameters
+        return states_of(self.trainer, weights, weights, self.machine)
+
+    @property
+    def learned_models(self) -> list[States]:
+        """The states of the models that are trained in addition to the policy."""
+        return [model for model in (self.critic, self.reward_model) if model is not None]
+
+    @cached_property
     def reference(self) -> int:
         """The bytes of the reference's weights, whole or this rank's part; 0 if there is none, or if it is
         the policy without adapters."""
@@ -533,13 +548,13 @@ class TrainerMemory:
     @property
     def models(self) -> int:
         """The bytes that stay on the device from step to step."""
-        critic = 0 if self.critic is None else self.critic.kept
-        return self.policy.kept + critic + (self.reference if self.reference_stays else 0)
+        learned = sum(model.kept for model in self.learned_models)
+        return self.policy.kept + learned + (self.reference if self.reference_stays else 0)
 
     @property
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
-        models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        models = [self.policy, *self.learned_models]
         # Gradients are there from the backward pass to the end of the step, and those of both models at once.
         # The models pass and step one after the other, so the larger one counts. A micro-batch's activations
         # are freed at the end of its pass, before the step.

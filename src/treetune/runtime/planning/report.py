@@ -101,14 +101,17 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     critic = plan.trainer.critic is not None
+    reward_model = root.credit.trained_reward_model
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
-    # Models that score: the reference, the policy if there are several steps, and the critic.
+    # Models that score: the reference, the policy if there are several steps, the critic, the reward model.
     passes = trainer.keeps_reference + trainer.scores_old_logprobs(several_steps=work.steps > 1) + critic
+    if reward_model is not None:
+        passes += 1
     if trainer.objective.needs_reference_kl:
         passes += 2  # of the policy and of the reference, whose whole distributions are compared
     # Without a backward pass twice as many rows fit into a micro-batch.
@@ -125,7 +128,10 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches = work.steps * -(-rows_of_step // rows_of_micro_batch)
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
-    seconds = (1 + critic) * forward_passes * seconds_of_pass
+    models: float = 1 + critic
+    if reward_model is not None:
+        models += reward_model.epochs / work.epochs  # it has epochs of its own
+    seconds = models * forward_passes * seconds_of_pass
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 

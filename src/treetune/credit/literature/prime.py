@@ -1,0 +1,92 @@
+"""PRIME: process rewards from a reward model that learns from the outcomes of each iteration's answers
+(arXiv:2502.01456).
+
+`Prime.assign` only makes rows without advantages. The trainer does the rest before its first step:
+
+    answers, outcomes ──> π_φ learns the outcomes (`credit.reward_models`)
+                               │
+    answers ── π_φ, π_ref ──> r_t = β · log(π_φ(y_t)/π_ref(y_t)) ── `from_implicit_rewards` ──> advantages
+
+π_ref is the trainer's reference, the start model. The reward model starts from it, or from another model.
+
+The sources are the paper (eq. 3 to 5) and the authors' recipe in verl: β 0.05, learning rate 1e-6, one pass,
+cross-entropy. As in the recipe's update ``before`` the rewards, π_φ learns first. Where the advantages of
+paper and recipe differ, this follows the paper; see `implicit_reward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+from typing_extensions import override
+
+from treetune.contracts import Advantages, Answers, CreditForRewards, Need, OneLine, UseOfAdvantages
+from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.episodes import make_episode
+from treetune.credit.literature.implicit_reward import process_advantages
+from treetune.credit.reward_models import RewardModelSettings
+from treetune.credit.rloo import leave_one_out_advantages
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Column, Episode, Metrics
+
+
+@Credit.register("prime")
+@dataclass(frozen=True, kw_only=True)
+class Prime(Credit):
+    """PRIME (Cui et al., arXiv:2502.01456) with a reward model π_φ that learns from each iteration's answers.
+    For token t of answer i, the advantage is (eq. 5)
+
+    A_i,t = `weight` · Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) + `outcome_weight` · (R_i − mean_{j≠i} R_j)
+
+    with r_i,t = β (log π_φ(y_t) − log π_ref(y_t)), the implicit reward of the token, r̄_j the mean of r over
+    the tokens of answer j, and π_ref the trainer's reference model. In each iteration π_φ first learns the
+    answers' outcomes, by the cross-entropy of σ(Σ_t r_t), and then gives the rewards.
+
+    Both the learning and the means are over the answers that selection leaves. An answer that is left alone
+    with its problem has the advantage 0. Rewards must be between 0 and 1. The authors' code whitens the
+    advantages (`trainer.advantage_normalisation`).
+
+    **Biased** unless the sum of the rewards from a token on is its true advantage plus a number that is the
+    same for all tokens of a state. A reward model that hasn't learned yet gives no rewards, and the gradient
+    is RLOO's. BIASPRIME"""
+
+    reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
+    """Settings of the reward model π_φ."""
+    gamma: Annotated[float, Gt(0), Le(1)] = 1.0
+    """γ, the discount of later tokens' rewards."""
+    weight: Annotated[float, Gt(0)] = 1.0
+    """The weight of the process rewards."""
+    outcome_weight: Annotated[float, Ge(0)] = 1.0
+    """The weight of the answers' rewards."""
+
+    gives = (Advantages(), CreditForRewards())
+    needs = (
+        Need(OneLine(turns=True), "it scores an answer token by token", THREADS_REMEDY),
+        Need(Answers(2), "it compares each answer with the others to its problem"),
+        Need(UseOfAdvantages(), "it trains a reward model for them", UNUSED_REMEDY),
+    )
+
+    @property
+    @override
+    def trained_reward_model(self) -> RewardModelSettings | None:
+        return self.reward_model
+
+    @override
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        return [make_episode(context, answer) for answer in answers_of(trees)], {}
+
+    @override
+    def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
+        if len(rewards) == 1:
+            return [0.0 * rewards[0]]
+        advantages = []
+        outcome_advantages = leave_one_out_advantages(outcomes)
+        for process_T, outcome in zip(
+            process_advantages(rewards, self.gamma), outcome_advantages, strict=True
+        ):
+            advantages.append(self.weight * process_T + self.outcome_weight * outcome)
+        return advantages
