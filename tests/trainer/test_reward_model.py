@@ -96,8 +96,9 @@ def test_epochs_and_minibatches_are_steps_of_their_own() -> None:
     assert minibatches[:3] != minibatches[3:]
 
 
-def test_advantages_are_those_of_the_rewards_that_the_updated_model_gives() -> None:
-    trainer = prime_trainer()
+@pytest.mark.parametrize("scores", ["after_update", "before_update"])
+def test_advantages_are_those_of_the_rewards_that_the_model_gives(scores) -> None:
+    trainer = prime_trainer(replace(PRIME, reward_model=replace(PRIME.reward_model, scores=scores)))
     sequences = Sequences.of(ROWS)
     tensors = prepare(
         trainer.settings,
@@ -113,7 +114,8 @@ def test_advantages_are_those_of_the_rewards_that_the_updated_model_gives() -> N
         cross_entropy(total, row.reward)
         for total, row in zip(summed_rewards(model, reference), ROWS, strict=True)
     ]
-    plain_step(model, torch.stack(losses).mean())
+    if scores == "after_update":
+        plain_step(model, torch.stack(losses).mean())
     rewards = []
     for row in ROWS:
         trained = torch.from_numpy(row.trained)

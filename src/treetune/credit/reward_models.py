@@ -1,8 +1,8 @@
 """What an implicit reward model is, and how it learns: a language model π_φ whose log-ratios to a reference
 model are the rewards of tokens (Yuan et al., arXiv:2412.01981; Cui et al., arXiv:2502.01456).
 
-    r_t = β · (log π_φ(y_t) − log π_ref(y_t))            the reward of a token (2502.01456, eq. 3)
-    −[R log σ(Σ_t r_t) + (1 − R) log(1 − σ(Σ_t r_t))]    the loss of an answer with the outcome R (eq. 5)
+    r_t = β · (log π_φ(y_t) − log π_ref(y_t))           reward of a token (2502.01456, eq. 3)
+    −[R log σ(Σ_t r_t) + (1 − R) log(1 − σ(Σ_t r_t))]   loss of an answer with the outcome R (Algorithm 1)
 
 Example, with β = 0.05: an answer of two tokens has log-ratios of 4 and 6. Their sum times β is 0.5, which
 predicts that the answer is correct with probability σ(0.5) = 0.62. If it is, its loss is −log 0.62 = 0.47.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -36,7 +36,10 @@ class RewardModelSettings(Part):
     learning_rate: Annotated[float, Gt(0)] = 1e-6
     """Peak of its schedule."""
     epochs: Annotated[int, Gt(0)] = 1
-    """Number of passes over an iteration's answers, before these are given rewards."""
+    """Number of passes over an iteration's answers."""
+    scores: Literal["after_update", "before_update"] = "after_update"
+    """Whether the rewards of an iteration are those of the reward model after it has learned from the same
+    answers (the authors' "double forward"), or before (Algorithm 1, "single forward")."""
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:

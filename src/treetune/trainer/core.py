@@ -343,15 +343,14 @@ class PolicyTrainer:
         return self.scorer.group_divergences(self.policy, sequences, positions_N)
 
     def learned_rewards(self, iteration: int, sequences: Sequences, ref_logprobs_N: Tensor) -> Tensor:
-        """Trains the reward model on the answers' outcomes, and returns its reward of every trained token
-        afterwards, shape [N]. Collective."""
+        """Trains the reward model on the answers' outcomes, and returns its reward of every trained token,
+        shape [N]. Collective."""
         assert self.reward_model is not None
 
         def schedule(steps_done: int, steps: int) -> float:
             return self.learning_rate(iteration, steps_done, steps) / self.settings.learning_rate
 
-        self.reward_model.train(iteration, sequences, ref_logprobs_N, schedule)
-        return self.reward_model.rewards(sequences, ref_logprobs_N)
+        return self.reward_model.learn_and_score(iteration, sequences, ref_logprobs_N, schedule)
 
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""

@@ -5,7 +5,7 @@ An iteration::
 
     for each minibatch of answers:   π_φ forward ──► log-ratios to the reference ──► sum of each answer
                                      ──► cross-entropy of the outcome ──► backward, step
-    then:                            π_φ forward over all answers ──► rewards of tokens ──► advantages
+    then (or before, see `scores`):  π_φ forward over all answers ──► rewards of tokens ──► advantages
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ class RewardModelTraining:
     ) -> None:
         self.model, self.settings, self.scorer, self.seed = model, settings, scorer, seed
         self.metrics: Metrics = {}
-        """The metrics of the last iteration's training: means over its steps."""
+        """The metrics of the last iteration."""
 
-    def train(
+    def learn_and_score(
         self,
         iteration: int,
         sequences: Sequences,
         ref_logprobs_N: Tensor,
         schedule: Callable[[int, int], float],
-    ) -> None:
-        """Learns the outcomes of an iteration's answers, which are their rewards. Collective.
+    ) -> Tensor:
+        """Learns the outcomes of an iteration's answers, which are their rewards. Returns the implicit reward
+        of every trained token, float32 [N], after this or before it (`RewardModelSettings.scores`).
+        Collective.
 
         Args:
             sequences: The answers, with all of their tokens on every rank.
@@ -58,6 +60,24 @@ class RewardModelTraining:
             schedule: Returns the factor of the learning rate from the number of steps that are done in this
                 iteration, and the number of its steps.
         """
+        if self.settings.scores == "before_update":
+            rewards_N = self.rewards(sequences, ref_logprobs_N)
+            metrics = self.train(iteration, sequences, ref_logprobs_N, schedule)
+        else:
+            metrics = self.train(iteration, sequences, ref_logprobs_N, schedule)
+            rewards_N = self.rewards(sequences, ref_logprobs_N)
+        self.metrics = metrics | {"reward_model/return": float(rewards_N.sum()) / len(sequences)}
+        return rewards_N
+
+    def train(
+        self,
+        iteration: int,
+        sequences: Sequences,
+        ref_logprobs_N: Tensor,
+        schedule: Callable[[int, int], float],
+    ) -> Metrics:
+        """Learns the outcomes; see `learn_and_score`. Returns metrics, which are means over the steps.
+        Collective."""
         refuse_outcomes(sequences.rewards)
         minibatches = self._minibatches(iteration, len(sequences))
         sums: dict[str, float] = defaultdict(float)
@@ -65,14 +85,12 @@ class RewardModelTraining:
             rate = self.settings.learning_rate * schedule(number, len(minibatches))
             for name, value in self._step(sequences, minibatch, ref_logprobs_N, rate).items():
                 sums[name] += value
-        self.metrics = {name: value / len(minibatches) for name, value in sums.items()}
+        return {name: value / len(minibatches) for name, value in sums.items()}
 
     def rewards(self, sequences: Sequences, ref_logprobs_N: Tensor) -> Tensor:
         """Returns the implicit reward of every trained token, float32 [N]. Collective."""
         logprobs_N = self.scorer.logprobs(self.model, sequences)
-        rewards_N = self.settings.beta * (logprobs_N - ref_logprobs_N)
-        self.metrics["reward_model/return"] = float(rewards_N.sum()) / len(sequences)
-        return rewards_N
+        return self.settings.beta * (logprobs_N - ref_logprobs_N)
 
     def _minibatches(self, iteration: int, answers: int) -> list[list[int]]:
         """Returns the answers of each step: every epoch shuffles them and cuts them into minibatches of the

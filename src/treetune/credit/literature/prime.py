@@ -9,9 +9,10 @@
 
 π_ref is the trainer's reference, the start model. The reward model starts from it, or from another model.
 
-The sources are the paper (eq. 3 to 5) and the authors' recipe in verl: β 0.05, learning rate 1e-6, one pass,
-cross-entropy. As in the recipe's update ``before`` the rewards, π_φ learns first. Where the advantages of
-paper and recipe differ, this follows the paper; see `implicit_reward`.
+The source is the paper: eq. 3 and 5, Algorithm 1, and the settings of section 4.1 (β 0.05, learning rate
+1e-6). In section 3.1 π_φ learns first and then gives the rewards, and in Algorithm 1 the other way round:
+`RewardModelSettings.scores`. Where the authors' recipe in verl differs, this follows the paper; see
+`implicit_reward`.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Prime(Credit):
     A_i,t = `weight` · Σ_{s≥t} γ^(s−t) (r_i,s − mean_{j≠i} r̄_j) + `outcome_weight` · (R_i − mean_{j≠i} R_j)
 
     with r_i,t = β (log π_φ(y_t) − log π_ref(y_t)), the implicit reward of the token, r̄_j the mean of r over
-    the tokens of answer j, and π_ref the trainer's reference model. In each iteration π_φ first learns the
-    answers' outcomes, by the cross-entropy of σ(Σ_t r_t), and then gives the rewards.
+    the tokens of answer j, and π_ref the trainer's reference model. In each iteration π_φ learns the answers'
+    outcomes, by the cross-entropy of σ(Σ_t r_t), and gives the rewards.
 
     Both the learning and the means are over the answers that selection leaves. An answer that is left alone
     with its problem has the advantage 0. Rewards must be between 0 and 1. The authors' code whitens the
