@@ -562,6 +562,35 @@ def test_a_language_lends_the_distributions_of_its_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL)
+def test_a_language_lends_the_divergence_of_each_distribution_from_the_mean_of_its_group(name: str) -> None:
+    language = SMALL[name]
+    answers, _, context = groups_of(language, 2)
+    episodes, _ = TrueAdvantages().assign(context, trees_of(answers))
+
+    def following(ids: Sequence[int]) -> np.ndarray:
+        chances = np.zeros(1 + len(language.correct_S) * language.most_wordings)
+        for other, chance in all_answers(language):
+            if other[: len(ids)] == list(ids):
+                chances[other[len(ids)]] += chance
+        return chances / chances.sum()
+
+    def kl(chances: np.ndarray, others: np.ndarray) -> float:
+        return float(sum(p * np.log(p / q) for p, q in zip(chances, others, strict=True) if p > 0))
+
+    for episode, divergences in zip(episodes, language.divergences(episodes), strict=True):
+        group = [other.response_ids.tolist() for other in episodes if other.group == episode.group]
+        assert len(group) > 1
+        for place in range(language.length):
+            chances = following(episode.response_ids[:place].tolist())
+            mean = np.mean([following(ids[:place]) for ids in group], axis=0)
+            mixture = (chances + mean) / 2
+            assert divergences[place] == pytest.approx(
+                (kl(chances, mixture) + kl(mean, mixture)) / 2, abs=1e-10
+            )
+        assert divergences[-1] == 0.0
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_a_language_scores_texts_by_its_table_and_by_bayes_rule_if_it_knows_the_result(name: str) -> None:
     """Of an answer that will be correct, the chance is its own over that of all correct answers."""
     language = SMALL[name]
