@@ -255,6 +255,20 @@ def test_the_passes_of_vimpo_are_planned():
     )
 
 
+def test_a_reward_model_that_learns_is_planned_as_a_second_model():
+    prime = "{credit: {type: 'prime'}}"
+    plain_plan, planned = (plan("polIter_rho1bSft2_grpo_MATH", *more) for more in ((), (prime,)))
+    training = next(use for use in planned.uses if use.phase == "training")
+    sizes = {item.what: item.size for item in training.items}
+    assert sizes["reward model: weights"] == sizes["policy: weights"]
+    assert sizes["reward model: optimizer and the rest"] > sizes["reward model: weights"]
+    assert planned.checkpoints.weights == 2 * plain_plan.checkpoints.weights
+    plain, with_model = seconds_by_phase(), seconds_by_phase(prime)
+    assert with_model["scoring"] == pytest.approx(1.5 * plain["scoring"])
+    # It passes over the answers once, and the policy twice.
+    assert with_model["training"] == pytest.approx(1.5 * plain["training"])
+
+
 def test_comparisons_of_whole_distributions_need_memory():
     def training_of(*overrides):
         planned = plan(

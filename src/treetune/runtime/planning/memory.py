@@ -434,14 +434,19 @@ class TrainerMemory:
         return states_of(self.trainer, weights, weights, self.machine)
 
     @cached_property
-    def reward_model(self) -> States | None:
-        """The states of the reward model that is trained, which is a whole model with its own optimiser."""
+    def reward_model_weights(self) -> int:
+        """The number of weights of the reward model that is trained; 0 if there is none."""
         settings = self.experiment.credit.trained_reward_model
         if settings is None:
-            return None
+            return 0
         shape = None if settings.start is None else settings.start.shape(self.experiment.task.alphabet)
-        weights = (shape or self.shape).parameters
-        return states_of(self.trainer, weights, weights, self.machine)
+        return (shape or self.shape).parameters
+
+    @cached_property
+    def reward_model(self) -> States | None:
+        """The states of the reward model that is trained, which is a whole model with its own optimiser."""
+        weights = self.reward_model_weights
+        return states_of(self.trainer, weights, weights, self.machine) if weights else None
 
     @property
     def learned_models(self) -> list[States]:
