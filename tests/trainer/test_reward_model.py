@@ -169,7 +169,7 @@ def test_a_stored_reward_model_learns_on_with_the_same_bits(tmp_path: Path) -> N
         assert all(torch.equal(weight, second[key]) for key, weight in first.items())
 
 
-def test_rewards_that_are_no_probabilities_are_refused() -> None:
+def test_rewards_outside_of_0_to_1_are_refused() -> None:
     rows = [replace(row, reward=-0.5) for row in ROWS]
     with pytest.raises(
         ValueError, match=r"the rewards of this iteration go from -0\.5 to -0\.5: give answers"
