@@ -47,9 +47,9 @@ class Prime(Credit):
     the tokens of answer j, and π_ref the trainer's reference model. In each iteration π_φ learns the answers'
     outcomes, by the cross-entropy of σ(Σ_t r_t), and gives the rewards.
 
-    Both the learning and the means are over the answers that the selection keeps. An answer has the advantage
-    0 if the selection keeps no other answer to its problem. Rewards must be between 0 and 1. The authors' code
-    whitens the advantages (`trainer.advantage_normalisation`).
+    Both the learning and the means are over the answers that the selection keeps. An answer has the
+    advantage 0 if the selection keeps no other answer to its problem. Rewards must be between 0 and 1. The
+    authors' code whitens the advantages (`trainer.advantage_normalisation`).
 
     **Biased** unless the sum of the rewards from a token on is its true advantage plus a number that is the
     same for all tokens of a state. A reward model that hasn't learned yet gives no rewards, and the gradient
