@@ -51,9 +51,11 @@ class Prime(Credit):
     advantage 0 if the selection keeps no other answer to its problem. Rewards must be between 0 and 1. The
     authors' code whitens the advantages (`trainer.advantage_normalisation`).
 
-    **Biased** unless the sum of the rewards from a token on is its true advantage plus a number that is the
-    same for all tokens of a state. A reward model that hasn't learned yet gives no rewards, and the gradient
-    is RLOO's. BIASPRIME"""
+    **Biased** unless, in each state, the sum of the rewards from a token on equals the token's true advantage
+    plus a number that is the same for all tokens. A reward model that hasn't learned yet gives no rewards, and
+    the gradient is RLOO's. On the tests' language, with β = 0.3, a logit for each state and token, and two
+    answers, the expected gradient is off by 3.8 times its length (cosine 0.95) after 10 steps down the exact
+    loss, and by 8.0 times (0.89) after 100: the rewards outgrow the outcome's."""
 
     reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
     """Settings of the reward model π_φ."""
