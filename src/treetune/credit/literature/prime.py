@@ -52,10 +52,10 @@ class Prime(Credit):
     authors' code whitens the advantages (`trainer.advantage_normalisation`).
 
     **Biased** unless, in each state, the sum of the rewards from a token on equals the token's true advantage
-    plus a number that is the same for all tokens. A reward model that hasn't learned yet gives no rewards, and
-    the gradient is RLOO's. On the tests' language, with β = 0.3, a logit for each state and token, and two
-    answers, the expected gradient is off by 3.8 times its length (cosine 0.95) after 10 steps down the exact
-    loss, and by 8.0 times (0.89) after 100: the rewards outgrow the outcome's."""
+    plus a number that is the same for all tokens. A reward model that hasn't learned yet gives no rewards,
+    and the gradient is RLOO's. On the tests' language, with β = 0.3, a logit for each state and token, and
+    two answers, the expected gradient is off by 3.8 times its length (cosine 0.95) after 10 steps down the
+    exact loss, and by 8.0 times (0.89) after 100: the rewards outgrow the outcome's."""
 
     reward_model: RewardModelSettings = field(default_factory=RewardModelSettings)
     """Settings of the reward model π_φ."""
