@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,12 @@ from tests.columns import plain
 from tests.credit.expectations import expectation
 from tests.rollouts import tabular_mdp as mdp
 from tests.support.shipped import experiment_of
+from treetune.credit import CreditAssigner
 from treetune.credit.literature.prime import Prime
 from treetune.credit.reward_models import RewardModelSettings, outcome_losses
 from treetune.findings import findings
+from treetune.lab.analyzers.credit_bench import required_critics
+from treetune.lab.analyzers.gradients import Loss
 from treetune.models.lora import Lora
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree
@@ -112,6 +116,16 @@ def test_check_takes_the_preset_and_refuses_what_makes_no_sense() -> None:
     assert any("the reward model has to keep learning" in what for what in errors(restart="every_iteration"))
     one_answer = replace(experiment.rollout, samples=1)
     assert any("compares each answer with the others" in what for what in errors(rollout=one_answer))
+
+
+def test_what_has_no_trainer_refuses_a_reward_model_that_learns() -> None:
+    session: Any = SimpleNamespace(config=SimpleNamespace(trainer=None, credit=Prime()))
+    with pytest.raises(ValueError, match="trains its reward model in the run"):
+        Loss(session, 0, [])
+    (finding,) = required_critics("methods", {"prime": Prime()}, experiment_of("quickstart/grpo"))
+    assert finding.what == "'prime' needs a reward model that learns, and analyses don't train one"
+    with pytest.raises(ValueError, match="leaves advantages to the trainer of a run"):
+        CreditAssigner("prime")
 
 
 def test_settings_of_the_authors_are_the_defaults() -> None:

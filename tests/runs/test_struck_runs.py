@@ -171,7 +171,9 @@ KINDS: dict[str, dict[str, Any]] = {
         "checkpoints": ONCE,
     },
     "a reward model that learns": {
-        "credit": Prime(reward_model=RewardModelSettings(learning_rate=1e-3)),
+        "credit": Prime(
+            reward_model=RewardModelSettings(start=replace(MODEL, layers=2), learning_rate=1e-3)
+        ),
         "iterations": 3,
         "checkpoints": Checkpoints(every=2),
     },
