@@ -22,7 +22,9 @@ from treetune.findings import findings
 from treetune.lab.analyzers.credit_bench import required_critics
 from treetune.lab.analyzers.gradients import Loss
 from treetune.models.lora import Lora
+from treetune.models.sources import TinyModel
 from treetune.rollouts.context import RolloutContext
+from treetune.runtime.manifest import describe_changed_inputs, inputs_of
 from treetune.tree import Tree
 from treetune.vocabulary import Episode, Metrics
 
@@ -126,6 +128,28 @@ def test_what_has_no_trainer_refuses_a_reward_model_that_learns() -> None:
     assert finding.what == "'prime' needs a reward model that learns, and analyses don't train one"
     with pytest.raises(ValueError, match="leaves advantages to the trainer of a run"):
         CreditAssigner("prime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored(TinyModel):
+    """A model of which a run records a digest."""
+
+    def identity(self) -> Mapping[str, str]:
+        return {"path": "models/judge", "digest": "0123456789abcdef"}
+
+
+def test_a_run_notes_the_model_that_the_reward_model_starts_from() -> None:
+    credit = Prime(reward_model=RewardModelSettings(start=Stored()))
+    experiment = replace(experiment_of("quickstart/grpo"), model=TinyModel(), credit=credit)
+    inputs = inputs_of(experiment)
+    assert inputs["reward_model"] == Stored().identity()
+    earlier = inputs | {"reward_model": {"path": "models/judge", "digest": "fedcba9876543210"}}
+    (message,) = describe_changed_inputs(earlier, inputs, {}, experiment)
+    assert message == (
+        "the start of the reward model was models/judge (digest fedcba987654)"
+        " and is models/judge (digest 0123456789ab)"
+    )
+    assert "reward_model" not in inputs_of(replace(experiment, credit=Prime()))
 
 
 def test_settings_of_the_authors_are_the_defaults() -> None:

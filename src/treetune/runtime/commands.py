@@ -50,6 +50,9 @@ def preflight(config: PolicyIteration) -> None:
     config.model.require()
     if config.credit.reference is not None:
         config.credit.reference.require()
+    reward_model = config.credit.trained_reward_model
+    if reward_model is not None and reward_model.start is not None:
+        reward_model.start.require()
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
     for finding in config.missing_devices():
