@@ -148,8 +148,9 @@ class Credit(Registrable):
     def is_unbiased(self, context: RolloutContext) -> bool:
         """Returns whether the expected gradient is the policy gradient.
 
-        The expectation is over the answers that the context's rollout samples to the context's problems.
-        Credit that doesn't say so counts as biased: a comparison then measures its bias.
+        The expectation is over the answers that the context's rollout samples to the context's problems. A
+        credit overrides this, or has the attribute ``unbiased = True``. Otherwise it counts as biased: a
+        comparison then measures its bias.
         """
         return bool(getattr(self, "unbiased", False))
 
@@ -189,7 +190,8 @@ class Credit(Registrable):
             ``[0.6, 0.5, 0.2], [1.0, 1.0, 1.0]``. A method whose policy and critic have different λ returns
             the advantages of one recursion and the returns of another (`vapo`).
         """
-        # TypeError, since NotImplementedError would make every credit override it.
+        # Not NotImplementedError: methods that only raise it are abstract, and every credit would have to
+        # override this one (`config.imports`).
         raise TypeError(f"the credit {type(self).__name__} leaves values to the trainer without from_values")
 
     def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
@@ -239,7 +241,7 @@ class GroupCredit(Credit):
                         f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
                     )
                 advantages += map(float, tree_advantages)
-            except (TypeError, ValueError) as error:  # such as an advantage that is not a number
+            except (TypeError, ValueError) as error:  # such as an advantage that `float` can't convert
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
@@ -347,7 +349,8 @@ class CriticSettings(Part):
         sampling = experiment.rollout.sampling
         prompts = [fill_template(self.template, problem.prompt, GOLD, problem.gold) for problem in examples]
         lengths = experiment.model.prompt_tokens(prompts)
-        # `prompt_tokens` is empty for models whose tokenizer has to be loaded first.
+        # A rollout of demonstrations has no bound on answers, and `prompt_tokens` is empty for models whose
+        # tokenizer has to be loaded first.
         if sampling is None or not lengths:
             return
         longest = max(lengths) + sampling.max_tokens

@@ -92,7 +92,7 @@ def step_advantages(
         assert baseline is not None, "without a first value there is nothing to compare the others with"
         uncredited_steps = steps_so_far - len(advantages)
         advantages += [value_after - baseline] * uncredited_steps
-        # The next step is compared with this one.
+        # What the next step is compared with; after the last step there is none.
         baseline = baselines[steps_so_far] if steps_so_far < len(values) else None
     return advantages
 
@@ -140,7 +140,7 @@ class MonteCarlo(Credit):
     top_k: Annotated[int, Ge(-1)] | None = None
     """`top_k` of continuations; None: the rollout's."""
     pipelined: bool = True
-    """True: an answer's continuations are requested as soon as it is graded, behind all requests for answers.
+    """True: an answer's continuations are requested as soon as it is graded, after all requests for answers.
     This applies to those that `values` wants whatever the other answers are. False: they are requested when
     all answers are sampled. The samples and the numbers are the same either way, since every graded answer is
     continued: it gets its credit before a selection leaves any out (also those of groups that ``until_mixed``
@@ -239,6 +239,7 @@ class MonteCarlo(Credit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
+        # `CreditForRewards` is left out, so that shaping is refused: it would not shape the continuations.
         features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
         if self.values.continues:
             features.append(Continuations())
@@ -306,7 +307,7 @@ class MonteCarlo(Credit):
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         if not self.values.continues:
             return 0, 0
-        most_states = self.max_states or limit  # a state before every token at most
+        most_states = self.max_states or limit  # at most, there is a state before every token
         usual_states = min(most_states, self.states.usual_states(tokens))
         least_samples, most_samples = self.values.budget(self.samples).bounds
         usual = round(answers * usual_states * least_samples)
@@ -323,7 +324,7 @@ class MonteCarlo(Credit):
             return False
         sampling = context.settings.sampling
         if not self.values.continues or sampling is None:
-            return True
+            return True  # there are no continuations, which could be sampled otherwise than the answers
         return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
 
     def _overrides(self) -> dict[str, float]:
@@ -332,7 +333,9 @@ class MonteCarlo(Credit):
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        continues_early = bool(self.values.first_states(1))  # at least the prompt
+        # Every answer has at least one state, the prompt. An estimator that doesn't continue it whatever the
+        # other answers are continues nothing early.
+        continues_early = bool(self.values.first_states(1))
         if not (self.pipelined and continues_early and self.states.begins_early(context)):
             return None
         return EarlyContinuations(
@@ -365,10 +368,10 @@ def _has_value_of_each_state(valuation: Valuation, values: Sequence[StepValues])
     """Returns whether there is a `Value` or None for each state of each answer. The estimator may be a
     user's, so that `values` may be anything."""
     try:
-        counts = [len(of_answer) for of_answer in values]
+        counts = [len(step_values) for step_values in values]
         if counts != [len(answer.states) for answer in valuation.answers]:
             return False
-        flat = [value for of_answer in values for value in of_answer]
+        flat = [value for step_values in values for value in step_values]
         return all(isinstance(value, Value | None) for value in flat)
     except TypeError:  # something has no length
         return False
@@ -380,8 +383,8 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all have the same reward.
     """
-    rewards_by_state = [estimate.rewards for estimate in estimates if estimate.rewards]
-    if not rewards_by_state:
+    rewards_of_states = [estimate.rewards for estimate in estimates if estimate.rewards]
+    if not rewards_of_states:
         return {}
     samples = sum(len(estimate.earned) for estimate in estimates)
     return {
@@ -389,9 +392,9 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
         "credit/value_samples": float(samples),
         "credit/value_tokens": float(sum(estimate.tokens for estimate in estimates)),
         "credit/value_unfinished": sum(estimate.unfinished for estimate in estimates) / samples,
-        "credit/value_mean": mean([mean(rewards) for rewards in rewards_by_state]),
-        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_by_state]),
-        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_by_state]),
+        "credit/value_mean": mean([mean(rewards) for rewards in rewards_of_states]),
+        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_of_states]),
+        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_of_states]),
     }
 
 
@@ -410,7 +413,7 @@ def _report_ungraded(
     answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
     if not ungraded and not answers:
         return {}
-    if not ungraded:
+    if not ungraded:  # the estimator gave prompts no value for another reason
         context.log.say(
             f"iteration {context.iteration + 1}: {answers} answers are left out, since their prompt has no"
             " value"

@@ -83,8 +83,9 @@ class GroupInGroup(TokenCredit):
         return rows
 
     def _returns(self, answer: Trajectory, turns: int) -> list[float]:
-        """Returns G_t for each turn. The last turn's reward is the answer's minus those of the other
-        turns."""
+        """Returns G_t for each turn. The last turn's reward is the answer's minus those of the other turns,
+        so that it includes the bonus of shaping."""
+        # An environment that doesn't reward turns leaves `step_rewards` empty.
         early_rewards = list(answer.step_rewards[:-1]) or [0.0] * (turns - 1)
         returns = [answer.reward - sum(early_rewards)]  # from the last turn to the first
         for reward in reversed(early_rewards):
@@ -112,5 +113,6 @@ def split_turns(answer: Trajectory) -> list[SampledTurn]:
             anchor = token_ids.tobytes()
         else:
             turns.append(SampledTurn(anchor, end))
+    # Tokens of the environment after the last turn are counted to it, so that each token is in a turn.
     *earlier, last = turns
     return [*earlier, last._replace(end=end)]

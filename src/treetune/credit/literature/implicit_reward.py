@@ -160,8 +160,8 @@ class ImplicitReward(Credit):
         advantages: list[Column] = []
         for tree in trees:
             first = len(advantages)  # the index of the tree's first answer
-            of_tree = rewards_by_answer[first : first + len(tree.leaves)]
-            advantages_of_process = process_advantages(of_tree, self.gamma)
+            rewards_of_tree = rewards_by_answer[first : first + len(tree.leaves)]
+            advantages_of_process = process_advantages(rewards_of_tree, self.gamma)
             outcomes = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
             for process_T, outcome in zip(advantages_of_process, outcomes, strict=True):
                 advantages.append(self.weight * process_T + self.outcome_weight * outcome)
@@ -184,8 +184,8 @@ def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
     means = [float(rewards_T.mean()) for rewards_T in rewards]
     advantages = []
     for answer, rewards_T in enumerate(rewards):
-        of_others = means[:answer] + means[answer + 1 :]
-        centred_T = rewards_T - sum(of_others) / len(of_others)
+        means_of_others = means[:answer] + means[answer + 1 :]
+        centred_T = rewards_T - sum(means_of_others) / len(means_of_others)
         returns_T = np.zeros(len(centred_T))
         later = 0.0  # the return from the next token on
         for t in range(len(centred_T) - 1, -1, -1):

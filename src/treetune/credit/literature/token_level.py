@@ -169,4 +169,5 @@ class OverAnotherCredit(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = self.over.assign(context, trees)
         episodes = self.weigh_tokens(context, episodes)
+        # In place of the other credit's metrics of advantages.
         return episodes, metrics | advantage_metrics(context, episodes)

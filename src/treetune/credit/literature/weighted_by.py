@@ -207,7 +207,7 @@ class WeightedBy(OverAnotherCredit):
             ]
         elif self.weights == "top_share":
             weights = top_share_weights(context, episodes, signals, self.share, self.among)
-        else:
+        else:  # "interval"
             assert self.bounds is not None, "checked when the credit is built"
             lowest, highest = self.bounds
             weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
@@ -249,7 +249,7 @@ class WeightedBy(OverAnotherCredit):
         row = replace(episode, advantages=episode.advantages * weights_T)
         if self.drop:
             has_weight_T = episode.trained & (weights_T > 0)
-            if has_weight_T.any():
+            if has_weight_T.any():  # the trainer takes no row without a trained token
                 row = replace(row, trained=has_weight_T)
         return row
 
