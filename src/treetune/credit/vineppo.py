@@ -64,7 +64,10 @@ from treetune.vocabulary import Episode, Metrics
 
 
 def step_advantages(
-    values: Sequence[float | None], reward: float, baselines: Sequence[float | None] | None = None
+    values: Sequence[float | None],
+    reward: float,
+    baselines: Sequence[float | None] | None = None,
+    lam: float = 0.0,
 ) -> list[float]:
     """Returns A_i = r_i + V_{i+1} − V_i for every step, or r_i + V_{i+1} − b_i with `baselines`.
 
@@ -73,19 +76,22 @@ def step_advantages(
 
     Example: ``step_advantages([0.4, 0.7, 0.6], reward=1.0)`` is about ``[0.3, -0.1, 0.4]``. Without a value
     before the second step, ``[0.4, None, 0.6]``, the first two steps are credited as one, and each of them
-    has its advantage: ``[0.2, 0.2, 0.4]``.
+    has its advantage: ``[0.2, 0.2, 0.4]``. With ``lam=1`` each step is compared with the reward:
+    ``[0.6, 0.3, 0.4]``.
 
     Args:
         values: V before each step. None where V is not known; the first is known.
         reward: The answer's reward.
         baselines: b before each step, None where `values` has None: for estimators that compare with another
             number than the value (`Value.baseline`).
+        lam: λ. In place of V_{i+1}, the step gets the λ-return G_i = (1 − λ) V_{i+1} + λ G_{i+1}, where G of
+            the last step is the reward (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
     """
     advantages: list[float] = []
     baselines = values if baselines is None else baselines
     baseline = baselines[0]
     # The value after step i is the one before step i + 1; after the last step the reward takes its place.
-    values_after = [*values[1:], reward]
+    values_after = lambda_returns([*values[1:], reward], lam)
     for steps_so_far, value_after in enumerate(values_after, start=1):
         if value_after is None:
             continue  # no boundary here: this step is credited together with the next one
@@ -95,6 +101,24 @@ def step_advantages(
         # What the next step is compared with; after the last step there is none.
         baseline = baselines[steps_so_far] if steps_so_far < len(values) else None
     return advantages
+
+
+def lambda_returns(values_after: Sequence[float | None], lam: float) -> list[float | None]:
+    """Returns G_i = (1 − λ) V_{i+1} + λ G_{i+1} for every step; see `step_advantages`.
+
+    Example: ``lambda_returns([0.8, None, 0.0, 1.0], lam=0.5)`` is ``[0.65, None, 0.5, 1.0]``.
+
+    Args:
+        values_after: The value after each step, None where it is not known. The last one is the reward.
+        lam: λ; with 0, the values are returned as they are.
+    """
+    returns = list(values_after)
+    later_return = returns[-1]
+    for step in range(len(returns) - 2, -1, -1):
+        value = returns[step]
+        if value is not None and later_return is not None and lam:
+            returns[step] = later_return = (1 - lam) * value + lam * later_return
+    return returns
 
 
 @Credit.register("monte_carlo")
@@ -139,6 +163,12 @@ class MonteCarlo(Credit):
     """`top_p` of continuations; None: the rollout's."""
     top_k: Annotated[int, Ge(-1)] | None = None
     """`top_k` of continuations; None: the rollout's."""
+    lam: Annotated[float, Ge(0), Le(1)] = 0.0
+    """λ, the weight of what the answer itself earned after the next state. With 0, VinePPO: a step is worth
+    the value after it minus the value before it. With 1, a step is worth the answer's own reward minus the
+    value before it; with states `turns` this is C3's replay (arXiv:2603.06859), in which the answer's turn
+    and `samples` alternatives in the same context are compared, leaving out the turn itself. The gradient
+    stays unbiased if the values are. Larger λ are noisier, unless the values after a step are very noisy."""
     pipelined: bool = True
     """True: an answer's continuations are requested as soon as it is graded, after all requests for answers.
     This applies to those that `values` wants whatever the other answers are. False: they are requested when
@@ -208,7 +238,7 @@ class MonteCarlo(Credit):
             values += [None] * unestimated
             baselines += [None] * unestimated
             errors += [math.inf] * unestimated
-        advantages = step_advantages(values, trajectory.reward, baselines)
+        advantages = step_advantages(values, trajectory.reward, baselines, self.lam)
 
         # Steps that are credited as one all have the value before the first of them.
         values_of_steps: list[float] = []

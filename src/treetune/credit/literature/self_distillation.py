@@ -123,6 +123,11 @@ class SelfDistillation(Credit):
     def asks_reference(self) -> bool:
         return self.scorer == "reference"
 
+    @property
+    @override
+    def trainer_passes(self) -> int:
+        return int(self.asks_reference)  # the teacher scores each answer once
+
     def __post_init__(self) -> None:
         missing = [placeholder for placeholder in (PROMPT, CONTEXT) if placeholder not in self.template]
         if missing:
