@@ -250,3 +250,17 @@ def test_math_500s_golds_are_right_and_its_solutions_split() -> None:
         assert task.grader.grade(f"\\boxed{{{bare}}}", problem).reward == 1.0
         offsets = task.step_boundaries(problem.gold)
         assert (offsets[0], offsets[-1]) == (0, len(problem.gold))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize(
+    "text", ['{"question": "1 + 1?", "answer": {}}\n', "no JSON\n"], ids=["no gold", "not JSON"]
+)
+def test_a_bad_file_is_reported_under_the_setting_that_names_it(
+    tmp_path: Path, split: str, text: str
+) -> None:
+    good, bad = file(tmp_path / "good.jsonl", 4), tmp_path / "bad.jsonl"
+    bad.write_text(text)
+    files = {"train": (good,), "validation": (good,), "test": (good,)} | {split: (str(bad),)}
+    findings = [*Gsm8k(**files, validation_size=None).first_findings(bad)]  # type: ignore[arg-type]
+    assert [finding.key for finding in findings] == [split]

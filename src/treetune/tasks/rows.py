@@ -129,7 +129,7 @@ class RowsTask(SplitterTask):
 
     def first_findings(self, path: Path) -> Iterator[Finding]:
         """Yields what is wrong with the first rows of a file."""
-        first_rows = _first_rows(path, self.columns)
+        first_rows = _first_rows(path, self.columns, self._setting_that_names(path))
         if isinstance(first_rows, Finding):
             yield first_rows
             return
@@ -147,9 +147,9 @@ class RowsTask(SplitterTask):
             return
         if len(bad) == len(first_rows):
             fault = f"none of the first {len(bad)} rows is a problem of this task; {bad[0]}"
-            yield Finding(fault, "train", "name the fields of these rows")
+            yield Finding(fault, self._setting_that_names(path), "name the fields of these rows")
         elif self.bad_rows == "stop":
-            yield Finding(bad[0], "train", "fix the row, or set bad_rows to 'skip'")
+            yield Finding(bad[0], self._setting_that_names(path), "fix the row, or set bad_rows to 'skip'")
 
     def _count(self, split: Split) -> int | None:
         """Returns the number of rows of a split; None if counting takes long. Raises NoSplit."""
@@ -166,6 +166,12 @@ class RowsTask(SplitterTask):
         if self.source is not None:
             return False
         return path in map(Path, self.test) and path not in map(Path, (*self.train, *self.validation))
+
+    def _setting_that_names(self, path: Path) -> str:
+        """Returns the key under which a file of rows is configured, such as ``validation``."""
+        if self.source is not None:
+            return "source"
+        return next((split for split in get_args(Split) if path in map(Path, getattr(self, split))), "train")
 
     def missing_rows(self) -> Iterator[Finding]:
         """Yields the files and folders that the task reads and that don't exist."""
@@ -276,13 +282,13 @@ FIRST_ROWS = 20
 """Rows at the beginning of a file that `check` reads."""
 
 
-def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Finding:
-    """Returns the first rows of a file, or what is wrong with the file."""
+def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list[Row] | Finding:
+    """Returns the first rows of a file, or what is wrong with the file that this setting names."""
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
         # Some messages have a remedy after a colon, which `Finding.of` takes.
-        return Finding.of(error, "train", "" if ": " in str(error) else "fix the file")
+        return Finding.of(error, setting, "" if ": " in str(error) else "fix the file")
 
 
 def is_quickly_read(path: Path) -> bool:
@@ -333,7 +339,7 @@ class JsonLines(RowsTask):
 
     @override
     def first_findings(self, path: Path) -> Iterator[Finding]:
-        rows = _first_rows(path, self.columns)
+        rows = _first_rows(path, self.columns, self._setting_that_names(path))
         missing_fields: list[Finding] = []
         if not isinstance(rows, Finding) and rows:
             fields = dict.fromkeys(field for _, row in rows for field in row)
