@@ -516,6 +516,7 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     (tmp_path / "own_parts/divides.py").write_text(divides)
     assert main(["arena", "own_parts", *flags[:4]]) != 0
     assert "divides gives advantages that are not finite" in capsys.readouterr().err
+    assert gc.isenabled(), "an error turns automatic collections on again, too"
     (tmp_path / "own_parts/divides.py").unlink()
     lies = OWN.replace("half_of_the_best", "lies").replace("reward - max(rewards) / 2", "reward / 1000")
     lies = lies.replace("    def adv", "    unbiased = True\n\n    def adv")

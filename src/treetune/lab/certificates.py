@@ -134,6 +134,7 @@ def verify(
             " keeps"
         )
     iteration = iteration or random.SystemRandom().choice(trainable)
+    # The folder may have another name or place than the configuration says.
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     own = replay(run, iteration, here, plain, None, exact)["own"]
     ranks = int(stated["bits_rest_on"].get("ranks", 1))

@@ -106,7 +106,7 @@ class AdvantageDistribution(OfIterations):
         from treetune.trainer.tokens import EpisodesOfCritic
 
         states = []
-        for episode in EpisodesOfCritic(episodes):
+        for episode in EpisodesOfCritic(episodes):  # with the critic's prompt, where it has its own
             for start in (0, *episode.step_ends[:-1]):
                 states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))

@@ -134,9 +134,10 @@ class CreditBench(OfCheckpoints):
                 context = replace(context, log=replace(context.log, progress=show))
                 with speed.measured():
                     methods[name] = credit_of_method(context, self.methods[name], answers)
-        reference = credit_of_method(context, Rloo(), answers)
+        reference = credit_of_method(context, Rloo(), answers)  # gains are relative to RLOO
         sampled_tokens = sum(len(answer.response_ids) for answer in answers)
         with resources.phase(f"gradients after iteration {point}", "problems") as show:
+            # RLOO comes first because it trains all tokens, as `problem_gradients` needs.
             credits = [reference.episodes, *(method.episodes for method in methods.values())]
             reference_gradients, *gradients_of_methods = problem_gradients(
                 resources.session, point, credits, self.seed, show, work / "gradients"
@@ -159,7 +160,8 @@ class CreditBench(OfCheckpoints):
                 [gradients] = problem_gradients(
                     resources.session, point, [method.episodes], self.seed, show, work / "gradients"
                 )
-            cost = method.tokens / sampled_tokens
+            cost = method.tokens / sampled_tokens  # its tokens include those of its answers
+            # Counted as biased, so that its gradient is scaled to the length of the true one.
             numbers[name] = gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )

@@ -162,6 +162,7 @@ class CreditMicroscope(OfIterations):
         for name, credit in self.methods.items():
             episodes, costs[name] = self._assign_credit(resources, credit, name, point, answers, work)
             credits[name] = _credit_by_answer(answers, episodes)
+        # A run whose critic computes advantages in training has stored none.
         credits = {name: by_answer for name, by_answer in credits.items() if by_answer}
         if not credits:
             raise ValueError(
@@ -238,6 +239,7 @@ class CreditMicroscope(OfIterations):
         credit_by_answer = {}
         for answer in chosen:
             means = [mean_of(next(estimates).rewards) for _ in answer.step_ends]
+            # No mean is None, since each state has `truth` graded continuations.
             values = [mean.value for mean in means if mean is not None]
             errors = [mean.variance**0.5 for mean in means if mean is not None]
             advantages: list[float] = []  # token by token
@@ -291,6 +293,7 @@ def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[
     candidates.sort(key=lambda answer: (-disagreements[answer.id], answer.id))
     right = _different_problems([answer for answer in candidates if answer.grade.correct])
     wrong = _different_problems([answer for answer in candidates if not answer.grade.correct])
+    # Half of them are right, or more where there are too few wrong ones.
     right_count = min(len(right), max(count // 2, count - len(wrong)))
     return [*right[:right_count], *wrong[: count - right_count]]
 

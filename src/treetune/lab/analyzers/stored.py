@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def policy_at(session: Session, point: int) -> PreTrainedModel:
     """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
-    if point:
+    if point:  # after 0 iterations it has the start weights, which it was loaded with
         _copy_weights(model, session.directory.checkpoint(point) / "policy", _trusts_remote_code(session))
     return model.eval()
 

@@ -76,6 +76,7 @@ def gain(
     low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
     # A biased credit is scaled by the true gradient's length. Where noise hides that length, the scale is
     # noise, too, and the gain lies outside of its own interval.
+    # An interval without width contains the gain except for rounding: hence the thousandth.
     is_measurable = np.isfinite(value) and (unbiased or 0.999 * low <= value <= 1.001 * high)
     interval: dict[str, float | None] = {"value": None, "low": None, "high": None}
     if is_measurable:

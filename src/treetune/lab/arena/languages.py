@@ -177,6 +177,7 @@ class Language:
     def _chance(self, begun: Sequence[int], token_id: int) -> float:
         """Returns the probability of a token after the beginning of an answer."""
         position = len(begun)
+        # The end token is certain after the last position, and impossible before.
         if position >= self.length or token_id == EOS:
             return float(position >= self.length and token_id == EOS)
         before = self.statuses(begun)[-1]
@@ -331,13 +332,14 @@ def uneven(length: int, success: float = 0.25) -> Language:
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
-    """Returns a language in which every choice must be right. After a wrong one the others don't matter."""
+    """Returns a language in which every choice must be right. After a wrong one the others don't matter:
+    their tokens decide nothing and have two wordings."""
     right = success ** (1 / length)
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         return {1: 1.0} if status == 1 else {0: right, 1: 1 - right}  # status 1: something was wrong
 
-    return table(length, 2, chances, lambda position, status: 1 + status, [0])
+    return table(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
 
 
 def majority(length: int, success: float = 0.25) -> Language:
@@ -364,7 +366,12 @@ def majority(length: int, success: float = 0.25) -> Language:
 
 
 def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25) -> Language:
-    """Returns a language in which the first token decides how likely the last one is to be correct."""
+    """Returns a language in which the first token decides how likely the last one is to be correct.
+
+    Statuses: 0 before the first token, 1 after a good one, 2 after a bad one; 3 correct and 4 wrong at the
+    end.
+    """
+    # The chance of a good first token at which a share of `success` answers is correct.
     good_chance = (success - bad) / (good - bad)
 
     def chances(position: int, status: int) -> Mapping[int, float]:
@@ -493,6 +500,7 @@ class LastStatus(Grader):
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
         language: Language = problem.data["language"]
+        # The response is token ids with spaces between them; the last one writes the last status.
         status = (int(response.rsplit(" ", 1)[-1]) - 1) // language.most_wordings
         return Grade(float(language.correct_S[status]), "ok")
 
@@ -507,6 +515,7 @@ class LanguageTask(Task):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
+        """Returns the positions of the boundaries in the response, in which token ids are words."""
         if not response:
             return [0]
         tokens = response.split(" ")

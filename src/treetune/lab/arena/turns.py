@@ -96,9 +96,11 @@ class TurnLanguage:
         gradient = np.zeros(self.turns - 1)
         for first, *others in itertools.product(self.answers(), repeat=answers):
             probability = math.prod(answer.probability for answer in (first, *others))
+            # After the last turn that an answer can have, there is nothing to choose.
             for turn in range(min(len(first.rewards), self.turns - 1)):
                 advantage = sum(first.rewards[turn:]) - baseline(first, others, turn, self.turns)
                 went_on = len(first.rewards) > turn + 1
+                # The derivative of the log-probability of a choice by its logit is 1 − c or −c.
                 gradient[turn] += probability * advantage * (went_on - self.goes_on[turn])
         return gradient
 
