@@ -116,7 +116,7 @@ def draw_table(results: Results, path: Path) -> None:
         _draw_column(panel, results, column)
         names = [row.name for row in table.rows] if panel is panels[0] else []
         panel.set_yticks(range(len(table.rows)), names)
-        panel.set_ylim(len(table.rows) - 0.4, -0.6)
+        panel.set_ylim(len(table.rows) - 0.4, -0.6)  # from the bottom up, so that the first row is on top
     _put_title(figure, table.title or table.name, width)
     figure.savefig(path)
 

@@ -287,6 +287,8 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
 
 
 def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
+    """Estimates a cell's mean: over seeds and problems where all seeds have means of problems, else over
+    seeds. A single seed has the interval of its analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
         are_shares = column.evaluation is not None and column.kind.share
@@ -300,6 +302,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
     """Returns the number of one run in a row and column. Raises ValueError that says why there is none."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
+        # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
         unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
         unmet_needs += [
             f"{name} ({plan.statuses[name, seed].state})"

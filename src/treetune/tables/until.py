@@ -76,6 +76,8 @@ def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
 
 
 def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
+    """Adds seed after seed to the difference of two rows, and returns the verdict at the first that is
+    enough, that has no result, or that isn't planned yet."""
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}

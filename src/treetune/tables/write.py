@@ -112,7 +112,7 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
-    name, _, _ = processor()[0].partition(",")
+    name, _, _ = processor()[0].partition(",")  # without family, model, stepping and cache
     packages = {"Python": platform.python_version(), **versions()}
     return {
         "command": command,
