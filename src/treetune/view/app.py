@@ -243,6 +243,7 @@ def serve(
     short."""
     import uvicorn
 
+    # What doesn't exist is taken for a folder unless it has a suffix, so that the message fits.
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
     cache = cache_folder()
@@ -324,7 +325,7 @@ def _listen(port: int | None, host: str = HOST) -> socket.socket:
         except OSError as error:
             listening.close()
             problem = error
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE:  # another port would fail, too
                 break
         else:
             return listening

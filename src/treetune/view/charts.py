@@ -113,6 +113,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     for digits in range(12):
         labels = [f"{value / scale:.{digits}{style}}" for value in values]
         errors = [abs(float(label) * scale - value) for label, value in zip(labels, values)]
+        # Enough digits: each label is right to a fiftieth of the distance to its neighbour.
         if all(error <= 0.02 * step for error in errors):
             break
     return ["0" if float(label) == 0 else f"{label}{letter}" for label in labels]

@@ -393,6 +393,7 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
         if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
+            # An iteration that didn't check a sign begins and ends none.
             value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
             if bool(value) == bool(before.get(key, 0)):
                 continue

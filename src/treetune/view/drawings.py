@@ -130,10 +130,15 @@ class ThreadedAnswer:
         return tuple(placed)
 
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
-        """Counts the tokens ``[start, end)``, which are inside of `above` blocks."""
+        """Counts the tokens ``[start, end)``, which are inside of `above` blocks.
+
+        Blocks count down to the depth at which the answer was split into threads; below that, tags are text.
+        """
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
-        return count(numbers, TAG_IDS, max(0 if above else 1, deepest - above))
+        # Blocks of the whole answer count even if the model wrote them without being split.
+        depth = max(0 if above else 1, deepest - above)
+        return count(numbers, TAG_IDS, depth)
 
     @cached_property
     def has_varying_credit(self) -> bool:
@@ -193,6 +198,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
                 yield start, end
             yielded_to = end
             continue
+        # The tail is in the text after the threads, if the block is closed there before another one opens.
         tail = (end, end)
         if following is not None and following[0] is None:
             search_end = following[1][-1].end
@@ -416,7 +422,7 @@ def tree_html(
             * `address(number, None, start)` are the continuations from the state after `start` tokens.
     """
     path = [_shared_steps(group)]
-    while following := [step for step in path[-1].following if this in step.answers]:
+    while following := [step for step in path[-1].following if this in step.answers]:  # one, or none
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
     top = path[min(depth, len(path) - 1)]
@@ -477,6 +483,7 @@ def _tree_rectangles(
             {
                 "x": round((step.depth - top.depth) * width, 2),
                 "y": round(y, 2),
+                # A little smaller than the place of a rectangle, so that there are gaps between them.
                 "width": round(width - 1.5, 2),
                 "height": round(max(0.4, height - min(1.0, height / 4)), 2),
                 "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
@@ -509,7 +516,8 @@ def _path_rows(
     for above, step in pairwise(path):
         start += len(above.ids)
         other_steps = [other for other in above.following if other is not step]
-        merged_steps = _merge_small_branches(other_steps, len(group) + 1)
+        # No branch has that many answers: all count as small, and those of similar value are merged.
+        merged_steps = _merge_small_branches(other_steps, least=len(group) + 1)
         rows.append(
             {
                 "number": step.depth,
@@ -589,6 +597,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
         values, errors = episode.step_values or (), episode.step_errors or ()
         error = errors[depth] if depth < len(errors) else None
+        # The error is infinite where credit has no value of its own: it merged two steps.
         if depth < len(values) and (error is None or math.isfinite(error)):
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
         if depth <= len(episode.step_rewards):

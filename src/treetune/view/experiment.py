@@ -165,6 +165,7 @@ def read_experiment(path: Path) -> StoredExperiment:
             f"{path} is not an experiment: it has no configuration, metrics or evaluations"
             f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
+    # These are only read so that `missing` names those that are damaged.
     for result in sorted(path.glob("analyses/*/result.json")):
         read(str(result.relative_to(path)), functools.partial(read_result, result.parent))
     if (path / TOKENS).is_file():
@@ -272,6 +273,7 @@ class RunProgress:
 
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
+    """Returns an experiment's status, from what was read of it and from the end of its log."""
     directory = ExperimentDirectory(experiment.path)
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.logs / "run.log")
@@ -290,6 +292,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     seconds_left = None
     if experiment.running and planned is not None and done < planned and recent:
         seconds_each = sum(recent) / len(recent)
+        # The present iteration has had this time already, but not more than an iteration takes.
         seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
         seconds_left = max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
     newest = {label: summaries[max(summaries)] for label, summaries in experiment.evaluations.items()}

@@ -153,7 +153,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
     with directory.locked("notes", PATIENCE_S):
         now = read_note(path) if path.is_file() else None
         if now is not None and (now.labels, now.text) == (note.labels, note.text):
-            return
+            return  # it is saved already, whatever version its author has seen
         version = now.version if now is not None else ""
         if version != seen:
             raise NoteChanged(now)

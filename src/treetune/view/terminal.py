@@ -292,6 +292,7 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
 def _chart(chart: Chart, width: int, braille: bool) -> Group:
     curves = [[(x, y) for x, y in series.points if math.isfinite(y)] for series in chart.series]
     drawn = [curve for curve in curves if curve]
+    # After the colon a title says which metric's line is dashed; lines of dots have no dashes.
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
@@ -310,6 +311,7 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     newest = []
     for series in chart.series:
+        # Without the experiment's name, which the page has at its top.
         name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
         x, y = series.points[-1]
         bounds = series.interval.get(x)
@@ -343,7 +345,8 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
         return "", []
     iterations = [source for source in all_sources if source.kind == "iteration"]
     chosen = (iterations or all_sources)[-1]
-    first: dict[str, tuple[str, float | None, str, str]] = {}  # by problem
+    # By problem. At most a thousand lines, or one batch, are read: usually enough for a few problems.
+    first: dict[str, tuple[str, float | None, str, str]] = {}
     if chosen.kind == "evaluation":
         verify_answers(chosen.path)
         with chosen.path.open(encoding="utf-8") as file:
@@ -387,7 +390,7 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = Tr
 
     for curve in curves:
         dots = [dot(x, y) for x, y in curve]
-        for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots):
+        for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots):  # a single dot is joined with itself
             steps = max(abs(to_x - x), abs(to_y - y), 1)
             for step in range(steps + 1):  # the straight line from one to the other
                 row, column = round(y + (to_y - y) * step / steps), round(x + (to_x - x) * step / steps)
@@ -412,10 +415,10 @@ def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> s
 
 
 def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Returns the limits of the axis of y."""
+    """Returns the limits of the axis of y: the lowest and the highest value, so that no line is wasted."""
     values = [y for curve in curves for _, y in curve]
     low, high = min(values), max(values)
-    return (low, high) if low < high else limits(values)
+    return (low, high) if low < high else limits(values)  # an axis of one value needs room around it
 
 
 def bar(share: float, width: int, *, braille: bool = True) -> str:
@@ -506,6 +509,7 @@ class TerminalView:
     def press(self, key: str) -> bool:
         """Handles a key, and returns False for the key that quits."""
         page = max(1, self.console.height - 3)
+        # Steps beyond the first and the last line, such as those to top and end, are cut off when drawn.
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":
             return False
@@ -516,7 +520,8 @@ class TerminalView:
         elif key == "answers":
             self.whole = not self.whole
         elif key in ("next", "previous") or (key == "open" and self.open is None):
-            # What was shown under that number, also where others have come or gone since.
+            # The experiment that the list showed in this row is opened, even if others have come or gone
+            # since.
             if not self._listed:
                 self._list(self.store.runs())
             if self._listed:
@@ -546,7 +551,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
     Raises ValueError for an experiment that doesn't exist, and without `once` where there is no terminal.
     """
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack characters of answers
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
         raise ValueError("standard input or output is not a terminal: use --once to print a single page")

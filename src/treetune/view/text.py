@@ -86,6 +86,7 @@ def _named(match: re.Match[str]) -> str:
 def _heaps() -> re.Pattern[str]:
     """Matches a character's marks beyond those that are shown."""
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
+    # Consecutive codes become ranges, so that the pattern is short.
     ranges, begin = [], marks[0]
     for code, following in zip(marks, [*marks[1:], -1], strict=True):
         if following != code + 1:

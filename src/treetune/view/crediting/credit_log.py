@@ -342,6 +342,8 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
+    # The library numbered the answers of a group that it got in their order, so that the n-th of them in the
+    # log has the number n.
     credited_counts: Counter[str] = Counter()
     further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
     trajectories, episodes = [], []

@@ -107,6 +107,7 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
         tokens += row.get("tokens", 0)
     measured_at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
     settings = {key: summary[key] for key in ("temperature", "top_p", "seed") if key in summary}
+    # A "+" after the commit says that files were changed since.
     commit, _, changes = (manifest.get("commit") or "").partition("+")
     revision = {"type": "git", "origin": "", "commit": commit, "dirty": bool(changes)}
     task = task_of_set(config, evaluation.label)

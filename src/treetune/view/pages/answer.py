@@ -112,8 +112,12 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         colours = [colouring for colouring in colours if not colouring["missing"]]
     episode, depth = answer.episode, view.integer("depth", 0)
     credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
+    further = []
     # Of a log, the advantages that trained and their shares in the gradient are unknown.
-    further = ("credit",) * (credited and not is_credited_log) + ("tree",) * (episode is not None)
+    if credited and not is_credited_log:
+        further.append("credit")
+    if episode is not None:
+        further.append("tree")
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
@@ -307,7 +311,9 @@ def _lines(
             break
         shown_tokens = []
         for i in range(step.start, end):
-            text = "" if ends_in_a_heap("".join(tokens.texts[max(0, i - MARKS) : i + 1])) else tokens.texts[i]
+            # The character and its accents may be spread over this token and those before it.
+            recent_text = "".join(tokens.texts[max(0, i - MARKS) : i + 1])
+            text = "" if ends_in_a_heap(recent_text) else tokens.texts[i]
             is_end = has_end and i == tokens.count - 1 and not tokens.texts[i]
             if text:
                 shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n")

@@ -263,10 +263,12 @@ def show_problems(view: PageRequest) -> Response:
         row["before"], rate = earlier.get(row["problem"], ("", None))
         is_known = rate is not None and row["pass rate"] is not None
         row["change"] = row["pass rate"] - rate if is_known else None
+        # Of a file without credit, a problem has a signal if its answers have different rewards.
         row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
     sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in chosen_columns else "spread")
+    # By default, the largest numbers come first, and names are in alphabetical order.
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
     if sort == "change":  # the largest in either direction
         chosen.sort(key=lambda row: abs(row["change"] or 0.0), reverse=descending)
@@ -275,6 +277,7 @@ def show_problems(view: PageRequest) -> Response:
     listed = paged(view, chosen, question.size)
     bars: dict[str, list[dict[str, Any]]] = {}
     if listed.rows:
+        # An answer without credit is drawn with its score minus the mean score of the problem's answers.
         mean = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
         names = [row["problem"] for row in listed.rows]
         for bar in answers.sql(

@@ -100,7 +100,7 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
 
     Raises ValueError for three or more experiments that are not seeds of two settings.
     """
-    if len(view.runs) < 3:
+    if len(view.runs) < 3:  # a single experiment is compared with itself, in two of its files
         return [(view.run, view.runs[-1])]
     settings: dict[str, dict[Any, Run]] = {}
     for run in view.runs:

@@ -335,6 +335,7 @@ def show(view: PageRequest) -> Response:
     for lane in lanes:
         for span in lane.spans:
             if _meets(span, window, began):
+                # The same work of all iterations is one row of the table.
                 kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
                 alike.setdefault((lane.name, kind), []).append(span)
     listed = []
@@ -442,6 +443,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
     ends_of_open: list[float] = []
     for span in lane.spans:
+        # Those that the span begins within; deeper ones share the last row.
         ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
         row = len(ends_of_open)
         ends_of_open.append(span.end)

@@ -104,7 +104,7 @@ class DomainsSection(ReportSection):
             for summary in summaries.values():
                 domains |= set(domains_of(summary))
         names = sorted(domains)
-        if len(names) < 2:
+        if len(names) < 2:  # charts of a single domain would repeat those of the experiment
             return ""
         colours = {name: colour_of(number) for number, name in enumerate(names)}
         rows, charts = [], []

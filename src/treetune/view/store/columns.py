@@ -88,6 +88,7 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     has_segments = np.diff(ends) > 0
     first_version[has_segments] = versions[ends[:-1][has_segments]]
     logprobs = flat.field("logprobs")
+    # `ends` counts segments. The offset of a row's first segment is that of the row's first token.
     token_ends = logprobs.offsets.to_numpy()[ends]
     mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
     return {
@@ -128,6 +129,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     names, count, trained = batch.schema.names, batch.num_rows, batch["trained"]
     mean, least = _mean_and_least_of_trained(batch["advantages"], trained)
+    # The largest number is the least of the negated ones, negated.
     _, negated_most = _mean_and_least_of_trained(batch["advantages"], trained, sign=-1.0)
     most = pc.negate(negated_most)
     logprob_mean, logprob_least = _mean_and_least_of_trained(batch["behaviour_logprobs"], trained)
@@ -179,6 +181,7 @@ def _mean_and_least_of_trained(
     token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
+    # How many trained numbers there are up to the end of each row: the ends of rows among those alone.
     ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
     mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
@@ -213,6 +216,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         if isinstance(members, dict):  # such as grade or threads
             for name, value in members.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
+                    # Numbers of graders have no group in an iteration's answers either.
                     numbers[NUMBER + f"{group}/{name}".removeprefix("grade/")] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",

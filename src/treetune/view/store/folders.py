@@ -70,7 +70,7 @@ def links_in(experiment: Path) -> Iterator[Path]:
             continue
         for entry in entries:
             name = top_name or entry.name
-            if entry.is_symlink() and name != "checkpoints":
+            if entry.is_symlink() and name != "checkpoints":  # nothing is read there
                 yield Path(entry.path)
             if depth < READ_INTO.get(name, 0) and entry.is_dir():
                 unread.append((name, Path(entry.path), depth + 1))

@@ -218,6 +218,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
         if not rows.is_file():
             return rate, ""
+        # A row was asked as a conversation, or as the plain text `raw_prompt`, if it has one.
         asked = (
             "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
             f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"

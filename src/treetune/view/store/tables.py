@@ -326,6 +326,7 @@ class DataSetTable:
             )
 
         def types_of_columns() -> dict[str, str]:
+            # By all lines (−1). What is nested deeper than six levels stays JSON.
             described = f"DESCRIBE SELECT * FROM {read()}, sample_size=-1, maximum_depth=6)"
             return {name: kind for name, kind, *_ in self._cursor().execute(described).fetchall()}
 
@@ -501,7 +502,7 @@ def bin_step(low: float, high: float, *, whole: bool) -> float:
         return RATE_STEP
     # With narrower bins, there would be more than MOST_BARS. Divided first, since `high - low` may overflow.
     least_width = high / MOST_BARS - low / MOST_BARS
-    if least_width <= 0:
+    if least_width <= 0:  # all values are equal
         return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
     power = 10.0 ** math.floor(math.log10(least_width))
     # By rounding, the least width may be a hair above a width that it equals.

@@ -190,7 +190,7 @@ def steps_of(
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
         )
         for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
-        if start < end or length == 0
+        if start < end or length == 0  # an answer without tokens has a step, too
     ]
 
 
@@ -352,6 +352,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     is_known = not penalised(config)
     moments, weight_of_all = _moments(answer, episode, config), 0.0
     if is_known:
+        # As a tuple, because the result is cached by its arguments.
         weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
     advantages = tokens.numbers["advantage"]
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
@@ -367,15 +368,15 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
             share = aggregation_weight * float(np.abs(advantages[trained]).sum()) / weight_of_all
         rows.append(
             TrainedStep(
-                step,
-                next_step.value if next_step is not None else None,
-                float(episode.advantages[trained].mean()) if len(trained) else 0.0,
-                float(advantages[trained].mean()) if is_known and len(trained) else None,
-                _finite_mean(engine_ratios[trained]),
-                _finite_mean(ratios[trained]),
-                int(is_clipped[trained].sum()),
-                len(trained),
-                share,
+                step=step,
+                value_after=next_step.value if next_step is not None else None,
+                advantage=float(episode.advantages[trained].mean()) if len(trained) else 0.0,
+                trained_advantage=float(advantages[trained].mean()) if is_known and len(trained) else None,
+                engine_ratio=_finite_mean(engine_ratios[trained]),
+                ratio=_finite_mean(ratios[trained]),
+                clipped=int(is_clipped[trained].sum()),
+                tokens=len(trained),
+                share=share,
             )
         )
     return rows
@@ -388,6 +389,7 @@ def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[s
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
+    # With a negative advantage, the dual clip also bounds large ratios; without one, no ratio is too large.
     is_clipped_below = ((ratios < 1 - low) | (ratios > (dual or np.inf))) & (advantages < 0)
     return np.where(advantages > 0, ratios > 1 + high, is_clipped_below)
 

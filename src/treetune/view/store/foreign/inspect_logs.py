@@ -113,8 +113,8 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
         if message.get("role") != "system":
             messages_before += 1
     prompt, answer = messages[:first] or asked, messages[first:]
-    if not answer:
-        choices = (_with_attachments(output, {}).get("choices") or []) if output else []
+    if not answer:  # a log without the messages has the answer only as the model's output
+        choices = output.get("choices") or []
         answer = [choice["message"] for choice in choices if choice and choice.get("message")]
         answer = answer or output.get("completion") or ""
     return prompt, answer

@@ -131,7 +131,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     if error and reward is not None:
         numbers["reward_of_a_failure"] = reward
     gold = values["gold"]
-    extras = row.get("env_extras")
+    extras = row.get("env_extras")  # where SkyRL has the reference answer
     if gold is None and isinstance(extras, Mapping):
         spec = extras.get("reward_spec") or extras.get("reward_model") or {}
         gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None

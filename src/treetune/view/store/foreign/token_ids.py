@@ -82,7 +82,7 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
         ids += node_ids
         sampled += node_sampled
         logprobs += node_logprobs or [0.0] * len(node_ids)
-    if True not in sampled[1:]:
+    if True not in sampled[1:]:  # no answer, or no prompt before it
         return None
     start = sampled.index(True, 1)  # all tokens before the first sampled one are the prompt
     return StoredTokens(ids[:start], ids[start:], sampled[start:], logprobs[start:] if has_logprobs else None)
