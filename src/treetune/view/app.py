@@ -176,6 +176,7 @@ def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         view = PageRequest(request, store, page, PAGES)
+        # Pages read files and query them. In the event loop, a slow page would block all others.
         if request.method != "POST":
             return await run_in_threadpool(_answer, view)
         sent = bytearray()
@@ -184,6 +185,7 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
             if len(sent) > MOST_SENT_BYTES:
                 message = f"more than {MOST_SENT_BYTES:,} bytes were sent: nothing was saved"
                 return await run_in_threadpool(_problem, view, 413, "Too much", message)
+        # Browsers send forms as ASCII, with everything else percent-encoded.
         form = parse_qs(sent.decode("ascii", "replace"), keep_blank_values=True)
         return await run_in_threadpool(_answer, view, form)
 
@@ -191,6 +193,8 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
 
 
 def _answer(view: PageRequest, form: Form | None = None) -> Response:
+    """Returns the page, nothing (204) if the browser shows its present state already, or a page about what
+    went wrong. With a form, the page saves it first."""
     try:
         if form is not None:
             assert view.page.save is not None
@@ -267,7 +271,8 @@ def serve(
         else:
             name = f"[{host}]" if ":" in host else host  # IPv6 addresses have brackets in URLs
         address = f"{base_url.rstrip('/')}/" if base_url else f"http://{name}:{actual_port}/"
-        say(f"{address}{'' if folders else 'data'}?token={token}")
+        first_page = "" if folders else "data"  # without folders, the list of experiments would be empty
+        say(f"{address}{first_page}?token={token}")
         if host in HOSTS:
             say(
                 f"From another machine: run ssh -N -L {actual_port}:{HOST}:{actual_port} MACHINE, and open"

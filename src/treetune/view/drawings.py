@@ -181,6 +181,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
     """
 
     def block_of(placed: PlacedSegment) -> int | None:
+        """Returns the number of the block at this depth that a segment is in; None for text outside."""
         branch = placed.segment.branch
         return branch[depth][0] if len(branch) > depth else None
 
@@ -264,6 +265,7 @@ def _count_text(amount: int, noun: str) -> str:
 
 
 def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
+    """Returns the answer, or a thread of it inside of `depth` blocks: its text and its blocks, in order."""
     parts = []
     for part in _parts(answer, line, depth):
         if isinstance(part, DrawnBlock):
@@ -296,6 +298,8 @@ def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: b
 def _block_html(
     answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
 ) -> str:
+    """Returns a block: its head, its threads next to each other (or, if they are many, in rows that fold),
+    and its tail. A thread is on the critical path if it is the longest of a block that is."""
     counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
     lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)
@@ -523,7 +527,7 @@ def _path_rows(
                 "number": step.depth,
                 "text": visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1],
                 "before": above,
-                "later": address and address(this, None, start),
+                "later": address and address(this, None, start),  # the page of the state's continuations
                 "after": step,
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),

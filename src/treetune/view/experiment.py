@@ -158,6 +158,7 @@ def read_experiment(path: Path) -> StoredExperiment:
         except ValueError as error:
             missing.append(str(error))
     if not config and not metrics and not evaluations:
+        # It may be an experiment whose files are damaged, or a folder of experiments.
         damaged = "".join(f"; {message}" for message in missing if "damaged" in message)
         configs = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
@@ -332,6 +333,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
     message_lines = [i for i, line in enumerate(log) if _LINE.match(line)]
     after_last_message = log[message_lines[-1] + 1 :] if message_lines else log
     if any(line.startswith("Traceback") for line in after_last_message):
+        # The last line of a traceback is the error.
         return next(line for line in reversed(after_last_message) if line.strip())
     if messages:
         return f"interrupted; its last message: {messages[-1]}"

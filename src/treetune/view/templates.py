@@ -60,6 +60,8 @@ def page(template: str, title: str, **values: Any) -> str:
 
 @functools.cache
 def environment() -> Environment:
+    """Returns Jinja's environment, with the filters and tests of all templates. A value that a template lacks
+    is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     made = Environment(

@@ -160,6 +160,7 @@ def _experiments_table(
         if not is_narrow:
             cells.append(Text("" if status.seconds_left is None else duration(status.seconds_left)))
         rows_of_cells.append(cells)
+    # The name gets the width that the other columns leave.
     width_of_cells = 0
     for i, head in enumerate(heads):
         width_of_cells += max(len(head), *(cells[i].cell_len for cells in rows_of_cells), 0) + 1
@@ -249,6 +250,7 @@ def run_page(
                 Text(phase),
                 Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
                 Text(f"{number(seconds / len(rows)) + ' s each':>12}"),
+                # The other columns take 40 characters at most.
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
@@ -475,6 +477,8 @@ class TerminalView:
         return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
 
     def _body(self, room: int) -> list[list[Segment]]:
+        """Returns the lines between heading and keys: of the list those that fit into `room`, of other pages
+        all, of which `top` is the first that is shown."""
         if self.helping:
             return self._lines(Text(HELP))
         if self.open is not None:

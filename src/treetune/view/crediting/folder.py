@@ -167,7 +167,7 @@ def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> li
     """Returns the settings that differ: "seed was 0 and is 1"."""
     if stored.get("type") != CREDITED_LOG:
         return [f"it holds a configuration of type {stored.get('type')!r}, not a credited log"]
-    plain = json.loads(json.dumps(config))
+    plain = json.loads(json.dumps(config))  # tuples become lists, as in the stored one
     changes = []
     for name in plain:
         if name not in MAY_CHANGE and stored.get(name) != plain[name]:

@@ -182,6 +182,7 @@ def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
 
 
 def _facts(experiment: StoredExperiment) -> dict[str, str]:
+    """Returns facts on how the weights were made; empty texts for those that aren't recorded."""
     manifest, environment = experiment.manifest, experiment.environment
     packages = environment.get("packages") or {}
     return {
@@ -263,7 +264,7 @@ def base_model(experiment: StoredExperiment, licences: Licences) -> str:
     start = _start(chain[-1])
     if start is None:
         return "random weights"
-    if len(chain) > MOST_PARENTS:
+    if len(chain) > MOST_PARENTS:  # `_chain` stopped before its beginning
         return "a chain of experiments"
     is_folder = Path(start).is_dir() or not _HUB_NAME.fullmatch(start)
     return FOLDER + Path(start).name if is_folder else start
@@ -387,6 +388,7 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
     if absent:
         raise ValueError(f"the model card of {checkpoint.policy.parent} needs {', '.join(absent)}")
     refuse_damaged(checkpoint.policy, "take another checkpoint")
+    # Without our checksums, and with the new card in place of an older one.
     files = {
         path.relative_to(checkpoint.policy).as_posix(): path
         for path in sorted(checkpoint.policy.rglob("*"))

@@ -96,6 +96,7 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
 
 
 def _header(evaluation: MeasuredSet) -> dict[str, Any]:
+    """Returns Inspect's description of an evaluation: everything in a log but the samples."""
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
     ids: dict[str, None] = {}  # a dictionary as an ordered set
@@ -201,6 +202,7 @@ def _id(evaluation: MeasuredSet, what: str) -> str:
 
 
 def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
+    """Yields each answer as a sample of Inspect. One that could not be graded has no score."""
     model, grader = _model(evaluation), _grader(evaluation)
     for stored_row in evaluation.rows():
         uuid = _id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")

@@ -99,6 +99,7 @@ def _answer(view: PageRequest) -> StoredAnswer:
 
 
 def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
+    """Renders the page of an answer, with a draft also the form that could not be saved."""
     answers = view.store.answers(view.run)
     try:
         config = view.store.experiment(view.run).config
@@ -200,6 +201,7 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
         fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
         same_problem = ColumnFilter("problem", "=", answer.row["problem"])
         question = RowQuery((answer.source.name,), (same_problem,))
+    # An address without a page gets the one with this answer. For a search, `page_of` can't tell it.
     if not view.text("page") and not question.search:
         question = replace(question, page=answers.page_of(question, answer.row))
     result = answers.ask(question)
@@ -213,6 +215,7 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
     at = keys.index(this_key) if this_key in keys else None
+    # At the ends of a page: the last answer of the page before, and the first of the page after.
     before = address(None, page=number - 1, last=1) if number > 1 else None
     after = address(None, page=number + 1) if number < pages else None
     if at is not None and at > 0:
@@ -275,6 +278,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
+        # The others are listed with the reason why they are missing.
         if name in (OF_CREDIT, "log-ratio") and name not in numbers:
             continue
         column, scale = numbers.get(name), None
@@ -307,6 +311,7 @@ def _lines(
     lines = []
     for step in tokens.steps:
         end = step.end if most is None else min(step.end, most)
+        # All further steps are beyond `most`. Only an answer without tokens has an empty step.
         if step.start >= end and tokens.count:
             break
         shown_tokens = []

@@ -158,6 +158,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
     """
     columns = answers.columns()
     sources = {source.name: source for source in answers.sources()}
+    # By default the newest iteration whose answers can be shown already.
     iterations = [
         item.source.name for item in answers.indexed() if item.about and item.source.kind == "iteration"
     ]
@@ -175,7 +176,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
     if not question.sort and LARGEST in answers.columns(names):
         question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
     elif question.sort == PLACE:
-        question = replace(question, sort="")
+        question = replace(question, sort="")  # without a column, rows are in the order of the file
     if label := view.text("label"):
         rows_by_source: dict[str, list[int]] = {}
         for (source, row), notes in view.store.notes(answers.run).rows().items():

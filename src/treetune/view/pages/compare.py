@@ -126,6 +126,7 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
         if not sources_of_run:
             raise NotThere(f"{run.name} has no answers yet")
     first, second = sources
+    # Evaluations, or iterations where there are none, from the oldest to the newest.
     candidates = [name for name, source in first.items() if source.kind == "evaluation"] or list(first)
     if runs[0] != runs[1]:
         common = [name for name in candidates if name in second]

@@ -116,6 +116,7 @@ def show(view: PageRequest) -> Response:
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
+            # Another program's run has answers, but no files of which a status could be read.
             state = "answers" if run.files else "unreadable"
             rows.append(Listed(run, state, None, problem="" if run.files else status))
             continue
@@ -207,6 +208,7 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
     experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
     accuracies = {PASS + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies}
     for column in columns:
+        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting.
         metric, kind = COSTS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]
@@ -297,7 +299,7 @@ def _show_run_of_another(view: PageRequest) -> Response:
         for number_of_line, (label, values) in enumerate(points.items()):
             # Shares that are always 0 say nothing, but a reward or an accuracy of 0 does.
             if any(values.values()) or column in ("reward", "right_share"):
-                dash, colour = divmod(number_of_line, N_COLOURS)
+                dash, colour = divmod(number_of_line, N_COLOURS)  # after the last colour, lines are dashed
                 lines.append(Series(label, list(values.items()), f"c{colour}", dash=dash))
         if lines:
             charts.append(Chart(title, lines, better, x_name="step"))

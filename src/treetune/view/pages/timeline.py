@@ -168,6 +168,11 @@ def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterato
 def _shown_span(
     span: Span, kind: str, process_end: float, is_alive: bool, load: Mapping[int, str]
 ) -> ShownSpan:
+    """Returns a span as the page shows it.
+
+    A span without an end lasts until now if its process is alive, and otherwise until the last time that the
+    process recorded (`process_end` in both cases).
+    """
     if span.end is not None:
         end, ending = span.end, ""
     else:
@@ -234,10 +239,10 @@ def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
         return False
     if who == "run":
         return run.directory.is_running()
-    if process.host != socket.gethostname():
+    if process.host != socket.gethostname():  # nothing is known about processes of other machines
         return False
     try:
-        os.kill(process.pid, 0)
+        os.kill(process.pid, 0)  # sends no signal, and only tests whether the process exists
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's process
@@ -255,6 +260,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     lanes, began = (times.lanes, times.start) if times is not None else ((), None)
     pids = {who: number + 1 for number, who in enumerate(dict.fromkeys(lane.who for lane in lanes))}
+    # "M" events are the names of processes and threads, "X" events complete spans.
     for who, pid in pids.items():
         events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": who}})
     for tid, lane in enumerate(lanes, 1):
@@ -410,6 +416,8 @@ def took(span: ShownSpan) -> str:
 
 
 def _window(view: PageRequest, times: Times) -> Window:
+    """Returns the window of the address, or all of the time. Raises ValueError for bounds that are not
+    numbers, or not in order."""
     whole = max(times.end - times.start, SHORTEST_S)
     bounds = []
     for name, default in (("from", 0.0), ("to", whole)):

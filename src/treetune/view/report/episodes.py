@@ -115,9 +115,13 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
     ]
     first, steps = methods[0], []
     for step, (_, advantage) in zip(row["steps"], first.cells, strict=True):
-        # A step that begins with the end of the line before stays one line; the end token has no text.
-        begins = step.startswith("\n") and len(step) > 1
-        text = "↵ " * begins + plain([step[1:] if begins else step]) if step else "(end)"
+        if not step:  # the end token has no text
+            text = "(end)"
+        elif step.startswith("\n") and len(step) > 1:
+            # The line break before the step's own line is shown as ↵ on that line.
+            text = "↵ " + plain([step[1:]])
+        else:
+            text = plain([step])
         steps.append((text, shade(advantage.value, first.scale) if advantage else ""))
     return {
         **{name: row[name] for name in ("answer", "prompt", "correct", "unfinished")},

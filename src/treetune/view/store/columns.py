@@ -42,8 +42,10 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     problem, grade = batch["problem"], batch["grade"]
     count, names = batch.num_rows, batch.schema.names
+    # Files of earlier versions have no bonus, domain or numbers.
     bonus = pc.fill_null(batch["bonus"], 0.0) if "bonus" in names else pa.array([0.0] * count)
     outcome = pc.struct_field(grade, "outcome")
+    # An answer that could not be graded has no score, whatever the file has as its reward.
     is_graded = pc.not_equal(outcome, "unavailable")
     score = pc.if_else(is_graded, pc.struct_field(grade, "reward"), None)
     identity = pc.struct_field(problem, "id")
@@ -240,6 +242,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 
 def _beginnings(texts: pa.Array) -> pa.Array:
+    """Returns the beginning of each text on one line."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -250,10 +253,12 @@ def _beginnings(texts: pa.Array) -> pa.Array:
 
 
 def _beginnings_and_ends(texts: pa.Array) -> pa.Array:
+    """Returns each text on one line; of a longer one its beginning and its end."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Cut first, as above. Of a longer text, beginning and end together are still longer than what is shown.
+    # Cut first: whole prompts as Python objects would take long. Of a longer text, beginning and end together
+    # are still longer than what is shown, so that `one_line_with_end` sees the cut.
     beginnings = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1).to_pylist()
     ends = pc.utf8_slice_codeunits(texts, -BEGINNING).to_pylist()
     lines = []

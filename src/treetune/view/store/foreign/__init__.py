@@ -151,6 +151,8 @@ def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
 
 
 def _answer_of(row: FileRow) -> dict[str, Any]:
+    """Returns the line of a row. Named fields come last: they would take a result of verifiers as well, and
+    lose what only verifiers writes."""
     content = row.content
     if row.is_inspect:
         return inspect_logs.answer_of(content, row.task)

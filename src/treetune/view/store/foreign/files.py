@@ -103,6 +103,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
             with archive.open(name) as pickled:
                 head = pickled.read(HEAD_BYTES)
         if all(word in head for word in (b"rollout_id", b"samples", b"response")):
+            # Takes the place of slime's samples, which aren't read: it passes for an answer.
             yield FileRow(0, "", {"prompt": "", "response": "", "reward": None})
     elif path.suffix == ".parquet":
         from pyarrow import parquet
@@ -138,6 +139,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
+    """Yields the rows of JSON lines. A last line without its end may still be being written."""
     with path.open("rb") as file:
         place = 0
         for number, text in enumerate(file, 1):

@@ -48,6 +48,7 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
     error = describe_error(sample.get("error")) or describe_error(output.get("error"))
     limit = sample.get("limit")
     reason = next((choice.get("stop_reason") for choice in output.get("choices") or () if choice), None)
+    # A log that treetune has written has in its metadata what our grader said, also of ungraded answers.
     is_exported = str(output.get("model") or "").startswith(OWN_MODEL)
     exported: Mapping[str, Any] = (sample.get("metadata") or {}) if is_exported else {}
     remarks = [str(score.get("explanation") or exported.get("message") or "")]
@@ -82,7 +83,7 @@ def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_with_attachments(part, attachments) for part in value]
     if isinstance(value, Mapping):
-        not_needed = ("attachments", "events", "store")
+        not_needed = ("attachments", "events", "store")  # parts of a sample from which nothing is read
         return {
             name: _with_attachments(part, attachments)
             for name, part in value.items()

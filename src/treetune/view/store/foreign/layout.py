@@ -83,7 +83,7 @@ def step_of(path: Path, run: Path) -> RunStep:
         if name not in GENERIC_NAMES:
             label_parts.append(name)
         return RunStep(int(match[1]), " ".join(label_parts))
-    if path.suffix == ".json":
+    if path.suffix == ".json":  # W&B's NAME_STEP_HASH.table.json
         match = _STEP_OF_TABLE.fullmatch(path.stem)
     elif path.suffix == ".eval":  # its name begins with the time when it was made
         match = None
