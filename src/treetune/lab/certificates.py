@@ -120,7 +120,7 @@ def verify(
     yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
-            if digest not in (None, link[name]):
+            if digest not in (None, link[name]):  # None: not stored here, perhaps deleted since
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
@@ -146,7 +146,7 @@ def verify(
     if own["same_as_run"]:
         yield f"iteration {iteration}, trained again: bit-identical"
         return
-    parted = own["parted"]
+    parted = own["parted"]  # where the resulting weights differ from the stored ones
     result = (
         f"iteration {iteration}, trained again: the first tensor that differs is {parted['tensor']}"
         f" ({parted['numbers']} of {parted['of']} numbers, by {parted['largest']:.2g} at most); the"

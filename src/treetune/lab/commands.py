@@ -135,13 +135,14 @@ def verify(options: Options) -> int:
     from treetune.lab.certificates import verify
 
     for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0":  # all ranks have the lines, and one prints them
             say(line)
     return 0
 
 
 def fork(options: Options) -> int:
     changed = options.override or ()
+    # The branch's configuration: that of --configs, or else the run's own with --override.
     config = evaluated(options) if options.configs else _stored_config(options.experiment, (), changed)
     root = _build(config, "fork", options.experiment)
     from treetune.lab.fork import fork

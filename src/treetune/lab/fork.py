@@ -78,7 +78,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             for folder in sorted((path / kind).glob("[0-9]*")):
                 if folder.name.isdigit() and int(folder.name) < finished + first:
                     shutil.copytree(folder, unfinished / kind / folder.name, copy_function=_link_or_copy)
-        for file in path.glob("*.arrow"):
+        for file in path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
             _link_or_copy(str(file), str(unfinished / file.name))
         origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
         changes = {"config": config_hash(plain), "command": command_line(), "continued": [], "forked": origin}

@@ -341,7 +341,7 @@ class Decided(ValueEstimator):
             step_values: StepValues = []
             for answer_state in answer.states:
                 text = context.codec.decode(ids[: answer_state.length].tolist())
-                decided = task.decided(tree.problem, text)
+                decided = task.decided(tree.problem, text)  # the reward, or None: not decided yet
                 step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)
         return values

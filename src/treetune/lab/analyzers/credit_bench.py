@@ -256,6 +256,8 @@ def required_critics(
     """Yields a finding for each method that needs a critic which the run didn't train, or a reference
     model. `key` is the setting that has the methods."""
     for name, credit in methods.items():
+        # Credit that leaves the critic's values to the trainer (not `asks_critic`) gets them in training, and
+        # an analysis doesn't train. Credit that asks the critic itself can have that of the run.
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
                 f"{name!r} needs a critic, and analyses don't train one",

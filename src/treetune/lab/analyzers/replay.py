@@ -239,7 +239,7 @@ def replay(
         result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(work / STATE, ignore_errors=True)
+            shutil.rmtree(work / STATE, ignore_errors=True)  # large, and no part of the result
             write_result(work, {"iteration": iteration, **result}, rows_of_answers(steps), "advantages.jsonl")
             replace_folder(work, folder)
         session.ranks.barrier("the replay is written")
@@ -287,7 +287,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    if config.choose_checkpoint is not None:
+    if config.choose_checkpoint is not None:  # `train` alone doesn't choose
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"
@@ -375,6 +375,7 @@ def assign_credit_again(
     tokens_before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
     with resources.phase(f"iteration {point + 1}: {what}", "continuations") as show:
+        # The rollout and seed are the run's own (`own`), so that continuations have the run's seeds.
         context = resources.context(
             own.rollout,
             seed=own.seed,
@@ -416,6 +417,7 @@ def _train_and_compare(
     directory = session.directory
     trainer = make_trainer(session)
     restarts = session.config.restart == "every_iteration"
+    # `make_trainer` has the start weights and a new optimiser, which is right for the first iteration (0).
     if state is not None:
         trainer.load(state)
     elif point and restarts:

@@ -457,6 +457,7 @@ class _StateBatch:
             if self.paths:
                 rows, tokens = [path.row for path in self.paths], [path.ids[-1] for path in self.paths]
                 probabilities_BV = self.steps.extend(rows, tokens)
+                # The batch now has a row for each path that goes on, in this order.
                 for row, path in enumerate(self.paths):
                     path.row = row
         return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.earned]

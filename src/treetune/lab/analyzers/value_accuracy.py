@@ -221,6 +221,7 @@ class ValueAccuracy(OfCheckpoints):
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
+        # The state before the first step (0) is the prompt alone.
         within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
         names = list(dict.fromkeys(name for row in rows for name in row["estimates"]))

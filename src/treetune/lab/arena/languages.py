@@ -306,7 +306,10 @@ def table(
 
 
 def decision(length: int, deciding: int, success: float = 0.25) -> Language:
-    """Returns a language in which the token at one position decides; all others have two free wordings."""
+    """Returns a language in which the token at one position decides; all others have two free wordings.
+
+    Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
+    """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position == deciding and status == 0:
@@ -318,7 +321,10 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
 
 def uneven(length: int, success: float = 0.25) -> Language:
     """Returns a language in which the middle token decides. The others have from 1 to `length` wordings, so
-    that the probability of a token says little about its effect."""
+    that the probability of a token says little about its effect.
+
+    Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
+    """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position == length // 2 and status == 0:
@@ -559,6 +565,7 @@ class TableEngine(Engine):
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     continue
+                # After the prompt's single token come those of an answer that is to be continued.
                 begun += [request.prompt_ids[1:].tolist()] * request.n
                 seeds += [request.seed + number for number in range(request.n)]
             completions = iter(self._language.sample(begun, seeds))
@@ -566,6 +573,7 @@ class TableEngine(Engine):
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    # The prompt has a single token, or three where it says that the answer will be correct.
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
                     text_ids = request.text_ids.tolist()
                     samples = [self._language.score(begun_ids.tolist(), text_ids, is_privileged)]

@@ -424,7 +424,7 @@ def run_arena(
         to_score = {
             name: method for name, method in methods.items() if modules or name not in scores_of_language
         }
-        scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)
+        scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)  # of CPU time a method
         for name in methods:
             score = scores_of_language[name]
             numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
@@ -441,6 +441,7 @@ def run_arena(
         command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
         if list(by_language) != list(LANGUAGES):
             command.append(f"--languages {shlex.join(by_language)}")
+        # The tokens that their critics and exact values cost are not counted.
         with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
         not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
         write_page(output, by_language, " ".join(command), not_recommended)

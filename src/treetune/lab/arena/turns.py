@@ -65,7 +65,7 @@ class TurnLanguage:
         return np.cumprod([1.0, *self.goes_on])
 
     def answers(self) -> list[TurnAnswer]:
-        """Returns all possible answers."""
+        """Returns all possible answers: each number of turns, with each combination of their rewards."""
         answers = []
         for turns in range(1, self.turns + 1):
             ends_here = 1.0 if turns == self.turns else 1 - self.goes_on[turns - 1]

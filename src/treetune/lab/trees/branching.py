@@ -241,6 +241,7 @@ class LeastSure(Branching):
                     candidates.append(_Candidate(logprob, answer.sample, tokens))
         branches = []
         for candidates in candidates_by_root.values():
+            # Candidates sort by log-prob, so that these are the least likely tokens of the tree's part.
             for candidate in sorted(candidates)[: self.positions]:
                 branches.append(Branches(candidate.sample, candidate.tokens, self.ways))
         return branches
@@ -271,7 +272,7 @@ class ResetsOfWrongAnswers(Branching):
     @override
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number > 0:
-            return []
+            return []  # the further answers themselves don't branch
         branches = []
         for answer in answers:
             if answer.grade.correct or not answer.grade.is_known:
