@@ -264,7 +264,7 @@ def _issue_if_in_no_row(
     """Yields an issue if no experiment will write what is `shown`. A single row that has it is enough."""
     experiments = list(dict.fromkeys(name for name in names if name is not None))
     reasons = {name: why_missing(roots[name]) for name in experiments if name in roots}
-    all_could_be_built = len(reasons) == len(experiments)
+    all_could_be_built = len(reasons) == len(experiments)  # one that couldn't might have it
     if not experiments or not all_could_be_built or not all(reasons.values()):
         return
     name, reason = next(iter(reasons.items()))

@@ -110,6 +110,7 @@ def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
     for run in finished(plan, name):
+        # It is read for the type of the rollout alone, which is the same for all seeds.
         if (config := run.template) is None:
             continue
         rows = run.directory.read_metrics()

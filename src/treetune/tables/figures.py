@@ -129,7 +129,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
             style = {"color": palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
             panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
         if cell.estimate is None:
-            if cell.experiment is not None:
+            if cell.experiment is not None:  # a row without an experiment in this column stays empty
                 panel.annotate(
                     why_empty(cell), (0.02, y), xycoords=("axes fraction", "data"), fontsize=7, va="center"
                 )
@@ -138,6 +138,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
         if low is not None and high is not None:
             panel.plot([scale * low, scale * high], [y, y], color=colour, linewidth=2.4, alpha=0.55)
         values = [scale * result.value for result in cell.seeds]
+        # A little below the mean. The y axis goes down.
         panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         panel.annotate(
@@ -172,7 +173,8 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     table = results.plan.table
     down = math.ceil(len(charts) / across)
     width = CHART_INCHES[0] * across
-    figure, axes = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
+    title_and_legend_inches = 1.0
+    figure, axes = _new_figure(width, CHART_INCHES[1] * down + title_and_legend_inches, down, across)
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:

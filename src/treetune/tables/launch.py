@@ -464,7 +464,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
         return RunCost(0.0, "")
-    if status.state == "missing":
+    if status.state == "missing":  # of a run that has begun, only the iterations that are left count
         finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
         seconds_by_seed = {other.seed: other.seconds for other in finished if other.seconds}
         if seconds_by_seed:

@@ -466,7 +466,7 @@ class Reproduction(Table):
     def order(self) -> list[str]:
         """Returns the experiments' names in the order of the rows, but each after those that it needs."""
         used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
-        if self.panels:
+        if self.panels:  # they show a row's own experiment, also where all its cells name others
             used += [row.experiment for row in self.rows]
         used_names = [name for name in used if name is not None]
         names = list(dict.fromkeys([*used_names, *self.experiments]))
