@@ -75,6 +75,7 @@ class SignpostsGrader(Grader):
             return None
         if not response.strip():
             return None
+        # A line begins with its sign, and its direction follows.
         return "".join(line[1:2] or BLANK for line in lines_of(problem, response))
 
     @override

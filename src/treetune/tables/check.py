@@ -145,6 +145,7 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
 
 
 def _why_no_domain(task: Task, name: str) -> str | None:
+    """Returns the reason why a task has no domain of this name; None where it has, or may have."""
     names = task.domain_names()
     if names is None:  # the task doesn't know its domains before it has read its data
         return None

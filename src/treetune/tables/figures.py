@@ -64,6 +64,7 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
 
 
 def _better_direction(panel: Panel) -> Better:
+    """Returns the direction in which a panel's number is better; empty where the title shows none."""
     if panel.metric is not None:
         return better_of(panel.metric)
     return "up" if panel.value in (None, "pass_at_1") else ""

@@ -92,7 +92,7 @@ class Guard:
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # `serve` turns websockets and lifespan events off
             return
         # A proxy may or may not remove its prefix from the path. Links of pages have it
         # (`PageRequest.render`).
@@ -300,6 +300,7 @@ def _users_token(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         token = secrets.token_urlsafe(24)
+        # Created with the owner's permissions alone, so that no one else can read the token at any moment.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
         return token

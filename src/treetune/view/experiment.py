@@ -121,9 +121,10 @@ class StoredExperiment:
 
 
 def _is_number(value: object) -> bool:
+    """Returns whether a value is a finite number, and not an integer that is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max
+    return abs(value) <= sys.float_info.max  # false for NaN as well
 
 
 def read_experiment(path: Path) -> StoredExperiment:

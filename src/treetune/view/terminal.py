@@ -443,9 +443,12 @@ class TerminalView:
         self.store, self.console, self.metrics = store, console, metrics
         self.braille = (console.encoding or "").lower().startswith("utf")
         self.open: Run | None = None
+        """The experiment whose page is shown; None: the list of experiments is shown."""
         self.selected = self.top = 0
+        """The row that is selected in the list, and the first line that is shown of another page."""
         self._listed: list[Run] = []
         self.whole = self.helping = False
+        """Whether all lines of answers are shown, and whether the page of help is shown."""
 
     def page(self) -> RenderableType:
         """Returns the whole page, as long as it is."""

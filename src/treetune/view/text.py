@@ -138,6 +138,7 @@ def rendered(text: str) -> Markup:
 
 @functools.cache
 def _markdown() -> MarkdownIt:
+    """Returns the renderer of Markdown, without the marks that mean something else in a calculation."""
     from markdown_it import MarkdownIt
 
     def cell(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:

@@ -55,7 +55,7 @@ def critic_at(session: Session, point: int) -> CriticModule:
     seed = derive_seed(session.config.seed, "critic")
     loss = settings.loss
     critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
-    critic.head.to(session.ranks.device)
+    critic.head.to(session.ranks.device)  # the rest of the model was loaded there
     if point:
         _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
     return critic.eval()

@@ -101,6 +101,7 @@ class _Split(NamedTuple):
 
 
 def _split_mean(rows_ND: Rows) -> _Split:
+    """Returns the mean of the rows, and their deviations from it, whose mean square is the variance."""
     # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
     scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)

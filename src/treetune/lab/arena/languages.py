@@ -232,7 +232,8 @@ class Language:
             weight_N1 = weights_NT[:, position, None]
             chances_NO = self.chances_TSO[position][before]
             # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
-            # probability of each. The wordings' is the same, with equal probabilities.
+            # probability of each. The wordings' is the same, with equal probabilities. Options with
+            # probability 0 only pad the array.
             is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
             gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
             np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
@@ -360,7 +361,8 @@ def majority(length: int, success: float = 0.25) -> Language:
         correct = range(length // 2 + 1, length + 1)
         return table(length, length + 1, chances, lambda position, status: 1, correct)
 
-    # Bisection: the chance of a right choice at which a share of `success` answers is correct.
+    # Bisection: the chance of a right choice at which a share of `success` answers is correct. Fifty halvings
+    # are nearly as exact as a float.
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -601,7 +603,8 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         ),
         seed=seed,
         iteration=0,
-        settings=AnswerSettings(4096, SamplingParams(max_tokens=language.length + 1)),
+        # More context than any answer needs, and a budget with the end token.
+        settings=AnswerSettings(context_length=4096, sampling=SamplingParams(max_tokens=language.length + 1)),
         services=(ShapingMemory(), Distributions(language.distributions)),
     )
 

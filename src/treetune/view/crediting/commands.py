@@ -69,6 +69,7 @@ def read_grader(text: str) -> dict[str, Any]:
 
 
 def _evaluate(text: str, key: str) -> dict[str, Any]:
+    """Returns the object of the option `--key`, which is given in Jsonnet."""
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
 

@@ -190,7 +190,7 @@ def _config(
     if sampling is not None:
         # The viewer finds the continuations of a state by the settings of the rollout.
         rollout = {"type": "single_turn", **asdict(sampling)}
-        del rollout["stop_ids"]
+        del rollout["stop_ids"]  # rollouts have no such setting: engines derive them from `stop`
     return {
         "type": CREDITED_LOG,
         "experiment_name": settings.output.name,

@@ -160,7 +160,7 @@ def mark_of(file: LoggedFile) -> list[int]:
     """Returns the time of the file's last change, and its size."""
     stat = stat_of(file.path)
     assert isinstance(stat, tuple), "a file that was just found"
-    return [stat[0], stat[1]]
+    return [stat[0], stat[1]]  # a list, as a record gives it back
 
 
 def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:

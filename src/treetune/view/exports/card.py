@@ -124,6 +124,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         name=name,
         iterations=f"{checkpoint.iteration} of {planned}" if planned else checkpoint.iteration,
         experiment=_code(experiment.name),
+        # A name of the hub, and not a description such as "random weights".
         base=f"`{_code(base)}`" if " " not in base else base,
         results=_result_rows(checkpoint),
         method={part: _code(choice) for part, choice in experiment.method.items()},
@@ -281,7 +282,7 @@ def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
     for part in _objects(task):
         if part.get("type") == "hub" and isinstance(part.get("name"), str):
             datasets.add((part["name"], part.get("revision")))
-    return sorted(datasets, key=str)
+    return sorted(datasets, key=str)  # a revision of None can't be compared with a text
 
 
 def has_foreign_data(experiment: StoredExperiment) -> bool:

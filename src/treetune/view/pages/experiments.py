@@ -152,6 +152,7 @@ def show(view: PageRequest) -> Response:
             "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
         }
         rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
+        # The group comes first: `groupby` below needs the rows of a group next to each other.
         return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
 
     def mean_of(rows: Sequence[Listed], column: str | None) -> str:

@@ -408,6 +408,7 @@ def clock(seconds: float, length: float) -> str:
 
 
 def took(span: ShownSpan) -> str:
+    """Returns how long a span took, as text: "12.3 s", or as a clock shows it from 100 s on."""
     seconds = span.end - span.start
     if span.ending == "cut":
         return "its process died; the end was not recorded"
@@ -490,6 +491,7 @@ def _written(seconds: float) -> str:
 
 
 def mark(view: PageRequest) -> str:
+    # Open spans of a running process grow with the time, without any change of a file.
     now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in files_of(view.run)]
     return digest(view.store.mark([view.run]), files, now)

@@ -155,6 +155,7 @@ class AnswerStore:
         indexed = [self._with_index(source) for source in self.sources()]
         # Files that can't be read are not tried again until they change.
         missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
+        # A page waits for small files. Larger ones are read by a thread, and are there on a later look.
         if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
             self._make_indexes(missing)
             indexed = [self._with_index(item.source) for item in indexed]

@@ -161,8 +161,11 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
 
 
 @functools.lru_cache(maxsize=256)
-def _titles_of_credited_log(config: Path, _: object) -> Mapping[str, str]:
-    """Returns the names of the log's files by iteration: {"10": "10.jsonl"}; empty for a run of treetune."""
+def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
+    """Returns the names of the log's files by iteration: {"10": "10.jsonl"}; empty for a run of treetune.
+
+    `stat` is part of the cache's key: see `stat_of`.
+    """
     try:
         content = json.loads(config.read_bytes())
     except (OSError, ValueError):  # the experiment's page reports it

@@ -175,8 +175,8 @@ def answer_at(path: Path, place: int) -> Mapping[str, Any]:
 
 
 @functools.lru_cache(maxsize=2)
-def _answers_by_place(path: Path, _: object) -> dict[int, dict[str, Any]]:
-    """Returns all answers of a file by their places. It is cached until the file's size or time changes."""
+def _answers_by_place(path: Path, stat: object) -> dict[int, dict[str, Any]]:
+    """Returns all answers of a file by their places. `stat` is part of the cache's key: see `stat_of`."""
     return dict(answers_in(path))
 
 
@@ -186,7 +186,9 @@ def holds_answers(path: Path) -> bool:
 
 
 @functools.lru_cache(maxsize=16384)
-def _holds_answers(path: Path, _: object) -> bool:
+def _holds_answers(path: Path, stat: object) -> bool:
+    """Returns whether one of the first rows is an answer. `stat` is part of the cache's key: see
+    `stat_of`."""
     try:
         return any(map(_is_answer, first_rows(path)))
     except UNREADABLE:

@@ -120,6 +120,8 @@ def first_rows(path: Path) -> Iterator[FileRow]:
 
 
 def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
+    """Yields a row for each content, with its number as its place; it has a fault where it isn't an
+    object."""
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
         yield FileRow(place, f"row {place + 1}", content, "" if is_object else NOT_AN_OBJECT)
@@ -234,6 +236,7 @@ def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
         raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
     if info.compress_type != ZSTANDARD:
         return archive.read(name)
+    # Python before 3.14 can't read such a member, so that its compressed bytes are looked up in the file.
     import pyarrow as pa
 
     file.seek(info.header_offset + LENGTHS_AT)

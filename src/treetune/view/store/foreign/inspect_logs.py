@@ -161,13 +161,15 @@ def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
 
 
 def _number(value: Any) -> float | None:
+    """Returns the number of a score, which may be a grade such as "C", a word such as "yes", or a number."""
     if isinstance(value, str):
-        letter = GRADES.get(value, WORDS.get(value.strip().casefold()))
-        return number_of(value) if letter is None else letter
+        grade = GRADES.get(value, WORDS.get(value.strip().casefold()))
+        return number_of(value) if grade is None else grade
     return None if isinstance(value, float) and math.isnan(value) else number_of(value)
 
 
 def _target(target: Any) -> Any:
+    """Returns a sample's reference answer; several that are all right are joined by "or"."""
     if isinstance(target, list) and all(is_plain(part) for part in target):
         return " or ".join(map(str, target)) or None
     return None if target == "" else target
