@@ -37,6 +37,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
     links: list[dict[str, Any]] = []
     inputs = _hashes_of_inputs(directory, config)
     chain = config_hash(inputs)
+    # Folders of iterations are named by their numbers, counted from 0.
     for number in sorted(int(folder.name) for folder in (path / "iterations").glob("[0-9]*[0-9]")):
         for part in PARTS:
             folder = directory.checkpoint(number + 1) / part

@@ -125,7 +125,7 @@ def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, 
     The room hardly reaches beyond 0, so that it doesn't suggest negative values where there are none. The
     axis of values that are all equal begins at 0."""
     low, high = min(values), max(values)
-    if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):
+    if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         high = 1.0
@@ -344,7 +344,8 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
 
 def _mark_radius(turn: int, turns: int) -> float:
     """Returns the radius of marks: of curves that coincide, those drawn first have larger ones, as rings."""
-    return 2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)
+    ring_width = min(1.2, 2.4 / turns)  # with many curves the rings are narrower, and the largest stays small
+    return 2.6 + ring_width * (turns - 1 - turn)
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:

@@ -112,7 +112,7 @@ def bunches(
 
 def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
     """Returns the position on an axis by finished iterations, as the mean over experiments."""
-    if not OVER[over]:
+    if not OVER[over]:  # the axis of iterations, on which each is at its own number
         return {}
     if len(members) == 1:
         return _running_sum(members[0], over)
@@ -363,7 +363,7 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     """Returns evaluations, restarts of the engine, begins and ends of signs of collapse, and resumes."""
     try:
         log = (experiment.path / "logs" / "run.log").read_text(errors="replace")
-    except OSError:
+    except OSError:  # deleted: resumes, and the reasons of signs of collapse, are left out then
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)

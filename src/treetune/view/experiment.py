@@ -342,6 +342,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
 
 
 def _end_of(log: Path) -> list[str]:
+    """Returns the lines of the last LOG_BYTES of a log; none where it can't be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LOG_BYTES))

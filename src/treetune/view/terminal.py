@@ -309,7 +309,7 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     low, high = _bounds(drawn)
     labels = [number(high), *[""] * (HEIGHT - 2), number(low)]
     margin = max(map(len, labels))
-    dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)
+    dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)  # a space after the label
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     newest = []
     for series in chart.series:
@@ -324,6 +324,8 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
 
 
 def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:
+    """Returns an answer in one line with its score; with `whole` its text follows in lines of its own, up to
+    WHOLE characters."""
     score_text = "?" if score is None else number(score)
     remark = "" if outcome in ("ok", "") else f" {outcome}"
     head = line_of(f"{score_text:>4}{remark}  {name}  ", "bold")
@@ -515,7 +517,7 @@ class TerminalView:
 
     def press(self, key: str) -> bool:
         """Handles a key, and returns False for the key that quits."""
-        page = max(1, self.console.height - 3)
+        page = max(1, self.console.height - 3)  # all lines but heading and keys, and one that stays in view
         # Steps beyond the first and the last line, such as those to top and end, are cut off when drawn.
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":

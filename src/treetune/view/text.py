@@ -203,6 +203,7 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
 
 
 def _is_harmless(formula: str) -> bool:
+    """Returns whether KaTeX may render a formula: it is short, defines nothing, and isn't nested deeply."""
     if len(formula) > LONGEST_FORMULA or _DEFINES.search(formula):
         return False
     depth = 0

@@ -232,7 +232,8 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
         panel.set_ylim(bottom=max(0.05, panel.get_ylim()[0]))
         panel.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
         panel.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
-    legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 6))
+    columns_by_panels = {1: 3, 2: 4}  # a figure of one or two panels is narrow
+    legend_below(figure, axes[0], columns=columns_by_panels.get(len(by_panel), 6))
     return figure
 
 

@@ -482,7 +482,8 @@ LANGUAGES = (
 def language_of(name: str) -> Language:
     """Returns a language by its name: ``slips``, ``first of 8``, or ``last of 12 at 5 %``.
 
-    A quarter of the answers is correct unless the name has a percentage. Raises ValueError for another name.
+    In a language of N choices a quarter of the answers is correct, unless the name has a percentage. Raises
+    ValueError for another name.
     """
     if name in WORDY:
         return WORDY[name]()

@@ -245,6 +245,7 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
         if not (isinstance(value, str) and value.startswith(("/", "~"))):
             return value
         parts = Path(value).parts
+        # The first part that is kept: the experiment's folder, in which checkpoints/ is, or the file itself.
         first = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
         return "/".join(["…", *parts[max(1, first) :]])
 
@@ -302,7 +303,7 @@ def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
         parent = Path(*parts[: parts.index(CHECKPOINTS)])
         try:
             chain.append(read_experiment(parent))
-        except ValueError:
+        except ValueError:  # it was deleted, or is on another machine
             break
     return chain
 

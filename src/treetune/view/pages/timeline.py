@@ -403,6 +403,7 @@ def clock(seconds: float, length: float) -> str:
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)
+    # Two digits of whole seconds, and with decimals also the point and these.
     seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
@@ -427,7 +428,7 @@ def _window(view: PageRequest, times: Times) -> Window:
             value = float(text) if text else default
         except ValueError:
             value = math.nan
-        if not (0 <= value < 1e10):
+        if not (0 <= value < 1e10):  # also refuses NaN and infinity; 1e10 s are 300 years
             raise ValueError(f"{name} is {text!r} and must be a number of seconds since the beginning")
         bounds.append(value)
     start, end = bounds

@@ -394,7 +394,7 @@ def _stream_tables(
     import pyarrow as pa
 
     batches = walk(path, columns)
-    _, head = next(batches)
+    _, head = next(batches)  # the schema, and the byte where it ends
     ends, rows = list[int](), [0]
     for batch, end in batches:
         ends.append(end)

@@ -73,6 +73,7 @@ def _speaker(message: Mapping[str, Any]) -> str:
 
 
 def _content_text(content: Any) -> str:
+    """Returns a message's content as text: it is a text, a list of parts, or a single part."""
     if content is None:
         return ""
     if isinstance(content, str):
