@@ -263,6 +263,7 @@ def serve(
         raise ValueError(
             f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
         )
+    # Other machines may address the viewer by this machine's name, if it listens for them.
     hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
     with _listen(port, host) as listening:
         actual_port = listening.getsockname()[1]
@@ -324,6 +325,7 @@ def _listen(port: int | None, host: str = HOST) -> socket.socket:
     problem: OSError | None = None
     for candidate in ports:
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Otherwise the port of a viewer that has just ended would be taken for a minute.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, candidate))

@@ -110,7 +110,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     style = "e" if 0 < size < 1e-3 else "f"
     step = min((abs(b - a) for a, b in pairwise(values)), default=size)
     labels: list[str] = []
-    for digits in range(12):
+    for digits in range(12):  # the last labels are taken even if they are not exact enough
         labels = [f"{value / scale:.{digits}{style}}" for value in values]
         errors = [abs(float(label) * scale - value) for label, value in zip(labels, values)]
         # Enough digits: each label is right to a fiftieth of the distance to its neighbour.

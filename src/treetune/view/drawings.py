@@ -478,10 +478,10 @@ def _tree_rectangles(
     while unvisited:
         step, above, y = unvisited.pop()
         height = height_of_answer * len(step.answers)
-        label = ""
-        if height >= LABELLED[0] and 2 * width >= LABELLED[1]:
+        label, (least_height, least_width) = "", LABELLED
+        if height >= least_height and 2 * width >= least_width:  # one number needs half the width of two
             label = f"{step.expected:.2f}"
-            if step.advantage is not None and width >= LABELLED[1]:
+            if step.advantage is not None and width >= least_width:
                 label += f"  {step.advantage:+.2f}"
         rectangles.append(
             {
@@ -525,7 +525,7 @@ def _path_rows(
         rows.append(
             {
                 "number": step.depth,
-                "text": visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1],
+                "text": visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP],
                 "before": above,
                 "later": address and address(this, None, start),  # the page of the state's continuations
                 "after": step,
@@ -545,7 +545,7 @@ def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -
     if step.branches > 1:
         title = f"{step.branches} branches of about the same value"
     elif step.depth:
-        title = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
+        title = visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP].replace("\n", " ↵ ")
     else:
         title = "the prompt"
     facts = [f"thread {step.thread}: {title}" if step.thread else title]

@@ -237,7 +237,8 @@ def run_page(
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         for _ in range(columns):
             grid.add_column(ratio=1)
-        cells = [_chart(chart, width // columns - 2 * (columns > 1), braille) for chart in charts]
+        room = width // columns - (2 if columns > 1 else 0)  # without the space between two columns
+        cells = [_chart(chart, room, braille) for chart in charts]
         for start in range(0, len(cells), columns):
             grid.add_row(*cells[start : start + columns])
         parts += [Text(), grid]
@@ -360,7 +361,7 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
                 first.setdefault(row["problem"], answer)
     else:
         walking = walk(chosen.path, ["problem", "sample", "grade", "text", "group", "reward"])
-        next(walking)
+        next(walking)  # the schema
         for batch, _ in islice(walking, 1):
             for row in batch.to_pylist():
                 problem, sample, text = row.get("group") or "", 0, row.get("text") or ""

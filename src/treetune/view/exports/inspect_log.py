@@ -178,7 +178,7 @@ def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if summary.get(name) is not None:
             yield prefix + name, summary[name]
     for k, value in (summary.get("pass_at_k") or {}).items():
-        if k != "1":
+        if k != "1":  # pass@1 is among those above
             yield f"{prefix}pass_at_{k}", value
     for domain, summary_of_domain in (summary.get("domains") or {}).items():
         yield from _metrics(summary_of_domain, f"{domain}/")

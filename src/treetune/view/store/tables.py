@@ -293,7 +293,7 @@ class DataSetTable:
         with self._lock:
             cursor = self._connection.cursor()
         if self._arrow is not None:
-            cursor.register("arrow_table", self._arrow)
+            cursor.register("arrow_table", self._arrow)  # only this cursor knows it then
         return cursor
 
     def _source(self) -> tuple[str, str]:
@@ -480,7 +480,7 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     if not counted:
         return None
     step = bin_step(low, high, whole=whole)
-    first = math.floor(low / step + HAIR)
+    first = math.floor(low / step + HAIR)  # by rounding, a value may be a hair below the bound that it equals
     binned = numbers.execute(
         f"SELECT floor({x} / {step!r} + {HAIR!r}) AS bin, count(*) FROM numbers"
         f" WHERE {x} IS NOT NULL GROUP BY bin"

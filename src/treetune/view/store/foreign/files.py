@@ -109,6 +109,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as table:
+            # Other Parquet files are data sets, and not TRL's tables of completions.
             if all(name in table.schema_arrow.names for name in OF_A_TABLE):
                 for batch in table.iter_batches(FIRST_ROWS):
                     yield from _numbered(iter(batch.to_pylist()))

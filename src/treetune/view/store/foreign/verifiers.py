@@ -56,7 +56,7 @@ def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
     numbers = numbers_in(row, NOT_COUNTED)
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
-    task = row.get("task") if row.get("task") != "default" else None
+    task = row.get("task") if row.get("task") != "default" else None  # "default" tells nothing about it
     return line(
         prompt=row["prompt"],
         text=row["completion"],
