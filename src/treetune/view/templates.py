@@ -64,7 +64,7 @@ def environment() -> Environment:
     is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         trim_blocks=True,
@@ -85,10 +85,10 @@ def environment() -> Environment:
         "rendered": rendered,
         "total": lambda amounts: math.fsum(amounts.values()),
     }
-    made.filters |= filters
-    made.tests["right"] = lambda score: score >= CORRECT_SCORE
-    made.globals |= {"about": about, "shade": shade}
-    return made
+    jinja.filters |= filters
+    jinja.tests["right"] = lambda score: score >= CORRECT_SCORE
+    jinja.globals |= {"about": about, "shade": shade}
+    return jinja
 
 
 def earned_by_each(rewards: Iterable[float | None]) -> str:

@@ -279,17 +279,17 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
 
     `CURVES` charts are drawn then, or more where accuracy alone leaves no room for two others.
     """
-    made = [Bunch(experiment.name, 0, [experiment])]
+    bunches = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
-        of_accuracy = evaluation_charts(made)
+        of_accuracy = evaluation_charts(bunches)
         most = max(CURVES, len(of_accuracy) + 2)
-        return [*of_accuracy, *usual_charts(made)][:most]
+        return [*of_accuracy, *usual_charts(bunches)][:most]
     recorded = metric_names([experiment])
     for name in metrics:
         if name not in recorded:
             available = ", ".join(recorded) or "none yet"
             raise ValueError(f"{experiment.name} has no metric {name!r}; available: {available}")
-    return chosen_charts(made, metrics)
+    return chosen_charts(bunches, metrics)
 
 
 def _chart(chart: Chart, width: int, braille: bool) -> Group:

@@ -150,13 +150,13 @@ def _markdown() -> MarkdownIt:
         display = " data-display" if tokens[index].meta["display"] else ""
         return f'<span class="formula"{display}>{escape(tokens[index].content)}</span>'
 
-    made = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
-    made.inline.ruler.at("emphasis", _bold)
-    made.inline.ruler.before("escape", "mathematics", _mathematics)
-    made.add_render_rule("mathematics", formula)
+    markdown = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
+    markdown.inline.ruler.at("emphasis", _bold)
+    markdown.inline.ruler.before("escape", "mathematics", _mathematics)
+    markdown.add_render_rule("mathematics", formula)
     for name in ("th_open", "td_open"):
-        made.add_render_rule(name, cell)
-    return made
+        markdown.add_render_rule(name, cell)
+    return markdown
 
 
 def _bold(state: StateInline, silent: bool) -> bool:

@@ -235,7 +235,9 @@ class LeastSure(Branching):
             # Tokens before the fork are those of another answer. A branch before the first token of all
             # would share nothing with the answer.
             first = 0 if answer.fork is None else answer.fork.tokens
-            logprobs = joined([s.logprobs for s in answer.segments if s.logprobs is not None])
+            logprobs = joined(
+                [segment.logprobs for segment in answer.segments if segment.logprobs is not None]
+            )
             for tokens, logprob in enumerate(logprobs.tolist()):
                 if tokens > first and tokens not in forks:
                     candidates.append(_Candidate(logprob, answer.sample, tokens))

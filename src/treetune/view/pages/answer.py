@@ -214,21 +214,21 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
 
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
-    at = keys.index(this_key) if this_key in keys else None
+    position = keys.index(this_key) if this_key in keys else None
     # At the ends of a page: the last answer of the page before, and the first of the page after.
     before = address(None, page=number - 1, last=1) if number > 1 else None
     after = address(None, page=number + 1) if number < pages else None
-    if at is not None and at > 0:
-        before = address(result.rows[at - 1])
-    if at is None:  # the answer isn't on the page any more: the next one is the page's first
+    if position is not None and position > 0:
+        before = address(result.rows[position - 1])
+    if position is None:  # the answer isn't on the page any more: the next one is the page's first
         after = address(result.rows[0]) if result.rows else None
-    elif at + 1 < len(result.rows):
-        after = address(result.rows[at + 1])
+    elif position + 1 < len(result.rows):
+        after = address(result.rows[position + 1])
     return {
         "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
         "question": question,
-        "number": None if at is None else question.skipped + at + 1,
+        "number": None if position is None else question.skipped + position + 1,
         "before": before,
         "after": after,
         "address_of": address,

@@ -245,10 +245,10 @@ def show_run(view: PageRequest) -> Response:
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
     together = view.choice("seeds", ("apart", "together")) == "together"
     over = view.choice("over", tuple(OVER))
-    made = bunches(experiments, together, over)
+    all_bunches = bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
-    if len(made) == 1:
-        events = [replace(event, x=made[0].places.get(event.x, event.x)) for event in events]
+    if len(all_bunches) == 1:
+        events = [replace(event, x=all_bunches[0].places.get(event.x, event.x)) for event in events]
     elif OVER[over]:  # the experiments are at different positions on the axis at an event's iteration
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
@@ -258,9 +258,9 @@ def show_run(view: PageRequest) -> Response:
         experiment=first,
         statuses=statuses,
         side_by_side=_side_by_side(view) if len(experiments) > 1 else {},
-        made=made,
-        measured=[] if names else evaluation_charts(made, events),
-        charts=chosen_charts(made, names, events) if names else usual_charts(made, events),
+        made=all_bunches,
+        measured=[] if names else evaluation_charts(all_bunches, events),
+        charts=chosen_charts(all_bunches, names, events) if names else usual_charts(all_bunches, events),
         names=names,
         metrics=metric_names(experiments.values()),
         seeds=_other_seeds(view, first) if len(experiments) == 1 else [],

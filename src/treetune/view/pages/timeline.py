@@ -387,10 +387,10 @@ def _load(view: PageRequest) -> dict[int, str]:
 
 def trace(view: PageRequest) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
-    made = chrome_trace(view.run.name, times_of(view.run, _load(view)))
+    chrome_events = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
     return Response(
-        json.dumps(made),
+        json.dumps(chrome_events),
         media_type="application/json",
         headers={"Content-Disposition": f'attachment; filename="{name}.trace.json"'},
     )

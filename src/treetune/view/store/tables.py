@@ -369,15 +369,15 @@ class DataSetTable:
         columns."""
         relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
-        taken = {name.casefold() for name, _ in described}
+        taken_names = {name.casefold() for name, _ in described}
         count = 0
         for name, kind in described:
             for column in _fields(name, quoted(name), kind, 0):
                 key = column.name.casefold()
                 # A nested field's name may be that of a column of the file.
-                if column.depth and (key in taken or count >= MOST):
+                if column.depth and (key in taken_names or count >= MOST):
                     continue
-                taken.add(key)
+                taken_names.add(key)
                 count += 1
                 yield column
 
