@@ -85,7 +85,8 @@ def open_trainer(
         trains: Whether the trainer will train, so that its reference may score answers during sampling.
     """
     session, server = resources.session, resources.server
-    with server.asleep():  # on a CPU, the server starts meanwhile
+    # On a GPU this waits for a server that is still starting; on a CPU, the server starts meanwhile.
+    with server.asleep():
         server.trainer = trainer = make_trainer(session)
         if state is not None:
             trainer.load(state)
@@ -115,9 +116,8 @@ def critic_for_credit(
 
     Args:
         values: Computes the value of the state before each trained token, of all ranks' answers, on all
-        ranks.
+            ranks.
     """
-
     settings = session.config.credit.critic_settings
     assert settings is not None, "a credit that asks the critic has settings for it"
     codec, context_length = session.model.codec, session.config.context_length
@@ -130,7 +130,7 @@ def critic_for_credit(
 
         ranks = session.ranks
         # All ranks compute the values of all answers together, and each keeps those of its own.
-        counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
+        counts = ranks.exchange("critic-counts", len(answers))
         rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
         rows = episodes_on_all(ranks, "critic-answers", rows_of_rank)
         if not rows:  # on no rank, so that all ranks return here
@@ -139,9 +139,9 @@ def critic_for_credit(
         with server.asleep():
             values_N = values(sequences).double().numpy()
         # `values_N` has the trained tokens of all answers, one answer after the other, rank after rank.
-        first = sum(counts[: ranks.rank])
+        first_answer = sum(counts[: ranks.rank])
         bounds = list(pairwise(sequences.starts))
-        bounds_of_rank = bounds[first : first + len(answers)]
+        bounds_of_rank = bounds[first_answer : first_answer + len(answers)]
         columns = []
         for answer, (start, end) in zip(answers, bounds_of_rank, strict=True):
             trained = are_sampled(answer.segments)
@@ -168,16 +168,18 @@ def reference_for_credit(
 
         ranks = session.ranks
         # All ranks compute the scores of all texts together, and each keeps those of its own.
-        counts = [count for (count,) in ranks.exchange("reference-counts", [len(texts)])]
+        counts = ranks.exchange("reference-counts", len(texts))
         rows = episodes_on_all(ranks, "reference-texts", [_row_of_text(text) for text in texts])
         if not rows:  # on no rank, so that all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
             logprobs_N = logprobs(sequences).numpy()
-        first = sum(counts[: ranks.rank])
-        bounds = list(pairwise(sequences.starts))[first : first + len(texts)]
-        return [logprobs_N[start:end] for start, end in bounds]
+        # `logprobs_N` has the tokens of all texts, one text after the other, rank after rank.
+        first_text = sum(counts[: ranks.rank])
+        bounds = list(pairwise(sequences.starts))
+        bounds_of_rank = bounds[first_text : first_text + len(texts)]
+        return [logprobs_N[start:end] for start, end in bounds_of_rank]
 
     return ReferenceScores(reference_logprobs)
 
@@ -189,7 +191,7 @@ def _row_of_text(text: ScoredText) -> Episode:
     return Episode(
         prompt_ids=text.prompt_ids,
         response_ids=text.text_ids,
-        trained=np.ones(len(text.text_ids), bool),
+        trained=np.ones(len(text.text_ids), bool),  # the trainer scores the tokens with this mark
         reward=0.0,
         group="",
         trajectory="",
@@ -247,7 +249,7 @@ def _score_episodes(
     # in an earlier row.
     trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
     # All ranks compute the values of all rows together, and each keeps those of its own.
-    counts = [count for (count,) in ranks.exchange("distribution-counts", [len(trained_rows)])]
+    counts = ranks.exchange("distribution-counts", len(trained_rows))
     rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
     columns = [
         (np.zeros(len(episode.response_ids)), np.zeros(len(episode.response_ids))) for episode in episodes
@@ -257,11 +259,12 @@ def _score_episodes(
     sequences = Sequences.of(rows)
     with server.asleep():
         first_N, second_N = (values_N.double().numpy() for values_N in score(sequences))
+    # The results have the trained tokens of all rows, one row after the other, rank after rank.
     first_row = sum(counts[: ranks.rank])
-    bounds = iter(list(pairwise(sequences.starts))[first_row:])
+    bounds_of_rank = iter(list(pairwise(sequences.starts))[first_row:])
     for episode, (first_T, second_T) in zip(episodes, columns, strict=True):
-        if episode.trained.any():
-            start, end = next(bounds)
+        if episode.trained.any():  # the others have no row
+            start, end = next(bounds_of_rank)
             first_T[episode.trained] = first_N[start:end]
             second_T[episode.trained] = second_N[start:end]
     return columns
@@ -430,6 +433,7 @@ def stops_at_gap(session: Session) -> bool:
     """Returns whether a large gap ends the run. It doesn't if the objective corrects for it by weights."""
     settings = session.config.trainer
     objective = settings.objective
+    # By getattr, since not every objective has these settings.
     corrections = ("importance_cap", "importance_band", "importance_sequence")
     is_corrected = any(getattr(objective, name, None) is not None for name in corrections)
     return settings.on_logprob_gap == "stop" and not is_corrected
@@ -460,6 +464,7 @@ class _EpochChoice:
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
         self, steps: Iterator[StepDone], show: Callable[[int, int], None]
@@ -572,6 +577,7 @@ def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     if rule == "best":
         # Of equally good candidates the earliest, since `-number` is largest for it.
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
+    # Each candidate up to the chosen one is strictly better than the one before it.
     number = 0
     while number + 1 < len(accuracies) and accuracies[number + 1] > accuracies[number]:
         number += 1

@@ -99,6 +99,7 @@ class DeepSpeedWarmupDecay(Schedule):
     def factor(self, step: int, total_steps: int) -> float:
         if step == 0:
             return 1.0  # DeepSpeed's scheduler sets no rate before the first step
+        # At least 2, as in DeepSpeed: the logarithm of 1 is 0, and the rate is divided by it.
         warmup = max(2, math.ceil(self.ratio * total_steps))
         scheduled = step - 1  # DeepSpeed's scheduler counts from 0 at the second step
         if scheduled < warmup:
@@ -287,6 +288,7 @@ class Trainer(Part):
                 "minibatch_size",
                 "lower it, or set it to null for one step an iteration",
             )
+        # Training that begins anew in every iteration has a schedule over the steps of one.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
         steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
         if self.schedule.warmup_steps > steps:
@@ -371,6 +373,8 @@ class Trainer(Part):
             )
 
     def _check_entropy(self, target: EntropyTarget) -> None:
+        """Raises ValueError if the objective has no coefficient to adjust, or if the coefficient begins
+        outside of the target's bounds."""
         names = {field.name for field in fields(self.objective)}  # type: ignore[arg-type]
         if "entropy_coef" not in names:
             raise ValueError(

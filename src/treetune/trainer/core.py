@@ -96,6 +96,7 @@ class PolicyTrainer:
         refuse_unlike_model(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
+            # By a function, since `restart` replaces the policy.
             self.reference = self.factory.reference(lambda: self.policy)
         self.prefetch: ReferencePrefetch | None = None
         """Scores answers under the reference while others are sampled, with ``reference_scores:
@@ -172,9 +173,9 @@ class PolicyTrainer:
         answers. So the schedule counts every iteration as if it had as many steps as this one. Warm-up and
         decay then end at the right iteration.
         """
-        iterations_done = (0 if self.restarts else iteration) + steps_done / steps
+        iterations_before = 0 if self.restarts else iteration
         iterations = 1 if self.restarts else self.iterations
-        factor = self.settings.schedule.factor(round(iterations_done * steps), iterations * steps)
+        factor = self.settings.schedule.factor(iterations_before * steps + steps_done, iterations * steps)
         return self.settings.learning_rate * factor
 
     def take_step(
@@ -215,6 +216,8 @@ class PolicyTrainer:
             self.policy.backward(loss)
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
+            # Scaled, since ranks are summed: a dummy's tokens don't count, and those of a micro-batch that
+            # several ranks compute together count once.
             metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
@@ -235,6 +238,7 @@ class PolicyTrainer:
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
         metrics_of_step = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
+        # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
         is_skipped = bool(metrics_of_step.get(SKIPPED_BY_RATIO))
         grad_norm = self.policy.step(rate, without_gradient=is_skipped)
         metrics_of_step |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
@@ -521,6 +525,7 @@ class IterationTraining:
         units = units_of(episodes, in_pairs=objective.needs_pairs)
         units_by_step = trainer.plan_steps(self._iteration, units)
         steps = len(units_by_step)
+        steps_per_epoch = steps // settings.epochs  # every epoch has the same number
         scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
         scores_all = settings.token_signals == "all" or (
             scores_old or settings.keeps_reference or trainer.critic is not None
@@ -569,8 +574,8 @@ class IterationTraining:
             else:
                 self._steps_skipped += 1
             self._steps_done = number
-            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
-            yield StepDone(number, steps, epochs_done if within_epoch == 0 else None)
+            ends_epoch = number % steps_per_epoch == 0
+            yield StepDone(number, steps, number // steps_per_epoch if ends_epoch else None)
 
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
         """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
@@ -584,7 +589,7 @@ class IterationTraining:
             on_signals(tensors_of_signals.signals(self._episodes, sequences))
         steps_taken = self._steps_done - self._steps_skipped
         metrics = dict(self._constant_metrics)
-        for name, value in self._sums.items():
+        for name, value in self._sums.items():  # empty if no step was taken
             metrics[name] = value / steps_taken
         if tensors.old_logprobs_N is not None:
             metrics |= tensors.gap_metrics() | tensors.reference_metrics()

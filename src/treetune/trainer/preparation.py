@@ -300,6 +300,7 @@ def token_rewards(
     rewards_N = torch.zeros(starts[-1])
     last_tokens = torch.tensor(starts[1:]) - 1
     rewards_N[last_tokens] = torch.tensor(rewards, dtype=torch.float32)
+    # `early` may be empty: then all rewards are earned at the end.
     for (start, end), early_of_sequence in zip(pairwise(starts), early):
         for token, reward in early_of_sequence:
             rewards_N[start + token] += reward
@@ -325,7 +326,7 @@ def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
     """
     if kind == "none" or len(advantages_N) < 2:
-        return advantages_N
+        return advantages_N  # a single token has no standard deviation
     # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
     # summed.
     advantages = advantages_N.double()

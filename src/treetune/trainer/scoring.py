@@ -46,6 +46,7 @@ class PolicyScores(NamedTuple):
 
 
 def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+    """Returns the log-probs of the whole vocabulary, for the argument `statistics` of a policy."""
     return (logits_CV.log_softmax(-1),)
 
 
@@ -358,6 +359,8 @@ class ReferencePrefetch:
             ) from error
 
     def _score_in_thread(self, ids_T: Tensor, predicting: Tensor) -> Tensor:
+        """Scores a row, and keeps the first exception for the main thread, which may never ask for the result
+        of this row."""
         try:
             return self._score(ids_T, predicting)
         except Exception as error:

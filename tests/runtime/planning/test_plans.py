@@ -358,6 +358,27 @@ class TestStart:
         )
         assert (found.ranks, found.nodes) == (4, 2)
 
+    @pytest.mark.parametrize(
+        ("visible", "answers"),
+        [
+            ("1", ["--id=1"]),
+            ("11,1", ["--id=11,1"]),
+            ("GPU-1f", ["--id=GPU-1f"]),
+            ("", []),
+            ("-1", []),
+            ("-1,0", []),
+        ],
+    )
+    def test_the_gpus_that_are_visible_are_asked_for(self, visible, answers, tmp_path, monkeypatch):
+        nvidia_smi = tmp_path / "nvidia-smi"
+        nvidia_smi.write_text('#!/bin/bash\necho "${@: -1}"\n')  # its last argument
+        nvidia_smi.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        assert machine.query_gpus("memory.total", {"CUDA_VISIBLE_DEVICES": visible}) == answers
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        names = ",".join(machine.gpus())
+        assert answers == ([f"--id={names}"] if names else [])
+
 
 def test_sizes_are_told_in_readable_units():
     from treetune.runtime.machine import in_units

@@ -45,6 +45,8 @@ class CheckpointSpace:
 
     @property
     def by_the_end(self) -> int:
+        """Bytes at the end of the run. Of the checkpoints whose weights are kept, the newest are among those
+        that are kept whole, so only the others add to them."""
         return self.at_once + max(0, self.kept_weights - KEPT_WHOLE) * self.weights
 
     @property
