@@ -55,6 +55,9 @@ def preflight(config: PolicyIteration) -> None:
     config.model.require()
     if config.credit.reference is not None:
         config.credit.reference.require()
+    reward_model = config.credit.trained_reward_model
+    if reward_model is not None and reward_model.start is not None:
+        reward_model.start.require()
     # These calls are made for their errors: the judge's model or a set's problems may be missing.
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)

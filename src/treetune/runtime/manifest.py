@@ -287,10 +287,14 @@ def refuse_another(
 
 
 def inputs_of(config: PolicyIteration) -> dict[str, Any]:
-    """Returns digests of a run's inputs other than its configuration: start model, reference and rows."""
+    """Returns digests of a run's inputs other than its configuration: start model, reference, start of the
+    reward model, and rows."""
     inputs: dict[str, Any] = {"model": dict(config.model.identity())}
     if config.credit.reference is not None:
         inputs["reference"] = dict(config.credit.reference.identity())
+    reward_model = config.credit.trained_reward_model
+    if reward_model is not None and reward_model.start is not None:
+        inputs["reward_model"] = dict(reward_model.start.identity())
     rows = {split: rows_digest(config.task, split) for split in SPLITS}
     for evaluation_set in config.evaluation.sets:
         if evaluation_set.task is not None:
@@ -324,9 +328,12 @@ def describe_changed_inputs(
             if before is not None and now != before:
                 changes.append(f"the problems of {split} have changed (fingerprint {before}, now {now})")
         return changes
-    for name in ("model", "reference"):
+    for name, label in (
+        ("model", "start model"),
+        ("reference", "reference"),
+        ("reward_model", "start of the reward model"),
+    ):
         before, now = earlier_inputs.get(name, {}), inputs.get(name, {})
-        label = "start model" if name == "model" else name
         for key in ("digest", "commit"):
             if before.get(key) and now.get(key) and before[key] != now[key]:
                 path_before = before.get("path") or before.get("name")

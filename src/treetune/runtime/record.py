@@ -348,6 +348,7 @@ class Record:
             trainer.save(folder / "trainer")
             weights = trainer.weights()
             critic = trainer.critic_weights()
+            reward_model = trainer.reward_model_weights()
             adapters = trainer.adapters()
             if session.ranks.is_first:
                 architecture = trainer.model.config
@@ -358,6 +359,12 @@ class Record:
                     trainer.settings.lora.write(adapters, base, folder / "adapter")
                 if critic:
                     write_critic(critic, architecture, folder / "critic")
+                if reward_model:
+                    assert trainer.reward_model is not None
+                    of_reward_model = trainer.reward_model.model.module.model.config
+                    write_policy(
+                        reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"
+                    )
                 digests = {}
                 for part in folder.iterdir():
                     seal_folder(part)

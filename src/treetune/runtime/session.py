@@ -267,7 +267,8 @@ class StartModel:
         alphabet = self._config.task.alphabet
         if source.load_tokenizer(alphabet).get_vocab() != self.tokenizer.get_vocab():
             raise ValueError(
-                "the reference's tokens aren't the start model's: give one with the same tokenizer"
+                "the tokens of the reference, or of the reward model, aren't the start model's: give one with"
+                " the same tokenizer"
             )
         model = source.load_model(self._config.seed, alphabet)
         cast_parameters(model, getattr(torch, self._config.trainer.precision))

@@ -23,7 +23,12 @@ from treetune.credit.base import Critic
 from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
-from treetune.credit.literature.token_level import Deviation, Distributions, ReferenceDistances
+from treetune.credit.literature.token_level import (
+    Deviation,
+    Distributions,
+    GroupDivergences,
+    ReferenceDistances,
+)
 from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -51,7 +56,10 @@ def make_trainer(session: Session) -> PolicyTrainer:
     from treetune.trainer.core import PolicyTrainer
 
     config, model = session.config, session.model
-    reference = config.credit.reference
+    reference, reward_model = config.credit.reference, config.credit.trained_reward_model
+    load_reward_model = None
+    if reward_model is not None and reward_model.start is not None:
+        load_reward_model = partial(model.load_like, reward_model.start)
     if config.trainer.reads_in_parts:
         load_model = model.load_in_parts
     elif config.trainer.shards_weights:
@@ -70,6 +78,9 @@ def make_trainer(session: Session) -> PolicyTrainer:
         from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
         restarts=config.restart == "every_iteration",
         load_reference=None if reference is None else partial(model.load_like, reference),
+        reward_model=reward_model,
+        load_reward_model=load_reward_model,
+        from_implicit_rewards=None if reward_model is None else config.credit.from_implicit_rewards,
     )
 
 
@@ -99,6 +110,7 @@ def open_trainer(
         credit_services: list[object] = []
         if session.config.credit.asks_distributions:
             credit_services.append(distributions_for_credit(session, server, trainer.distributions))
+            credit_services.append(divergences_for_credit(session, server, trainer.group_divergences))
             if session.config.credit.asks_reference:
                 credit_services.append(distances_for_credit(session, server, trainer.reference_distances))
         # Replaced, since those of an earlier trainer, which is closed, must not be used.
@@ -228,17 +240,54 @@ def distances_for_credit(
     return ReferenceDistances(deviations_along)
 
 
+def divergences_for_credit(
+    session: Session, server: PolicyServer, score_divergences: Callable[[Sequences, Tensor], Tensor]
+) -> GroupDivergences:
+    """Returns the divergences of the policy's distributions from their means over the answers to a problem,
+    for the credit. The engine frees its memory while they are computed, if so configured.
+
+    Args:
+        score_divergences: Computes the divergence at each trained token, of all ranks' rows, on all ranks,
+            from the rows and the position of each trained token in its answer.
+    """
+
+    def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
+        def score(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor]:
+            import numpy as np
+            import torch
+
+            positions_N = np.concatenate([np.flatnonzero(row.trained) for row in rows])
+            return (score_divergences(sequences, torch.from_numpy(positions_N)),)
+
+        return [column for (column,) in _score_rows(session, server, episodes, score, columns=1)]
+
+    return GroupDivergences(divergences_along)
+
+
 def _score_episodes(
     session: Session,
     server: PolicyServer,
     episodes: Sequence[Episode],
     score: Callable[[Sequences], tuple[Tensor, Tensor]],
 ) -> list[tuple[Column, Column]]:
-    """Returns two columns of values for each episode of this rank, with a value for each response token: 0 at
+    """Returns two columns of values for each episode of this rank; see `_score_rows`."""
+    columns = _score_rows(session, server, episodes, lambda sequences, _: score(sequences), columns=2)
+    return [(first_T, second_T) for first_T, second_T in columns]
+
+
+def _score_rows(
+    session: Session,
+    server: PolicyServer,
+    episodes: Sequence[Episode],
+    score: Callable[[Sequences, Sequence[Episode]], tuple[Tensor, ...]],
+    columns: int,
+) -> list[list[Column]]:
+    """Returns columns of values for each episode of this rank, with a value for each response token: 0 at
     tokens that aren't trained. Collective.
 
     Args:
-        score: Computes two values of each trained token, of all ranks' rows, on all ranks.
+        score: Computes the columns of values of each trained token, of all ranks' rows, on all ranks.
+        columns: Their number.
     """
     import numpy as np
 
@@ -251,23 +300,23 @@ def _score_episodes(
     # All ranks compute the values of all rows together, and each keeps those of its own.
     counts = ranks.exchange("distribution-counts", len(trained_rows))
     rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
-    columns = [
-        (np.zeros(len(episode.response_ids)), np.zeros(len(episode.response_ids))) for episode in episodes
+    columns_by_episode = [
+        [np.zeros(len(episode.response_ids)) for _ in range(columns)] for episode in episodes
     ]
     if not rows:  # `rows` has those of all ranks, so either all ranks return here or none
-        return columns
+        return columns_by_episode
     sequences = Sequences.of(rows)
     with server.asleep():
-        first_N, second_N = (values_N.double().numpy() for values_N in score(sequences))
+        scores = [values_N.double().numpy() for values_N in score(sequences, rows)]
     # The results have the trained tokens of all rows, one row after the other, rank after rank.
     first_row = sum(counts[: ranks.rank])
     bounds_of_rank = iter(list(pairwise(sequences.starts))[first_row:])
-    for episode, (first_T, second_T) in zip(episodes, columns, strict=True):
+    for episode, columns_of_episode in zip(episodes, columns_by_episode, strict=True):
         if episode.trained.any():  # the others have no row
             start, end = next(bounds_of_rank)
-            first_T[episode.trained] = first_N[start:end]
-            second_T[episode.trained] = second_N[start:end]
-    return columns
+            for column_T, values_N in zip(columns_of_episode, scores, strict=True):
+                column_T[episode.trained] = values_N[start:end]
+    return columns_by_episode
 
 
 def _row_of_episode(episode: Episode) -> Episode:

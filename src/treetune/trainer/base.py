@@ -264,6 +264,18 @@ class Trainer(Part):
         """Returns whether the reference's log-probs are computed in addition to the policy's."""
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
+    def scores_old_logprobs(self, *, several_steps: bool) -> bool:
+        """Returns whether the policy is scored before the first step.
+
+        If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which
+        saves a pass. They come too late for a KL penalty in rewards or advantages, and for what an objective
+        precomputes.
+        """
+        objective = self.objective
+        needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
+        has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
+        return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
+
     @property
     def shards_weights(self) -> bool:
         """Returns whether each rank keeps only its part of the weights (ZeRO-3)."""

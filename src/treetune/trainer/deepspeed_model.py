@@ -366,7 +366,7 @@ Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
 
 
 class ModelFactory:
-    """Makes policy, reference and critic.
+    """Makes policy, reference, critic and reward model.
 
     Args:
         load_model: Loads a fresh copy of the start model.
@@ -416,6 +416,16 @@ class ModelFactory:
         )
         return DeepSpeedModel(critic, self.settings, self.ranks)
 
+    def reward_model(self, load: Callable[[], nn.Module] | None) -> DeepSpeedModel:
+        """Loads an implicit reward model with an optimiser for all of its weights.
+
+        Args:
+            load: Loads the model; None for the start model.
+        """
+        return DeepSpeedModel(
+            PolicyModule(self._load_for_training(load), self.parallel), self.settings, self.ranks
+        )
+
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """Returns the reference model, which never changes.
 
@@ -444,8 +454,13 @@ class ModelFactory:
         model.to(self.ranks.device)
         return lambda: nullcontext(model)
 
-    def _load_for_training(self) -> nn.Module:
-        model = self.attach_attention(self.load_model())
+    def _load_for_training(self, load: Callable[[], nn.Module] | None = None) -> nn.Module:
+        """Loads a model to train.
+
+        Args:
+            load: Loads it; None for the start model.
+        """
+        model = self.attach_attention((load or self.load_model)())
         if self.settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model

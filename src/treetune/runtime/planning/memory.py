@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
@@ -128,6 +128,9 @@ BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
 nucleus also what is sorted, with int64 order, and summed up. A sort on CUDA also has second buffers of keys
 and order, and an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+OF_A_COMPARISON = {"reference": 24, "group": 32}
+"""Bytes of a chunk in the forward pass that compares its distributions with the reference's, or with the mean
+of the group's (`trainer.scoring`)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
@@ -204,6 +207,7 @@ class Passes:
         entropy_gradient: bool = False,
         terms: bool = False,
         nucleus: bool = False,
+        compared_with: Literal["reference", "group"] | None = None,
     ) -> int:
         """Returns the most bytes of a chunk of the head.
 
@@ -220,7 +224,10 @@ class Passes:
             n_chunks = math.ceil(self.trained / most_positions)
             positions = math.ceil(self.trained / n_chunks)  # all chunks have the same size
         logits = positions * self.shape.vocabulary
-        forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
+        if compared_with is not None:
+            forward = logits * OF_A_COMPARISON[compared_with]
+        else:
+            forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
         if not backward:
             return forward
         bytes_back = BACKWARD_PER_LOGIT
@@ -456,6 +463,26 @@ class TrainerMemory:
         return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
 
     @cached_property
+    def reward_model_weights(self) -> int:
+        """The number of weights of the reward model that is trained; 0 if there is none."""
+        settings = self.experiment.credit.trained_reward_model
+        if settings is None:
+            return 0
+        shape = None if settings.start is None else settings.start.shape(self.experiment.task.alphabet)
+        return (shape or self.shape).parameters
+
+    @cached_property
+    def reward_model(self) -> States | None:
+        """The states of the reward model that is trained, which is a whole model with its own optimiser."""
+        weights = self.reward_model_weights
+        return states_of(self.trainer, weights, weights, self.machine) if weights else None
+
+    @property
+    def learned_models(self) -> list[States]:
+        """The states of the models that are trained in addition to the policy."""
+        return [model for model in (self.critic, self.reward_model) if model is not None]
+
+    @cached_property
     def reference(self) -> int:
         """The bytes of the reference's weights, whole or this rank's part; 0 if there is none, or if it is
         the policy without adapters."""
@@ -532,10 +559,19 @@ class TrainerMemory:
             tokens = self.micro_batch  # only the limit of tokens is twice as large, not that of rows
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
-        hidden = tokens * passes.itemsize * 2 * self.shape.hidden
+        passing = max(passes.scoring, _hidden_states(passes) + head)
+        compared_with = self.experiment.credit.compares_distributions_with
+        if compared_with == "reference" or trainer.objective.needs_reference_kl:
+            passing = max(passing, _comparison_with_reference(passes))
+        if compared_with == "group":
+            # All answers to a problem are in one micro-batch.
+            tokens_of_group = -(-work.answers // work.problems) * work.longest
+            passes_of_group = self.passes(max(tokens, tokens_of_group))
+            head_of_group = passes_of_group.head(backward=False, compared_with="group")
+            passing = max(passing, passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group)
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
         copied_reference = 0 if self.reference_stays else self.reference
-        return self._reserved(max(passes.scoring, hidden + head)) + gathered + copied_reference
+        return self._reserved(passing) + gathered + copied_reference
 
     @property
     def _has_nucleus(self) -> bool:
@@ -551,13 +587,13 @@ class TrainerMemory:
     @property
     def models(self) -> int:
         """The bytes that stay on the device from step to step."""
-        critic = 0 if self.critic is None else self.critic.kept
-        return self.policy.kept + critic + (self.reference if self.reference_stays else 0)
+        learned = sum(model.kept for model in self.learned_models)
+        return self.policy.kept + learned + (self.reference if self.reference_stays else 0)
 
     @property
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
-        models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        models = [self.policy, *self.learned_models]
         # Gradients are there from the backward pass to the end of the step, and those of both models at once.
         # The models pass and step one after the other, so the larger one counts. A micro-batch's activations
         # are freed at the end of its pass, before the step.
@@ -575,6 +611,22 @@ class TrainerMemory:
     def put_aside(self) -> int:
         """The bytes that are moved to the host meanwhile."""
         return self.models - self.scorable
+
+
+def _hidden_states(passes: Passes) -> int:
+    """Returns the bytes of a micro-batch's last hidden states, before and after the last norm."""
+    return passes.tokens * passes.itemsize * 2 * passes.shape.hidden
+
+
+def _comparison_with_reference(passes: Passes) -> int:
+    """Returns the most bytes of a comparison of the policy's whole distributions with the reference's.
+
+    The policy's log-probs of the whole vocabulary are there twice while chunks are put together, and once
+    while the reference runs over the same micro-batch.
+    """
+    logprobs = 4 * passes.trained * passes.shape.vocabulary
+    head = passes.head(backward=False, compared_with="reference")
+    return logprobs + max(logprobs, passes.scoring, _hidden_states(passes) + head)
 
 
 def adapter_weights(shape: Shape, rank: int) -> int:

@@ -270,18 +270,19 @@ class Plan:
     def _training(self) -> list[Item]:
         """Returns what the trainer needs on a device while it trains, in parts that add up to its peak."""
         trainer = self.trainer
-        policy, critic = trainer.policy, trainer.critic
+        policy = trainer.policy
         items = [
             Item("policy: weights", policy.weights),
             Item("policy: master weights", policy.master),
             Item("policy: optimizer", policy.optimizer),
             Item("policy: gradients and buffers", policy.buffers + policy.gradients),
         ]
-        if critic is not None:
-            items += [
-                Item("critic: weights", critic.weights),
-                Item("critic: optimizer and the rest", critic.kept - critic.weights + critic.gradients),
-            ]
+        for name, model in (("critic", trainer.critic), ("reward model", trainer.reward_model)):
+            if model is not None:
+                items += [
+                    Item(f"{name}: weights", model.weights),
+                    Item(f"{name}: optimizer and the rest", model.kept - model.weights + model.gradients),
+                ]
         if trainer.reference and trainer.reference_stays:
             items.append(Item("reference", trainer.reference))
         other_bytes = trainer.peak - sum(item.size for item in items)
@@ -355,8 +356,7 @@ class Plan:
 
     @property
     def _offloaded(self) -> int:
-        critic = self.trainer.critic
-        return self.trainer.policy.on_host + (0 if critic is None else critic.on_host)
+        return sum(model.on_host for model in (self.trainer.policy, *self.trainer.learned_models))
 
 
 SHARE = "engines.policy.gpu_memory_utilization"

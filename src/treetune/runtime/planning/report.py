@@ -65,6 +65,7 @@ optimiser steps and of small batches, which the plan leaves out, are most of it.
 SECONDS = {
     "answers": "generation",
     "continuations": "credit",
+    "scoring for credit": "credit",
     "scoring": "training",
     "training": "training",
     "sync": "sync",
@@ -101,25 +102,40 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     n_critics = 0 if plan.trainer.critic is None else 1
+    reward_model = root.credit.trained_reward_model
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
-    # Models that score: the reference, the policy if there are several steps, and the critic.
-    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + n_critics
+    # Models that score: the reference, the policy if there are several steps, the critic, the reward model.
+    scores_policy = trainer.scores_old_logprobs(several_steps=work.steps > 1)
+    passes = int(trainer.keeps_reference) + int(scores_policy) + n_critics
+    if reward_model is not None:
+        passes += 1
+    if trainer.objective.needs_reference_kl:
+        passes += 2  # of the policy and of the reference, whose whole distributions are compared
     # Without a backward pass twice as many rows fit into a micro-batch.
     rows_of_group = -(-work.rows // groups)  # rounded up
     micro_batches = math.ceil(rows_of_group / (configured_rows or 2 * rows_of_micro_batch))
-    seconds = passes * (2 * weights * tokens / rate + micro_batches * launch_seconds)
-    yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
+    seconds_of_scoring = 2 * weights * tokens / rate + micro_batches * launch_seconds
+    operations = "2 operations a weight and token"
+    yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
+    if root.credit.trainer_passes:
+        # The credit scores all answers, and selection leaves out some of them afterwards.
+        passes_of_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
+        basis = f"passes over all answers: {root.credit.trainer_passes}; {operations}; {source}"
+        yield PhaseSeconds("scoring for credit", passes_of_rows * seconds_of_scoring, basis)
     # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches_of_step = -(-rows_of_step // rows_of_micro_batch)  # rounded up
     micro_batches = work.steps * micro_batches_of_step
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
-    seconds = (1 + n_critics) * forward_passes * seconds_of_pass
+    models: float = 1 + n_critics
+    if reward_model is not None:
+        models += reward_model.epochs / work.epochs  # it has epochs of its own
+    seconds = models * forward_passes * seconds_of_pass
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
