@@ -37,6 +37,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
     links: list[dict[str, Any]] = []
     inputs = _hashes_of_inputs(directory, config)
     chain = config_hash(inputs)
+    # Folders of iterations are named by their numbers, counted from 0.
     for number in sorted(int(folder.name) for folder in (path / "iterations").glob("[0-9]*[0-9]")):
         for part in PARTS:
             folder = directory.checkpoint(number + 1) / part
@@ -120,7 +121,7 @@ def verify(
     yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
-            if digest not in (None, link[name]):
+            if digest not in (None, link[name]):  # None: not stored here, perhaps deleted since
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
@@ -134,6 +135,7 @@ def verify(
             " keeps"
         )
     iteration = iteration or random.SystemRandom().choice(trainable)
+    # The folder may have another name or place than the configuration says.
     here = replace(config, directory=str(run.parent), experiment_name=run.name)
     own = replay(run, iteration, here, plain, None, exact)["own"]
     ranks = int(stated["bits_rest_on"].get("ranks", 1))
@@ -145,7 +147,7 @@ def verify(
     if own["same_as_run"]:
         yield f"iteration {iteration}, trained again: bit-identical"
         return
-    parted = own["parted"]
+    parted = own["parted"]  # where the resulting weights differ from the stored ones
     result = (
         f"iteration {iteration}, trained again: the first tensor that differs is {parted['tensor']}"
         f" ({parted['numbers']} of {parted['of']} numbers, by {parted['largest']:.2g} at most); the"

@@ -39,7 +39,8 @@ def compare_analyses(options: Options) -> int:
     from treetune.lab.analyzers.command import compare_analyses
 
     for text in options.experiments:
-        import_own_parts(Path(text.rpartition("=")[2]))
+        _, _, folder = text.rpartition("=")  # DIR, or LABEL=DIR
+        import_own_parts(Path(folder))
     figure = compare_analyses(options.analysis, options.experiments, options.output)
     say(f"{figure}.png, .svg and .json")
     return 0
@@ -57,7 +58,9 @@ def bisect_runs(options: Options) -> int:
 
 
 def _stored_config(experiment: Path, files: Sequence[str] = (), overrides: Sequence[str] = ()) -> Config:
-    """Returns the configuration that a run has stored, followed by files and overrides."""
+    """Returns the configuration that a run has stored, followed by files and overrides.
+
+    Environment variables such as APP_SEED change nothing: the stored configuration has their values."""
     from treetune.config.jsonnet import load
 
     config_file = experiment / "config.json"
@@ -111,7 +114,7 @@ def replay(options: Options) -> int:
         new_experiment if changed_keys else None,
         options.exact,
     )
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("RANK", "0") == "0":  # all ranks have the result, and one prints it
         for line in describe_result(result):
             say(line)
     return 0
@@ -132,13 +135,14 @@ def verify(options: Options) -> int:
     from treetune.lab.certificates import verify
 
     for line in verify(options.certificate, root, config.data, run, options.iteration, options.exact):
-        if os.environ.get("RANK", "0") == "0":
+        if os.environ.get("RANK", "0") == "0":  # all ranks have the lines, and one prints them
             say(line)
     return 0
 
 
 def fork(options: Options) -> int:
     changed = options.override or ()
+    # The branch's configuration: that of --configs, or else the run's own with --override.
     config = evaluated(options) if options.configs else _stored_config(options.experiment, (), changed)
     root = _build(config, "fork", options.experiment)
     from treetune.lab.fork import fork

@@ -72,7 +72,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         from treetune.trainer.update import refuse_other_critic_loss
 
         refuse_other_critic_loss(checkpoint / "trainer", critic.loss)
-    for part in filter(Path.is_dir, checkpoint.iterdir()):
+    for part in filter(Path.is_dir, checkpoint.iterdir()):  # policy, critic and trainer, each with checksums
         refuse_damaged(part, "fork after another iteration")
     with whole_folder(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
@@ -80,7 +80,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
             for folder in sorted((path / kind).glob("[0-9]*")):
                 if folder.name.isdigit() and int(folder.name) < finished + first:
                     shutil.copytree(folder, unfinished / kind / folder.name, copy_function=_link_or_copy)
-        for file in path.glob("*.arrow"):
+        for file in path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
             _link_or_copy(str(file), str(unfinished / file.name))
         origin = {"run": str(path), "after": finished, "config": config_hash(stored)}
         changes = {"config": config_hash(plain), "command": command_line(), "continued": [], "forked": origin}

@@ -57,7 +57,8 @@ def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
     if matrix_SP.size < 2:
         return PairedDifference(mean, None, None)
 
-    # The analysis of variance: effects of seeds, of problems, and the residuals.
+    # The analysis of variance: effects of seeds, of problems, and the residuals. With a single seed (or
+    # problem), its effects and the residuals have no degrees of freedom and are 0; `max` avoids 0 / 0.
     seed_effects_S = matrix_SP.mean(axis=1) - mean
     problem_effects_P = matrix_SP.mean(axis=0) - mean
     residuals_SP = matrix_SP - mean - seed_effects_S[:, None] - problem_effects_P[None, :]
@@ -67,13 +68,14 @@ def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
         problems=float(n_seeds * (problem_effects_P**2).sum()) / max(1, freedom.problems),
         residual=float((residuals_SP**2).sum()) / max(1, freedom.residual),
     )
-    # The largest of three variances, each with its degrees of freedom.
+    # The largest of three variances, each with its degrees of freedom. Chance can make MS_s + MS_p − MS_e
+    # smaller than one of its terms, or even negative.
     spread, degrees = max(
         (squares.seeds + squares.problems - squares.residual, _satterthwaite(squares, freedom)),
         (squares.seeds, freedom.seeds),
         (squares.problems, freedom.problems),
     )
-    if spread <= 0:
+    if spread <= 0:  # all differences are equal
         return PairedDifference(mean, 0.0, 1.0 if mean == 0 else 0.0)
     error = math.sqrt(spread / (n_seeds * n_problems))
     half_width = float(stdtrit(degrees, 0.975)) * error
@@ -82,8 +84,9 @@ def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
 
 
 def _satterthwaite(squares: _MeanSquares, freedom: _MeanSquares) -> float:
-    """Returns the degrees of freedom of MS_s + MS_p − MS_e."""
+    """Returns the degrees of freedom of MS_s + MS_p − MS_e, by Satterthwaite's formula: the square of the
+    sum, divided by Σ MS² / degrees of freedom."""
     terms = [square**2 / degrees for square, degrees in zip(squares, freedom, strict=True) if degrees]
     if not sum(terms):
-        return 1.0
+        return 1.0  # all mean squares are 0, and so is the variance: any number will do
     return (squares.seeds + squares.problems - squares.residual) ** 2 / sum(terms)

@@ -75,6 +75,7 @@ class SignpostsGrader(Grader):
             return None
         if not response.strip():
             return None
+        # A line begins with its sign, and its direction follows.
         return "".join(line[1:2] or BLANK for line in lines_of(problem, response))
 
     @override
@@ -191,7 +192,7 @@ class Signposts(GeneratedTask):
         for line in range(self.steps):
             sign = signs[line % self.period]
             gold += right_directions[sign] if line in decisive_lines else BLANK
-        length = self.steps * (3 + self.chatter)
+        length = self.steps * (3 + self.chatter)  # a line has a sign, a direction, chatter and a line break
         if self.wandering:
             length += self.wandering * 2 + 1
         return Problem(
@@ -274,7 +275,9 @@ class Signposts(GeneratedTask):
 
     def decided(self, problem: Problem, response: str) -> float | None:
         """Returns the reward if it no longer depends on the rest of the answer, else None."""
-        has_direction = len(response) - response.rfind("\n") > 2  # on the last line
+        characters_on_line = len(response) - response.rfind("\n") - 1
+        has_direction = characters_on_line >= 2  # the last line's sign is followed by a direction
+        # Of the lines that can be decisive, which a first line of wandering isn't.
         lines_with_direction = max(0, response.count("\n") - self._first() + has_direction)
         lines = lines_of(problem, response)[:lines_with_direction]
         is_right = [line[1:2] == gold for line, gold in zip(lines, problem.gold)]
@@ -288,6 +291,7 @@ class Signposts(GeneratedTask):
                 return 0.0  # none of its lines is right, and no line of it is left
         if not all_won:
             return None
+        # A grader of whole answers also needs the right length, which only a finished answer has.
         needs_length = isinstance(self.grader, SignpostsGrader) and self.grader.whole
         if needs_length and len(response) != problem.data["length"]:
             return None
@@ -338,7 +342,7 @@ class Decided(ValueEstimator):
             step_values: StepValues = []
             for answer_state in answer.states:
                 text = context.codec.decode(ids[: answer_state.length].tolist())
-                decided = task.decided(tree.problem, text)
+                decided = task.decided(tree.problem, text)  # the reward, or None: not decided yet
                 step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)
         return values

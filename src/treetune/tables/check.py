@@ -133,21 +133,24 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
     sets = {evaluation_set.label: evaluation_set for evaluation_set in root.evaluation.sets}
     if label not in sets:
         return f"it has no evaluation set {label!r}; {did_you_mean(label, list(sets))}"
-    value_named(value)
+    value_named(value)  # raises ValueError for a name that no evaluation has
     domain_and_name = split_domain(value)
     if domain_and_name is not None:
         domain, name_in_domain = domain_and_name
         task = sets[label].task or root.task
         return _why_no_domain(task, domain) or why_no_value(root, label, name_in_domain)
-    k, samples = value.removeprefix("pass_at_"), sets[label].samples
-    if k != value and int(k) > samples:
-        return f"its set {label!r} has {samples} samples of each problem"
-    if k != value and int(k).bit_count() > 1:
-        return f"pass@k is measured for k = 1, 2, 4 and so on, and not for {k}"
+    if value.startswith("pass_at_"):
+        k, samples = int(value.removeprefix("pass_at_")), sets[label].samples
+        if k > samples:
+            return f"its set {label!r} has {samples} samples of each problem"
+        is_power_of_two = k.bit_count() == 1
+        if not is_power_of_two:
+            return f"pass@k is measured for k = 1, 2, 4 and so on, and not for {k}"
     return None
 
 
 def _why_no_domain(task: Task, name: str) -> str | None:
+    """Returns the reason why a task has no domain of this name; None where it has, or may have."""
     names = task.domain_names()
     if names is None:  # the task doesn't know its domains before it has read its data
         return None
@@ -202,6 +205,7 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
         path = Path(run.root.model.name_or_path)
         if not path.is_relative_to(base) or path.exists():
             continue
+        # `all_needed` leaves out shared experiments, and includes the experiment itself.
         needed_names = {needed for needed, _ in all_needed(plan.table, name, [run.seed])} | set(recipe.needs)
         folders = [plan.run(needed, run.seed).directory.path for needed in needed_names - {name}]
         if any(path.is_relative_to(folder) for folder in folders):
@@ -215,6 +219,7 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
 
 def _how_to_make(plan: TableRuns, path: Path) -> str:
     """Returns the remedy for a start model that no needed experiment writes."""
+    # Without the table's directory and the folder of the seed in it.
     below_seed = Path(*path.relative_to(plan.table.directory).parts[1:])
     for run in plan.runs:
         if below_seed.is_relative_to(run.experiment_name):
@@ -234,6 +239,7 @@ def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
     roots = {run.name: run.root for run in plan.runs if run.root is not None}
     for number, column in enumerate(table.columns):
         key, names = f"columns.{number}", [row.cell(column.name).experiment for row in table.rows]
+        # A ratio (`over`) is in no evaluation: the table divides numbers of two rows.
         if column.evaluation is not None and column.over is None:
             why_missing = partial(why_no_value, label=column.evaluation, value=column.number)
             yield from _issue_if_in_no_row(f"{key}.value", column.number, names, roots, why_missing)
@@ -264,7 +270,7 @@ def _issue_if_in_no_row(
     """Yields an issue if no experiment will write what is `shown`. A single row that has it is enough."""
     experiments = list(dict.fromkeys(name for name in names if name is not None))
     reasons = {name: why_missing(roots[name]) for name in experiments if name in roots}
-    all_could_be_built = len(reasons) == len(experiments)
+    all_could_be_built = len(reasons) == len(experiments)  # one that couldn't might have it
     if not experiments or not all_could_be_built or not all(reasons.values()):
         return
     name, reason = next(iter(reasons.items()))

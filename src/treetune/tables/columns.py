@@ -112,7 +112,7 @@ def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float
         value, message = numbers.get(short), f"no {short}: not in {group} of {where}"
     elif name in summary:
         value, message = summary[name], f"no {name}: not in {where}"
-    else:
+    else:  # pass_at_K: `value_named` has refused other names
         value = (summary.get("pass_at_k") or {}).get(name.removeprefix("pass_at_"))
         samples = summary.get("samples", "too few")
         message = f"no {name}: {where} has {samples} samples of each problem"
@@ -142,6 +142,7 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
 
 
 def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
+    """Returns an answer's own number, which is 0 or 1 for a share; None where its row has none."""
     if name == PASS_AT_1:
         return float(row["reward"] >= CORRECT_SCORE)
     number: Any

@@ -110,6 +110,7 @@ def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
     for run in finished(plan, name):
+        # It is read for the type of the rollout alone, which is the same for all seeds.
         if (config := run.template) is None:
             continue
         rows = run.directory.read_metrics()
@@ -152,7 +153,7 @@ def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PA
             summaries = {0: start_summary, **summaries}
     measured = {}
     for iteration in sorted(summaries):
-        if iteration <= len(rows):
+        if iteration <= len(rows):  # else its costs are unknown: a line of the metrics is missing
             with contextlib.suppress(ValueError):  # the summary has no such number
                 measured[iteration] = (costs[iteration], number_in(summaries[iteration], value, label))
     return measured
@@ -320,7 +321,7 @@ def area_under(points: Points, upto: float) -> float:
     prolonged = [*points, (max(upto, last_cost), last_accuracy)]
     area = 0.0
     for (begin, accuracy_at_begin), (end, accuracy_at_end) in pairwise(prolonged):
-        if begin >= upto or end <= begin:
+        if begin >= upto or end <= begin:  # beyond the area, or two measurements at the same cost
             continue
         cut = min(end, upto)
         accuracy_at_cut = accuracy_at_begin + (accuracy_at_end - accuracy_at_begin) * (cut - begin) / (
@@ -336,7 +337,7 @@ def cost_to_reach(points: Points, accuracy: float) -> float:
     if points and points[0][1] >= accuracy:
         return points[0][0]
     for (begin, low), (end, high) in pairwise(points):
-        if high >= accuracy:
+        if high >= accuracy:  # for the first time, so that `low` is below
             return begin + (end - begin) * (accuracy - low) / (high - low)
     best = max((measured for _, measured in points), default=0.0)
     raise NotReached(f"not reached: {best:.3f} at best")

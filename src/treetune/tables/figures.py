@@ -64,6 +64,7 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
 
 
 def _better_direction(panel: Panel) -> Better:
+    """Returns the direction in which a panel's number is better; empty where the title shows none."""
     if panel.metric is not None:
         return better_of(panel.metric)
     return "up" if panel.value in (None, "pass_at_1") else ""
@@ -116,7 +117,7 @@ def draw_table(results: Results, path: Path) -> None:
         _draw_column(panel, results, column)
         names = [row.name for row in table.rows] if panel is panels[0] else []
         panel.set_yticks(range(len(table.rows)), names)
-        panel.set_ylim(len(table.rows) - 0.4, -0.6)
+        panel.set_ylim(len(table.rows) - 0.4, -0.6)  # from the bottom up, so that the first row is on top
     _put_title(figure, table.title or table.name, width)
     figure.savefig(path)
 
@@ -129,7 +130,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
             style = {"color": palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
             panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
         if cell.estimate is None:
-            if cell.experiment is not None:
+            if cell.experiment is not None:  # a row without an experiment in this column stays empty
                 panel.annotate(
                     why_empty(cell), (0.02, y), xycoords=("axes fraction", "data"), fontsize=7, va="center"
                 )
@@ -138,6 +139,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
         if low is not None and high is not None:
             panel.plot([scale * low, scale * high], [y, y], color=colour, linewidth=2.4, alpha=0.55)
         values = [scale * result.value for result in cell.seeds]
+        # A little below the mean. The y axis goes down.
         panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         panel.annotate(
@@ -160,6 +162,7 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
 def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """Draws all panels in one figure: mean over seeds with their range."""
     charts = panel_charts(results, curves)
+    # With more rows of charts than charts in a row, a row gets one more.
     across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
     return _draw_charts(results, charts, min(len(charts), across), paths)
 
@@ -172,7 +175,8 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     table = results.plan.table
     down = math.ceil(len(charts) / across)
     width = CHART_INCHES[0] * across
-    figure, axes = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
+    title_and_legend_inches = 1.0
+    figure, axes = _new_figure(width, CHART_INCHES[1] * down + title_and_legend_inches, down, across)
     for panel, chart in zip(axes, charts):
         panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:

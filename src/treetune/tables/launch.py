@@ -201,7 +201,9 @@ def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tup
         start = plan.run(run.recipe.fork, run.seed)
         commands.append(("fork", str(start.directory.path)))
     if status.state in TO_DO:
-        commands.append(("run_iteration_loop",))  # it evaluates and analyses at its end
+        # It evaluates as well, but doesn't analyse. Afterwards the state is "unmeasured" if analyses are
+        # missing, and `run_analyzers` follows.
+        commands.append(("run_iteration_loop",))
     return commands
 
 
@@ -363,7 +365,7 @@ def carry_out(
                     unfinished += 1
                     if plan.table.on_failure == "stop":
                         announce("stopped there, as on_failure says; the same command continues")
-                        return unfinished
+                        return unfinished  # leaving the block ends the commands that still run
             if not ended:
                 time.sleep(POLL_S)
             ended.clear()
@@ -403,6 +405,7 @@ def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
 def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
     """Returns a line of the shell with all commands that a run still needs, each after the one before."""
     commands = commands_of(plan, run, plan.statuses[run.key])
+    # `carry_out` looks at the run after training and sees that analyses are missing; a shell doesn't look.
     if run.analyses and ("run_analyzers",) not in commands:
         commands.append(("run_analyzers",))
     return " && ".join(launcher.line(run, *command) for command in commands)
@@ -461,7 +464,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
         return RunCost(0.0, "")
-    if status.state == "missing":
+    if status.state == "missing":  # of a run that has begun, only the iterations that are left count
         finished = [other for other in plan.of(run.name) if plan.statuses[other.key].state == "finished"]
         seconds_by_seed = {other.seed: other.seconds for other in finished if other.seconds}
         if seconds_by_seed:
@@ -477,7 +480,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     peers = [other for other in plan.runs if other.name == run.name and other.template]
     peers.sort(key=lambda other: other.seed != run.seed)  # the run's own iterations first
     for peer in peers:
-        if plan.statuses[peer.key].state == "different":
+        if plan.statuses[peer.key].state == "different":  # another configuration may be faster or slower
             continue
         totals = [row["seconds/total"] for row in peer.directory.read_metrics() if "seconds/total" in row]
         if totals:
@@ -504,6 +507,7 @@ def plan_text(plan: TableRuns, at_once: int = 1) -> str:
     labels_by_reason: dict[str, list[str]] = {}
     for run in plan.runs:
         status = plan.statuses[run.key]
+        # How far an interrupted run has come is in its row already.
         if status.why and status.state != "interrupted":
             labels_by_reason.setdefault(status.why, []).append(run.label)
         folder = str(run.directory.path) if run.template else DASH

@@ -232,13 +232,15 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
     differences = [result.value - other_result.value for result, other_result in pairs]
     names, kind = (cell.row.name, other.row.name), table.interval
     if table.comparisons and table.until is not None:
+        # Seeds are added by what the results are, so that only a confidence sequence holds. Differences that
+        # were not declared are exploratory, and no difference has a p-value.
         declared = cell.column == table.judged and names in table.decisive_pairs
         if declared:
             difference = table.until.sequence(differences, table.level)
         else:
             difference = over_seeds(differences, kind)
         return Comparison(*names, cell.column, len(seeds), difference, declared=declared)
-    differences_by_problem = []
+    differences_by_problem = []  # of the seeds whose two runs have means of the same problems
     for result, other_result in pairs:
         means, other_means = result.by_problem, other_result.by_problem
         if means is not None and other_means is not None and means.keys() == other_means.keys():
@@ -249,7 +251,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         difference = over_seeds_and_problems(differences_by_problem, kind)
     else:
         difference = over_seeds(differences, kind)
-        differences_by_problem = [{"": number} for number in differences]
+        differences_by_problem = [{"": number} for number in differences]  # as if there were one problem
     *_, p = paired(differences_by_problem)
     return Comparison(*names, cell.column, len(seeds), difference, p)
 
@@ -281,12 +283,15 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
         except ValueError as error:
             notes.append(str(error))
             estimate = over_seeds([result.value for result in results], kind)
+        # A stretched interval may leave the values that such a number can have.
         if column.evaluation is not None or column.area is not None:
             estimate = estimate.within(0.0, 1.0 if column.kind.share else math.inf)
     return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
 
 
 def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
+    """Estimates a cell's mean: over seeds and problems where all seeds have means of problems, else over
+    seeds. A single seed has the interval of its analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
         are_shares = column.evaluation is not None and column.kind.share
@@ -300,6 +305,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
     """Returns the number of one run in a row and column. Raises ValueError that says why there is none."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
+        # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
         unmet_needs = plan.blocked_by(run) if status.state == "missing" else []
         unmet_needs += [
             f"{name} ({plan.statuses[name, seed].state})"
@@ -317,7 +323,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
         "iteration": run.iterations,
     }
     if column.analysis is not None:
-        key = row.cell(column.name).value or column.value
+        key = row.cell(column.name).value or column.value  # a row may show another number of the analysis
         value, bounds = _number_at(folder / "analyses" / column.analysis, key)
         return SeedResult(value=value, bounds=bounds, **common)
     if column.speedup is not None:

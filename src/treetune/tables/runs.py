@@ -217,6 +217,7 @@ def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRun
     new_keys = [key for key in dict.fromkeys(needed_keys) if key not in planned_keys]
     if not new_keys:
         return plan
+    # The runs of an experiment differ only by the seed.
     added = [replace(plan.of(name)[0], seed=seed) for name, seed in new_keys]
     shared = [run for run in plan.runs if run.recipe.shared]
     seeded = [run for run in [*plan.runs, *added] if not run.recipe.shared]
@@ -341,6 +342,7 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
 
 
 def _measurements_of(table: Reproduction, name: str) -> _Measurements:
+    """Returns the evaluations and analyses of an experiment that the table's columns and panels show."""
     columns = [
         column
         for column in table.columns
@@ -393,6 +395,7 @@ def _overrides_for_shared(
             if path.is_relative_to(directory / name):
                 shared_path = directory.parent / "shared" / path.relative_to(directory)
                 value = json.dumps(str(shared_path))
+                # Built from the inside: { "model"+: { "name_or_path": "…/shared/sft/…" } }.
                 overrides.append(f"{{ {json.dumps(key[-1])}: {value} }}")
                 for part in reversed(key[:-1]):
                     overrides[-1] = f"{{ {json.dumps(part)}+: {overrides[-1]} }}"

@@ -24,8 +24,8 @@ class Table(Registrable, Root, root="a table"):
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        self.check_experiments()
-        return ()
+        self.check_experiments()  # evaluates every experiment's configuration, which takes long
+        return ()  # no notes
 
     def check_experiments(self) -> None:
         """Checks the table against its experiments' configurations. Raises ValueError with all mistakes."""
@@ -327,12 +327,13 @@ class Reproduction(Table):
         for experiment in self.experiments.values():
             all_needs |= set(experiment.needs)
         try:
-            if all_needs <= self.experiments.keys():
+            if all_needs <= self.experiments.keys():  # unknown names have a finding of their own
                 self._sorter(list(self.experiments))
         except CycleError as error:
+            _, circle = error.args  # the names in the circle; the first is also the last
             yield Finding(
-                f"experiments need each other in a circle: {' → '.join(error.args[1])}",
-                ("experiments", error.args[1][0], "needs"),
+                f"experiments need each other in a circle: {' → '.join(circle)}",
+                ("experiments", circle[0], "needs"),
                 "remove one of the needs",
             )
 
@@ -389,9 +390,10 @@ class Reproduction(Table):
                 "name at least at_most seeds, and set at_least to at most at_most",
             )
             return
-        if until.assume == "normal":
+        if until.assume == "normal":  # no least half-width: it is proportional to the differences' spread
             return
         count = most or len(self.seeds)
+        # Equal differences have the narrowest interval. Around 0, its upper end is its half-width.
         equal = confidence_sequence([0.0] * count, until.bound)
         if equal.high is not None and equal.high > until.difference:
             yield Finding(
@@ -464,7 +466,7 @@ class Reproduction(Table):
     def order(self) -> list[str]:
         """Returns the experiments' names in the order of the rows, but each after those that it needs."""
         used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
-        if self.panels:
+        if self.panels:  # they show a row's own experiment, also where all its cells name others
             used += [row.experiment for row in self.rows]
         used_names = [name for name in used if name is not None]
         names = list(dict.fromkeys([*used_names, *self.experiments]))

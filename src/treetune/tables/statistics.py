@@ -88,11 +88,14 @@ def over_seeds_and_problems(
     matrix_SP = np.array([[seed_values[problem] for problem in problems] for seed_values in values])
     n_seeds, n_problems = matrix_SP.shape
     generator = np.random.default_rng(0)
+    # The weight of each seed and problem in each resample: how often it is drawn, divided by all draws.
     seeds_BS = generator.multinomial(n_seeds, [1 / n_seeds] * n_seeds, size=RESAMPLES) / n_seeds
     problems_BP = (
         generator.multinomial(n_problems, [1 / n_problems] * n_problems, size=RESAMPLES) / n_problems
     )
     means_B = np.einsum("bs,sp,bp->b", seeds_BS, matrix_SP, problems_BP, optimize=True)
+    # The seeds' part of a resampled mean is the mean deviation of the drawn seeds. It is in `means_B` once,
+    # so that adding it stretch − 1 times stretches it.
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
     means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2

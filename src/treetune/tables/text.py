@@ -30,6 +30,10 @@ COST_NOTE = (
 
 
 def number_text(value: float | None, column: MeasuredColumn, sign: bool = False) -> str:
+    """Returns a number as its column shows it: in percent or not, with its digits and unit.
+
+    With `sign`, a positive number has a plus sign, as differences do.
+    """
     if value is None:
         return DASH
     plus = "+" if sign else ""
@@ -175,6 +179,7 @@ def until_lines(plan: TableRuns) -> list[str]:
             cost = "" if seconds is None else f", about {duration(verdict.further * seconds)} of runs,"
             reason = f"{verdict.further} more seed{'s' if verdict.further > 1 else ''}{cost} until ± {goal}"
         elif verdict.reason == "more" and verdict.seeds < until.seeds.at_least:
+            # All rows have these seeds, whether or not the interval then becomes narrow enough.
             reason = "and further seeds are to be run"
         mean, half_width = None, None
         if verdict.known is not None:

@@ -54,7 +54,7 @@ def add_needed_seeds(plan: TableRuns) -> TableRuns:
 
     It has at most one seed of a row that hasn't been run: whether another follows depends on its result.
     """
-    while True:
+    while True:  # an added seed may have results on disk already, which ask for the next one
         wanted: dict[str, list[int]] = {}
         for verdict in verdicts(plan):
             if verdict.next_seed is not None:
@@ -76,6 +76,8 @@ def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
 
 
 def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
+    """Adds seed after seed to the difference of two rows, and returns the verdict at the first that is
+    enough, that has no result, or that isn't planned yet."""
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}
@@ -99,6 +101,7 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
             other_value = read(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
             to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
+            # Where one is to come, this seed is planned already, and no next seed is asked for.
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
@@ -142,6 +145,7 @@ def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
     """
     names = set()
     for name in experiments_of(plan, verdict.row, verdict.to):
-        names |= {needed for needed, _ in all_needed(plan.table, name, [0])}
+        any_seed = 0  # only the names of the needed runs count
+        names |= {needed for needed, _ in all_needed(plan.table, name, [any_seed])}
     seconds_by_experiment = [[run.seconds for run in plan.of(name) if run.seconds] for name in names]
     return sum(map(fmean, seconds_by_experiment)) if all(seconds_by_experiment) else None

@@ -112,7 +112,7 @@ def _account(plan: TableRuns, command: str) -> dict[str, str]:
     """Returns how the table was made: command, time, machine and versions."""
     seconds = sum(run.seconds for run in plan.runs)
     finished = sum(status.state == "finished" for status in plan.statuses.values())
-    name, _, _ = processor()[0].partition(",")
+    name, _, _ = processor()[0].partition(",")  # without family, model, stepping and cache
     packages = {"Python": platform.python_version(), **versions()}
     return {
         "command": command,
@@ -240,6 +240,8 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
         return values | {"text": why_empty(cell), "title": "\n".join(reasons)}
     low = estimate.mean if estimate.low is None else estimate.low
     high = estimate.mean if estimate.high is None else estimate.high
+    # The template draws an interval on a scale from 0 to 1, so that only shares have a drawing.
+    drawing = (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None
     seed_values = [f"seed {result.seed}: {result.value:.4g} ({result.directory})" for result in cell.seeds]
     return values | {
         "text": number_text(estimate.mean, column),
@@ -247,7 +249,7 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
         "mark": MARKS[cell.called],
         "interval": interval_text(estimate, column),
         "seeds": seeds_note(cell),
-        "interval_drawing": (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None,
+        "interval_drawing": drawing,
     }
 
 

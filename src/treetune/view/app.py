@@ -92,7 +92,7 @@ class Guard:
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http":  # `serve` turns websockets and lifespan events off
             return
         # A proxy may or may not remove its prefix from the path. Links of pages have it
         # (`PageRequest.render`).
@@ -176,6 +176,7 @@ def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         view = PageRequest(request, store, page, PAGES)
+        # Pages read files and query them. In the event loop, a slow page would block all others.
         if request.method != "POST":
             return await run_in_threadpool(_answer, view)
         sent = bytearray()
@@ -184,6 +185,7 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
             if len(sent) > MOST_SENT_BYTES:
                 message = f"more than {MOST_SENT_BYTES:,} bytes were sent: nothing was saved"
                 return await run_in_threadpool(_problem, view, 413, "Too much", message)
+        # Browsers send forms as ASCII, with everything else percent-encoded.
         form = parse_qs(sent.decode("ascii", "replace"), keep_blank_values=True)
         return await run_in_threadpool(_answer, view, form)
 
@@ -191,6 +193,8 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
 
 
 def _answer(view: PageRequest, form: Form | None = None) -> Response:
+    """Returns the page, nothing (204) if the browser shows its present state already, or a page about what
+    went wrong. With a form, the page saves it first."""
     try:
         if form is not None:
             assert view.page.save is not None
@@ -243,6 +247,7 @@ def serve(
     short."""
     import uvicorn
 
+    # What doesn't exist is taken for a folder unless it has a suffix, so that the message fits.
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
     cache = cache_folder()
@@ -258,6 +263,7 @@ def serve(
         raise ValueError(
             f"--base-url is {base_url} and must be a whole address, such as https://HUB/user/ME/"
         )
+    # Other machines may address the viewer by this machine's name, if it listens for them.
     hosts = [*HOSTS, host, *([socket.gethostname(), socket.getfqdn()] if host in EVERY_ADDRESS else [])]
     with _listen(port, host) as listening:
         actual_port = listening.getsockname()[1]
@@ -266,7 +272,8 @@ def serve(
         else:
             name = f"[{host}]" if ":" in host else host  # IPv6 addresses have brackets in URLs
         address = f"{base_url.rstrip('/')}/" if base_url else f"http://{name}:{actual_port}/"
-        say(f"{address}{'' if folders else 'data'}?token={token}")
+        first_page = "" if folders else "data"  # without folders, the list of experiments would be empty
+        say(f"{address}{first_page}?token={token}")
         if host in HOSTS:
             say(
                 f"From another machine: run ssh -N -L {actual_port}:{HOST}:{actual_port} MACHINE, and open"
@@ -294,6 +301,7 @@ def _users_token(path: Path) -> str:
         return path.read_text().strip()
     except FileNotFoundError:
         token = secrets.token_urlsafe(24)
+        # Created with the owner's permissions alone, so that no one else can read the token at any moment.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
         return token
@@ -317,6 +325,7 @@ def _listen(port: int | None, host: str = HOST) -> socket.socket:
     problem: OSError | None = None
     for candidate in ports:
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        # Otherwise the port of a viewer that has just ended would be taken for a minute.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, candidate))
@@ -324,7 +333,7 @@ def _listen(port: int | None, host: str = HOST) -> socket.socket:
         except OSError as error:
             listening.close()
             problem = error
-            if error.errno != errno.EADDRINUSE:
+            if error.errno != errno.EADDRINUSE:  # another port would fail, too
                 break
         else:
             return listening

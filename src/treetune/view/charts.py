@@ -93,7 +93,7 @@ def number(value: float) -> str:
     if size >= 1e7 or size < 1e-4:
         return f"{value:.3g}"
     if size >= 1000:
-        return f"{value:,.0f}".replace(",", "\u2009")
+        return f"{value:,.0f}".replace(",", "\u2009")  # thin spaces between the thousands
     decimals = max(0, 2 - math.floor(math.log10(size)))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -110,9 +110,10 @@ def tick_labels(values: Sequence[float]) -> list[str]:
     style = "e" if 0 < size < 1e-3 else "f"
     step = min((abs(b - a) for a, b in pairwise(values)), default=size)
     labels: list[str] = []
-    for digits in range(12):
+    for digits in range(12):  # the last labels are taken even if they are not exact enough
         labels = [f"{value / scale:.{digits}{style}}" for value in values]
         errors = [abs(float(label) * scale - value) for label, value in zip(labels, values)]
+        # Enough digits: each label is right to a fiftieth of the distance to its neighbour.
         if all(error <= 0.02 * step for error in errors):
             break
     return ["0" if float(label) == 0 else f"{label}{letter}" for label in labels]
@@ -124,7 +125,7 @@ def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, 
     The room hardly reaches beyond 0, so that it doesn't suggest negative values where there are none. The
     axis of values that are all equal begins at 0."""
     low, high = min(values), max(values)
-    if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):
+    if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
         high = 1.0
@@ -228,6 +229,7 @@ def line_chart(chart: Chart) -> str:
     assert drawn, f"nothing to draw in {chart.title!r}"
     frame = _Frame.around(chart, drawn)
     parts = _axes_svg(chart, frame)
+    # Curves that would hide each other are drawn in turns, as dashes of each.
     turns_of_series = _turns(drawn, SAME * (frame.high - frame.low))
     for series, (turn, turns) in zip(drawn, turns_of_series, strict=True):
         parts.append(_series_svg(series, frame, turn, turns))
@@ -257,12 +259,14 @@ class _Frame:
 
     @staticmethod
     def around(chart: Chart, drawn: Sequence[Series]) -> _Frame:
+        """Returns the frame that holds these series of a chart."""
+        # A level has no x of its own: a chart of levels alone has an axis around 0.
         xs = [x for series in drawn for x, _ in series.points if not series.is_level] or [0.0]
         left, right = min(xs), max(xs)
         low, high = _span(drawn, from_zero=chart.from_zero)
         y_ticks = _ticks(low, high)
         whole_xs = all(x == round(x) for x in xs)
-        room = 0.02 * (right - left) or 1.0
+        room = 0.02 * (right - left) or 1.0  # 1 for a single x
         return _Frame(left, right, low, high, room, whole_xs, y_ticks, tick_labels(y_ticks))
 
     @property
@@ -283,6 +287,7 @@ class _Frame:
 
 
 def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
+    """Returns a line of the grid with its label for each tick of y, the labels of x, and the name of x."""
     parts = []
     begin, end = frame.begin, WIDTH - RIGHT
     for y, label in zip(frame.y_ticks, frame.y_labels, strict=True):
@@ -339,16 +344,18 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
 
 def _mark_radius(turn: int, turns: int) -> float:
     """Returns the radius of marks: of curves that coincide, those drawn first have larger ones, as rings."""
-    return 2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)
+    ring_width = min(1.2, 2.4 / turns)  # with many curves the rings are narrower, and the largest stays small
+    return 2.6 + ring_width * (turns - 1 - turn)
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
     """Returns at most about `TICKS` round numbers from `low` to `high`, or with `whole` whole numbers."""
-    power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))
+    power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))  # 1 for an axis without length
     steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
     if whole:
         steps = [step for step in steps if step == round(step) > 0]
     step = next(step for step in steps if (high - low) / step <= TICKS)
+    # A tick at an end of the axis must not be lost by rounding.
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [multiple * step for multiple in range(first, last + 1)]
@@ -449,6 +456,7 @@ def _coincide(a: Series, b: Series, near: float) -> bool:
 
 
 def _draw_band(axes: Axes, series: Series, colour: str) -> None:
+    """Draws the intervals of a curve: an area, for a level across the chart, for a single point a bar."""
     bounded = [(x, *series.interval[x]) for x, _ in series.points if x in series.interval]
     if not bounded:
         return
@@ -462,6 +470,7 @@ def _draw_band(axes: Axes, series: Series, colour: str) -> None:
 
 
 def _label_ticks(axis: Axis) -> None:
+    """Labels the ticks of a matplotlib axis as `tick_labels` does: all of them together."""
     from matplotlib.ticker import Formatter
 
     class Labels(Formatter):

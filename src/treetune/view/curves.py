@@ -112,7 +112,7 @@ def bunches(
 
 def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
     """Returns the position on an axis by finished iterations, as the mean over experiments."""
-    if not OVER[over]:
+    if not OVER[over]:  # the axis of iterations, on which each is at its own number
         return {}
     if len(members) == 1:
         return _running_sum(members[0], over)
@@ -143,6 +143,7 @@ def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
         return {i: column[0] for i, column in enumerate(columns) if len(set(column)) == 1}
 
     lengths = {len(name.split("/")) for name in all_names}
+    # Parts are compared by position, which says nothing about names of different lengths.
     if len(all_names) == 1 or len(lengths) > 1:
         return names[0]
     common = shared_parts(all_names)
@@ -267,7 +268,7 @@ def _lines(all_bunches: Sequence[Bunch], metric: str) -> list[Series]:
         else:
             # The points of a single member need no mean, and are computed once.
             points = _points_of_single(bunch, metric)
-            dash, colour = divmod(bunch.colour, N_COLOURS)
+            dash, colour = divmod(bunch.colour, N_COLOURS)  # after the last colour, lines are dashed
             line = Series(bunch.name, points, f"c{colour}", dash=dash) if points else None
         if line is not None:
             lines.append(line)
@@ -313,7 +314,7 @@ def _line(
     if bunch.places:
         points = [(bunch.places[x], y) for x, y in points]
         interval = {bunch.places[x]: limits for x, limits in interval.items()}
-    dash, colour = divmod(bunch.colour, N_COLOURS)
+    dash, colour = divmod(bunch.colour, N_COLOURS)  # after the last colour, lines are dashed
     shown_points = points if interval else _thin_points(points)  # bands are drawn at every point
     return Series(bunch.name, shown_points, f"c{colour}", interval, dash=dash)
 
@@ -346,7 +347,7 @@ def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]
     """Returns at most about MOST_POINTS of the points: the first, the last, and extremes in between."""
     if len(points) <= MOST_POINTS:
         return points
-    size = math.ceil(2 * len(points) / MOST_POINTS)
+    size = math.ceil(2 * len(points) / MOST_POINTS)  # two points of so many neighbours are kept
     ys = np.array([y for _, y in points])
     chosen = {0, len(points) - 1}
     for start in range(0, len(points), size):
@@ -362,11 +363,12 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     """Returns evaluations, restarts of the engine, begins and ends of signs of collapse, and resumes."""
     try:
         log = (experiment.path / "logs" / "run.log").read_text(errors="replace")
-    except OSError:
+    except OSError:  # deleted: resumes, and the reasons of signs of collapse, are left out then
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
     for change in experiment.manifest.get("continued", ()):
+        # A resume is recorded there if settings or the machine changed.
         settings = ", ".join((change.get("changed") or {}).values()) or "on another machine"
         events.append(Event(float(change.get("after", 0)), "resume", f"continued with {settings}"))
     events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
@@ -393,6 +395,7 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
         if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
+            # An iteration that didn't check a sign begins and ends none.
             value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
             if bool(value) == bool(before.get(key, 0)):
                 continue
@@ -458,6 +461,7 @@ def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
         planned_by_metric = {"seconds/generation + seconds/credit": seconds} | planned_by_metric
     rows = []
     for metric, planned in planned_by_metric.items():
+        # "a + b" is the sum of two metrics, iteration by iteration.
         summands = [experiment.curve(name) for name in metric.split(" + ")]
         values = [math.fsum(y for _, y in points) for points in zip(*summands, strict=False)]
         if not values or not isinstance(planned, int | float) or planned <= 0:

@@ -130,10 +130,15 @@ class ThreadedAnswer:
         return tuple(placed)
 
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
-        """Counts the tokens ``[start, end)``, which are inside of `above` blocks."""
+        """Counts the tokens ``[start, end)``, which are inside of `above` blocks.
+
+        Blocks count down to the depth at which the answer was split into threads; below that, tags are text.
+        """
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
-        return count(numbers, TAG_IDS, max(0 if above else 1, deepest - above))
+        # Blocks of the whole answer count even if the model wrote them without being split.
+        depth = max(0 if above else 1, deepest - above)
+        return count(numbers, TAG_IDS, depth)
 
     @cached_property
     def has_varying_credit(self) -> bool:
@@ -176,6 +181,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
     """
 
     def block_of(placed: PlacedSegment) -> int | None:
+        """Returns the number of the block at this depth that a segment is in; None for text outside."""
         branch = placed.segment.branch
         return branch[depth][0] if len(branch) > depth else None
 
@@ -193,6 +199,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
                 yield start, end
             yielded_to = end
             continue
+        # The tail is in the text after the threads, if the block is closed there before another one opens.
         tail = (end, end)
         if following is not None and following[0] is None:
             search_end = following[1][-1].end
@@ -258,6 +265,7 @@ def _count_text(amount: int, noun: str) -> str:
 
 
 def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
+    """Returns the answer, or a thread of it inside of `depth` blocks: its text and its blocks, in order."""
     parts = []
     for part in _parts(answer, line, depth):
         if isinstance(part, DrawnBlock):
@@ -290,6 +298,8 @@ def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: b
 def _block_html(
     answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
 ) -> str:
+    """Returns a block: its head, its threads next to each other (or, if they are many, in rows that fold),
+    and its tail. A thread is on the critical path if it is the longest of a block that is."""
     counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
     lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)
@@ -416,7 +426,7 @@ def tree_html(
             * `address(number, None, start)` are the continuations from the state after `start` tokens.
     """
     path = [_shared_steps(group)]
-    while following := [step for step in path[-1].following if this in step.answers]:
+    while following := [step for step in path[-1].following if this in step.answers]:  # one, or none
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
     top = path[min(depth, len(path) - 1)]
@@ -468,15 +478,16 @@ def _tree_rectangles(
     while unvisited:
         step, above, y = unvisited.pop()
         height = height_of_answer * len(step.answers)
-        label = ""
-        if height >= LABELLED[0] and 2 * width >= LABELLED[1]:
+        label, (least_height, least_width) = "", LABELLED
+        if height >= least_height and 2 * width >= least_width:  # one number needs half the width of two
             label = f"{step.expected:.2f}"
-            if step.advantage is not None and width >= LABELLED[1]:
+            if step.advantage is not None and width >= least_width:
                 label += f"  {step.advantage:+.2f}"
         rectangles.append(
             {
                 "x": round((step.depth - top.depth) * width, 2),
                 "y": round(y, 2),
+                # A little smaller than the place of a rectangle, so that there are gaps between them.
                 "width": round(width - 1.5, 2),
                 "height": round(max(0.4, height - min(1.0, height / 4)), 2),
                 "shade": shade(min(1.0, max(0.0, step.expected)), 1.0),
@@ -509,13 +520,14 @@ def _path_rows(
     for above, step in pairwise(path):
         start += len(above.ids)
         other_steps = [other for other in above.following if other is not step]
-        merged_steps = _merge_small_branches(other_steps, len(group) + 1)
+        # No branch has that many answers: all count as small, and those of similar value are merged.
+        merged_steps = _merge_small_branches(other_steps, least=len(group) + 1)
         rows.append(
             {
                 "number": step.depth,
-                "text": visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1],
+                "text": visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP],
                 "before": above,
-                "later": address and address(this, None, start),
+                "later": address and address(this, None, start),  # the page of the state's continuations
                 "after": step,
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
@@ -533,7 +545,7 @@ def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -
     if step.branches > 1:
         title = f"{step.branches} branches of about the same value"
     elif step.depth:
-        title = visible("".join(text_of_each(texts, step.ids)))[: OF_A_STEP + 1].replace("\n", " ↵ ")
+        title = visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP].replace("\n", " ↵ ")
     else:
         title = "the prompt"
     facts = [f"thread {step.thread}: {title}" if step.thread else title]
@@ -589,6 +601,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
         values, errors = episode.step_values or (), episode.step_errors or ()
         error = errors[depth] if depth < len(errors) else None
+        # The error is infinite where credit has no value of its own: it merged two steps.
         if depth < len(values) and (error is None or math.isfinite(error)):
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
         if depth <= len(episode.step_rewards):

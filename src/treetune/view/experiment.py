@@ -121,9 +121,10 @@ class StoredExperiment:
 
 
 def _is_number(value: object) -> bool:
+    """Returns whether a value is a finite number, and not an integer that is too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return abs(value) <= sys.float_info.max
+    return abs(value) <= sys.float_info.max  # false for NaN as well
 
 
 def read_experiment(path: Path) -> StoredExperiment:
@@ -158,6 +159,7 @@ def read_experiment(path: Path) -> StoredExperiment:
         except ValueError as error:
             missing.append(str(error))
     if not config and not metrics and not evaluations:
+        # It may be an experiment whose files are damaged, or a folder of experiments.
         damaged = "".join(f"; {message}" for message in missing if "damaged" in message)
         configs = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
@@ -165,6 +167,7 @@ def read_experiment(path: Path) -> StoredExperiment:
             f"{path} is not an experiment: it has no configuration, metrics or evaluations"
             f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
+    # These are only read so that `missing` names those that are damaged.
     for result in sorted(path.glob("analyses/*/result.json")):
         read(str(result.relative_to(path)), functools.partial(read_result, result.parent))
     if (path / TOKENS).is_file():
@@ -272,6 +275,7 @@ class RunProgress:
 
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
+    """Returns an experiment's status, from what was read of it and from the end of its log."""
     directory = ExperimentDirectory(experiment.path)
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.logs / "run.log")
@@ -290,6 +294,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     seconds_left = None
     if experiment.running and planned is not None and done < planned and recent:
         seconds_each = sum(recent) / len(recent)
+        # The present iteration has had this time already, but not more than an iteration takes.
         seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
         seconds_left = max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
     newest = {label: summaries[max(summaries)] for label, summaries in experiment.evaluations.items()}
@@ -320,6 +325,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
 def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:
     """Returns the reason why an unfinished run stopped, from its last metrics and the end of its log."""
     if experiment.stopped:
+        # Of a sign, the last row has whether it was found. "stop" is whether the run ended because of them.
         signs = [
             key.removeprefix("diagnostics/")
             for key, value in experiment.metrics[-1].items()
@@ -329,6 +335,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
     message_lines = [i for i, line in enumerate(log) if _LINE.match(line)]
     after_last_message = log[message_lines[-1] + 1 :] if message_lines else log
     if any(line.startswith("Traceback") for line in after_last_message):
+        # The last line of a traceback is the error.
         return next(line for line in reversed(after_last_message) if line.strip())
     if messages:
         return f"interrupted; its last message: {messages[-1]}"
@@ -336,6 +343,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
 
 
 def _end_of(log: Path) -> list[str]:
+    """Returns the lines of the last LOG_BYTES of a log; none where it can't be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LOG_BYTES))

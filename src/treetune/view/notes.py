@@ -153,7 +153,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
     with directory.locked("notes", PATIENCE_S):
         now = read_note(path) if path.is_file() else None
         if now is not None and (now.labels, now.text) == (note.labels, note.text):
-            return
+            return  # it is saved already, whatever version its author has seen
         version = now.version if now is not None else ""
         if version != seen:
             raise NoteChanged(now)
@@ -230,6 +230,8 @@ class Notes:
             mark = marks[source]
             self._read_names(source, mark, list(answers))
             for answer in answers:
+                # Without a name if the file has no such answer any more. With another name than the note's
+                # if the answer has another text now.
                 row, name = self._names.get((source, mark, answer), (0, ""))
                 if name in notes_by_name:
                     rows[source, row] = notes_by_name[name]
@@ -254,6 +256,7 @@ class Notes:
             stats = {path: stat_of(path) for path in note_files(self._folder)}
             self._read = {path: entry for path, entry in self._read.items() if path in stats}
             for path, stat in stats.items():
+                # A file that was deleted just now has no stat. One that hasn't changed isn't read again.
                 if stat is not None and self._read.get(path, (None,))[0] != stat:
                     try:
                         self._read[path] = stat, read_note(path)
@@ -313,7 +316,7 @@ def write_notes(named: Iterable[tuple[str, Note]], file: IO[bytes], file_format:
     rows: list[dict[str, Any]] = []
     for experiment, note in named:
         about = asdict(note.about)
-        about["answer"] = about.pop("text")
+        about["answer"] = about.pop("text")  # in place of the answer's name, ``problem#sample``
         texts = {"experiment": experiment, **about, "note": note.text, "author": note.author}
         row = {name: writable(value) if isinstance(value, str) else value for name, value in texts.items()}
         row["labels"] = list(map(writable, note.labels))

@@ -90,7 +90,7 @@ class PageRequest:
         text = self.request.query_params.get(name) or default or options[0]
         if text not in options:
             raise ValueError(f"{name} is {text!r} and can be {', '.join(options)}")
-        return next(option for option in options if option == text)
+        return next(option for option in options if option == text)  # `text`, with the options' type
 
     def here(self, **changes: Any) -> str:
         """Returns this page's address with some fields changed; None removes a field."""

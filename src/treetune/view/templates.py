@@ -60,9 +60,11 @@ def page(template: str, title: str, **values: Any) -> str:
 
 @functools.cache
 def environment() -> Environment:
+    """Returns Jinja's environment, with the filters and tests of all templates. A value that a template lacks
+    is an error."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    jinja = Environment(
         loader=FileSystemLoader(FOLDER / "templates"),
         autoescape=True,
         trim_blocks=True,
@@ -83,10 +85,10 @@ def environment() -> Environment:
         "rendered": rendered,
         "total": lambda amounts: math.fsum(amounts.values()),
     }
-    made.filters |= filters
-    made.tests["right"] = lambda score: score >= CORRECT_SCORE
-    made.globals |= {"about": about, "shade": shade}
-    return made
+    jinja.filters |= filters
+    jinja.tests["right"] = lambda score: score >= CORRECT_SCORE
+    jinja.globals |= {"about": about, "shade": shade}
+    return jinja
 
 
 def earned_by_each(rewards: Iterable[float | None]) -> str:

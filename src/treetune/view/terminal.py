@@ -160,6 +160,7 @@ def _experiments_table(
         if not is_narrow:
             cells.append(Text("" if status.seconds_left is None else duration(status.seconds_left)))
         rows_of_cells.append(cells)
+    # The name gets the width that the other columns leave.
     width_of_cells = 0
     for i, head in enumerate(heads):
         width_of_cells += max(len(head), *(cells[i].cell_len for cells in rows_of_cells), 0) + 1
@@ -236,7 +237,8 @@ def run_page(
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         for _ in range(columns):
             grid.add_column(ratio=1)
-        cells = [_chart(chart, width // columns - 2 * (columns > 1), braille) for chart in charts]
+        room = width // columns - (2 if columns > 1 else 0)  # without the space between two columns
+        cells = [_chart(chart, room, braille) for chart in charts]
         for start in range(0, len(cells), columns):
             grid.add_row(*cells[start : start + columns])
         parts += [Text(), grid]
@@ -249,6 +251,7 @@ def run_page(
                 Text(phase),
                 Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
                 Text(f"{number(seconds / len(rows)) + ' s each':>12}"),
+                # The other columns take 40 characters at most.
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
@@ -276,22 +279,23 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
 
     `CURVES` charts are drawn then, or more where accuracy alone leaves no room for two others.
     """
-    made = [Bunch(experiment.name, 0, [experiment])]
+    bunches = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
-        of_accuracy = evaluation_charts(made)
+        of_accuracy = evaluation_charts(bunches)
         most = max(CURVES, len(of_accuracy) + 2)
-        return [*of_accuracy, *usual_charts(made)][:most]
+        return [*of_accuracy, *usual_charts(bunches)][:most]
     recorded = metric_names([experiment])
     for name in metrics:
         if name not in recorded:
             available = ", ".join(recorded) or "none yet"
             raise ValueError(f"{experiment.name} has no metric {name!r}; available: {available}")
-    return chosen_charts(made, metrics)
+    return chosen_charts(bunches, metrics)
 
 
 def _chart(chart: Chart, width: int, braille: bool) -> Group:
     curves = [[(x, y) for x, y in series.points if math.isfinite(y)] for series in chart.series]
     drawn = [curve for curve in curves if curve]
+    # After the colon a title says which metric's line is dashed; lines of dots have no dashes.
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
@@ -306,10 +310,11 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     low, high = _bounds(drawn)
     labels = [number(high), *[""] * (HEIGHT - 2), number(low)]
     margin = max(map(len, labels))
-    dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)
+    dots = plot(drawn, max(8, width - margin - 1), HEIGHT, braille=braille)  # a space after the label
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     newest = []
     for series in chart.series:
+        # Without the experiment's name, which the page has at its top.
         name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
         x, y = series.points[-1]
         bounds = series.interval.get(x)
@@ -320,6 +325,8 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
 
 
 def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:
+    """Returns an answer in one line with its score; with `whole` its text follows in lines of its own, up to
+    WHOLE characters."""
     score_text = "?" if score is None else number(score)
     remark = "" if outcome in ("ok", "") else f" {outcome}"
     head = line_of(f"{score_text:>4}{remark}  {name}  ", "bold")
@@ -343,7 +350,8 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
         return "", []
     iterations = [source for source in all_sources if source.kind == "iteration"]
     chosen = (iterations or all_sources)[-1]
-    first: dict[str, tuple[str, float | None, str, str]] = {}  # by problem
+    # By problem. At most a thousand lines, or one batch, are read: usually enough for a few problems.
+    first: dict[str, tuple[str, float | None, str, str]] = {}
     if chosen.kind == "evaluation":
         verify_answers(chosen.path)
         with chosen.path.open(encoding="utf-8") as file:
@@ -353,7 +361,7 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
                 first.setdefault(row["problem"], answer)
     else:
         walking = walk(chosen.path, ["problem", "sample", "grade", "text", "group", "reward"])
-        next(walking)
+        next(walking)  # the schema
         for batch, _ in islice(walking, 1):
             for row in batch.to_pylist():
                 problem, sample, text = row.get("group") or "", 0, row.get("text") or ""
@@ -387,7 +395,7 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = Tr
 
     for curve in curves:
         dots = [dot(x, y) for x, y in curve]
-        for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots):
+        for (x, y), (to_x, to_y) in zip(dots, dots[1:] or dots):  # a single dot is joined with itself
             steps = max(abs(to_x - x), abs(to_y - y), 1)
             for step in range(steps + 1):  # the straight line from one to the other
                 row, column = round(y + (to_y - y) * step / steps), round(x + (to_x - x) * step / steps)
@@ -412,10 +420,10 @@ def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> s
 
 
 def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Returns the limits of the axis of y."""
+    """Returns the limits of the axis of y: the lowest and the highest value, so that no line is wasted."""
     values = [y for curve in curves for _, y in curve]
     low, high = min(values), max(values)
-    return (low, high) if low < high else limits(values)
+    return (low, high) if low < high else limits(values)  # an axis of one value needs room around it
 
 
 def bar(share: float, width: int, *, braille: bool = True) -> str:
@@ -438,9 +446,12 @@ class TerminalView:
         self.store, self.console, self.metrics = store, console, metrics
         self.braille = (console.encoding or "").lower().startswith("utf")
         self.open: Run | None = None
+        """The experiment whose page is shown; None: the list of experiments is shown."""
         self.selected = self.top = 0
+        """The row that is selected in the list, and the first line that is shown of another page."""
         self._listed: list[Run] = []
         self.whole = self.helping = False
+        """Whether all lines of answers are shown, and whether the page of help is shown."""
 
     def page(self) -> RenderableType:
         """Returns the whole page, as long as it is."""
@@ -472,6 +483,8 @@ class TerminalView:
         return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
 
     def _body(self, room: int) -> list[list[Segment]]:
+        """Returns the lines between heading and keys: of the list those that fit into `room`, of other pages
+        all, of which `top` is the first that is shown."""
         if self.helping:
             return self._lines(Text(HELP))
         if self.open is not None:
@@ -505,7 +518,8 @@ class TerminalView:
 
     def press(self, key: str) -> bool:
         """Handles a key, and returns False for the key that quits."""
-        page = max(1, self.console.height - 3)
+        page = max(1, self.console.height - 3)  # all lines but heading and keys, and one that stays in view
+        # Steps beyond the first and the last line, such as those to top and end, are cut off when drawn.
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":
             return False
@@ -516,7 +530,8 @@ class TerminalView:
         elif key == "answers":
             self.whole = not self.whole
         elif key in ("next", "previous") or (key == "open" and self.open is None):
-            # What was shown under that number, also where others have come or gone since.
+            # The experiment that the list showed in this row is opened, even if others have come or gone
+            # since.
             if not self._listed:
                 self._list(self.store.runs())
             if self._listed:
@@ -546,7 +561,7 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
     Raises ValueError for an experiment that doesn't exist, and without `once` where there is no terminal.
     """
     if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack characters of answers
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
         raise ValueError("standard input or output is not a terminal: use --once to print a single page")

@@ -86,6 +86,7 @@ def _named(match: re.Match[str]) -> str:
 def _heaps() -> re.Pattern[str]:
     """Matches a character's marks beyond those that are shown."""
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
+    # Consecutive codes become ranges, so that the pattern is short.
     ranges, begin = [], marks[0]
     for code, following in zip(marks, [*marks[1:], -1], strict=True):
         if following != code + 1:
@@ -137,6 +138,7 @@ def rendered(text: str) -> Markup:
 
 @functools.cache
 def _markdown() -> MarkdownIt:
+    """Returns the renderer of Markdown, without the marks that mean something else in a calculation."""
     from markdown_it import MarkdownIt
 
     def cell(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
@@ -148,13 +150,13 @@ def _markdown() -> MarkdownIt:
         display = " data-display" if tokens[index].meta["display"] else ""
         return f'<span class="formula"{display}>{escape(tokens[index].content)}</span>'
 
-    made = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
-    made.inline.ruler.at("emphasis", _bold)
-    made.inline.ruler.before("escape", "mathematics", _mathematics)
-    made.add_render_rule("mathematics", formula)
+    markdown = MarkdownIt("zero").enable(["fence", "code", "table", "backticks", "emphasis"])
+    markdown.inline.ruler.at("emphasis", _bold)
+    markdown.inline.ruler.before("escape", "mathematics", _mathematics)
+    markdown.add_render_rule("mathematics", formula)
     for name in ("th_open", "td_open"):
-        made.add_render_rule(name, cell)
-    return made
+        markdown.add_render_rule(name, cell)
+    return markdown
 
 
 def _bold(state: StateInline, silent: bool) -> bool:
@@ -201,6 +203,7 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
 
 
 def _is_harmless(formula: str) -> bool:
+    """Returns whether KaTeX may render a formula: it is short, defines nothing, and isn't nested deeply."""
     if len(formula) > LONGEST_FORMULA or _DEFINES.search(formula):
         return False
     depth = 0

@@ -83,7 +83,8 @@ class AdvantageDistribution(OfIterations):
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
-        # An iteration needs the critic of its checkpoint. That of the start (0) has learnt nothing.
+        # An iteration needs the critic of its checkpoint. That of the start (0) has learnt nothing, and is
+        # only taken where there is no other.
         with_critic = []
         for point in self.stored_iterations(directory):
             if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
@@ -106,7 +107,7 @@ class AdvantageDistribution(OfIterations):
         from treetune.trainer.tokens import EpisodesOfCritic
 
         states = []
-        for episode in EpisodesOfCritic(episodes):
+        for episode in EpisodesOfCritic(episodes):  # with the critic's prompt, where it has its own
             for start in (0, *episode.step_ends[:-1]):
                 states.append(joined([episode.prompt_ids, episode.response_ids[:start]]))
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))
@@ -135,6 +136,7 @@ class AdvantageDistribution(OfIterations):
 
     @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
+        # Edges of the bins of relative steps: the first of n steps is at 0, and the last at (n − 1) / n.
         edges = [i / self.bins for i in range(self.bins + 1)]
         rows_by_bin: list[list[Row]] = [[] for _ in range(self.bins)]
         for row in rows:

@@ -70,6 +70,8 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
 
 
 def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, plain: Plain) -> None:
+    """Raises ValueError where nothing can be analysed: the configuration has no analyzers, there are several
+    processes, or the folder has no run of this configuration."""
     if not config.analyzers:
         raise ValueError(
             "the experiment has no analyzers: append some to --configs, e.g."
@@ -187,7 +189,8 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _pool(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
-    """Returns one result of several analyses by one analyzer with the same settings."""
+    """Returns one result of several analyses by one analyzer with the same settings: the numbers of all their
+    states together."""
     results = [_read(folder) for folder in folders]
     if len(results) == 1:
         return results[0]

@@ -134,9 +134,10 @@ class CreditBench(OfCheckpoints):
                 context = replace(context, log=replace(context.log, progress=show))
                 with speed.measured():
                     methods[name] = credit_of_method(context, self.methods[name], answers)
-        reference = credit_of_method(context, Rloo(), answers)
+        reference = credit_of_method(context, Rloo(), answers)  # gains are relative to RLOO
         sampled_tokens = sum(len(answer.response_ids) for answer in answers)
         with resources.phase(f"gradients after iteration {point}", "problems") as show:
+            # RLOO comes first because it trains all tokens, as `problem_gradients` needs.
             credits = [reference.episodes, *(method.episodes for method in methods.values())]
             reference_gradients, *gradients_of_methods = problem_gradients(
                 resources.session, point, credits, self.seed, show, work / "gradients"
@@ -159,7 +160,8 @@ class CreditBench(OfCheckpoints):
                 [gradients] = problem_gradients(
                     resources.session, point, [method.episodes], self.seed, show, work / "gradients"
                 )
-            cost = method.tokens / sampled_tokens
+            cost = method.tokens / sampled_tokens  # its tokens include those of its answers
+            # Counted as biased, so that its gradient is scaled to the length of the true one.
             numbers[name] = gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )
@@ -254,6 +256,8 @@ def required_critics(
     """Yields a finding for each method that needs a critic which the run didn't train, a reward model that
     learns, or a reference model. `key` is the setting that has the methods."""
     for name, credit in methods.items():
+        # Credit that leaves the critic's values to the trainer (not `asks_critic`) gets them in training, and
+        # an analysis doesn't train. Credit that asks the critic itself can have that of the run.
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
                 f"{name!r} needs a critic, and analyses don't train one",

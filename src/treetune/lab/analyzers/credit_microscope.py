@@ -37,7 +37,8 @@ AXIS_LABELS = {"values": "value before the step", "advantages": "advantage of th
 def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draws a column for each answer, by its title: values above, advantages below."""
     titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
-    figure, axes = panels(titles * 2, rows=2)
+    figure, axes = panels(titles * 2, rows=2)  # a panel per answer in each of the two rows
+    # All methods, in the order in which they first occur.
     methods = list(dict.fromkeys(name for row in answers.values() for name in row["credit"]))
     for figure_row, (kind, label) in enumerate(AXIS_LABELS.items()):
         for panel, row in zip(axes[figure_row * len(answers) :], answers.values()):
@@ -53,6 +54,7 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
                         points.append(point)
                 style = {
                     "color": COLOURS[number % len(COLOURS)],
+                    # Methods that share a colour have different marks.
                     "marker": MARKS[(number // len(COLOURS) + number) % len(MARKS)],
                     "linestyle": "none",
                     "label": name,
@@ -149,6 +151,8 @@ class CreditMicroscope(OfIterations):
         return Findings({"truth": self.truth, "by_iteration": by_iteration})
 
     def _analyse_iteration(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
+        """Returns some answers of an iteration with the credit of the run's own method (OWN), of `methods`
+        and, with `truth`, of true values; and what the methods cost."""
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
         session = resources.session
@@ -162,6 +166,7 @@ class CreditMicroscope(OfIterations):
         for name, credit in self.methods.items():
             episodes, costs[name] = self._assign_credit(resources, credit, name, point, answers, work)
             credits[name] = _credit_by_answer(answers, episodes)
+        # A run whose critic computes advantages in training has stored none.
         credits = {name: by_answer for name, by_answer in credits.items() if by_answer}
         if not credits:
             raise ValueError(
@@ -238,6 +243,7 @@ class CreditMicroscope(OfIterations):
         credit_by_answer = {}
         for answer in chosen:
             means = [mean_of(next(estimates).rewards) for _ in answer.step_ends]
+            # No mean is None, since each state has `truth` graded continuations.
             values = [mean.value for mean in means if mean is not None]
             errors = [mean.variance**0.5 for mean in means if mean is not None]
             advantages: list[float] = []  # token by token
@@ -291,6 +297,7 @@ def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[
     candidates.sort(key=lambda answer: (-disagreements[answer.id], answer.id))
     right = _different_problems([answer for answer in candidates if answer.grade.correct])
     wrong = _different_problems([answer for answer in candidates if not answer.grade.correct])
+    # Half of them are right, or more where there are too few wrong ones.
     right_count = min(len(right), max(count // 2, count - len(wrong)))
     return [*right[:right_count], *wrong[: count - right_count]]
 

@@ -63,7 +63,7 @@ class WeightDistance(OfCheckpoints):
         numbers = {}
         for point in points:
             weights: Mapping[str, Tensor] = start
-            if point:
+            if point:  # the start weights (0) are in no checkpoint
                 folder = session.directory.checkpoint(point) / "policy"
                 weights, _ = read_policy(folder, trust_remote_code=trust_remote_code)
             numbers[str(point)] = distances(weights, start)
@@ -186,7 +186,7 @@ class KlToReference(OfCheckpoints):
             graded = [answer for answer in answers_of(trees) if answer.grade.is_known]
             rows += self._rows(session, point, graded)
         sampling = rollout.sampling
-        is_whole = sampling.top_p == 1.0 and sampling.top_k < 1
+        is_whole = sampling.top_p == 1.0 and sampling.top_k < 1  # −1: there is no top_k
         return Findings({"whole_distribution_sampled": is_whole, **self.summarise(rows)}, rows)
 
     def _rows(self, session: Session, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:

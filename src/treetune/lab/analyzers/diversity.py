@@ -72,6 +72,7 @@ class Diversity(OfIterations):
                         "problem": problem,
                         "answers": len(answers),
                         "unique_answers": len(set(ids)) / len(ids),
+                        # "Nothing extracted" (None) counts as one final answer.
                         "distinct_results": len({answer.grade.extracted for answer in answers}) / len(ids),
                         "distinct_ngrams": distinct_ngrams(ids, self.order),
                         "overlap": overlap(ids, self.order),

@@ -114,6 +114,7 @@ class Bootstrap:
         self._all = np.arange(len(clusters))
         self._resamples = []
         for _ in range(RESAMPLES if members else 0):
+            # Whole clusters are drawn with replacement, because the rows of a cluster are not independent.
             drawn_clusters = generator.integers(len(members), size=len(members))
             self._resamples.append(np.concatenate([members[i] for i in drawn_clusters]))
 

@@ -121,6 +121,7 @@ def _comparisons(
         for path in _files(folder_of_checkpoint):
             yield phase, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
         yield phase, folder_of_checkpoint, _compare_checksums_of_folders
+    # Each evaluation set has a folder with a summary, which has a digest of the set's answers.
     for path in _files(run.path / "evaluations" / f"{finished:04d}"):
         if path.name == "summary.json":
             yield "evaluation", path, _compare_numbers
@@ -345,7 +346,8 @@ def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def _sample(completion: Completion, stored: list[Any]) -> dict[str, Any]:
-    """Returns the numbers of a sample that are compared, and last their stored texts.
+    """Returns the numbers of a sample that are compared, and last the texts in which its token ids and
+    log-probs are stored.
 
     Texts can differ where numbers are equal, because base64 has several texts for the same bytes."""
     return {

@@ -54,6 +54,7 @@ class Loss:
             )
         self.models = StoredModels(session, point, session.temperature, layout)
         self.sequences = Sequences.of(episodes)
+        # The KL to the start model is only a metric, and would load that model.
         without_kl = replace(self.settings, measure_kl=False)
         leaves_values = credit.leaves_values_to_trainer
         self.tensors = prepare(
@@ -133,6 +134,7 @@ def problem_gradients(
     losses = []
     for episodes in credits:
         same_tokens = _with_trained_tokens_of(credits[0], episodes)
+        # `Outcome` leaves no values to the trainer, so that the episodes' own advantages are used.
         losses.append(Loss(session, point, same_tokens, settings, Outcome(), layout))
     sequences, models = losses[0].sequences, losses[0].models
     parameters, scorer = list(models.policy.parameters()), models.scorer

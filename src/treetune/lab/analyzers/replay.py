@@ -107,7 +107,8 @@ def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float |
 def rows_of_answers(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
     """Yields a row for each answer that a variant trains, with the credit that each variant gives its steps.
 
-    The steps are those of the first variant that has the answer.
+    The steps are those of the first variant that has the answer. The advantage of a step is that of its first
+    token.
     """
     episodes_by_answer: dict[str, dict[str, Episode]] = {}  # by answer and variant
     for name, step in steps.items():
@@ -216,10 +217,12 @@ def replay(
             "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
             " its scorer to 'policy'"
         )
+    # The run's folder may have another name or place than when it was trained.
     config = replace(own, directory=str(path.parent), experiment_name=path.name)
     variants = {"own": config} | ({} if other is None else {"other": other})
     label = f"replay-{iteration:04d}"
     if other is not None:
+        # Each change has a folder of its own; the same change finds its earlier samples.
         label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
@@ -236,7 +239,7 @@ def replay(
         result = compare_steps(steps)
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(work / STATE, ignore_errors=True)
+            shutil.rmtree(work / STATE, ignore_errors=True)  # large, and no part of the result
             write_result(work, {"iteration": iteration, **result}, rows_of_answers(steps), "advantages.jsonl")
             replace_folder(work, folder)
         session.ranks.barrier("the replay is written")
@@ -273,6 +276,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
     """
     directory, config = session.directory, session.config
     stored = directory.checkpoint(point) / "trainer"
+    # The run itself began this iteration with a new optimiser.
     if not point or config.restart == "every_iteration":
         return None
     if stored.is_dir():
@@ -283,7 +287,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    if config.choose_checkpoint is not None:
+    if config.choose_checkpoint is not None:  # `train` alone doesn't choose
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"
@@ -371,6 +375,7 @@ def assign_credit_again(
     tokens_before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
     with resources.phase(f"iteration {point + 1}: {what}", "continuations") as show:
+        # The rollout and seed are the run's own (`own`), so that continuations have the run's seeds.
         context = resources.context(
             own.rollout,
             seed=own.seed,
@@ -398,11 +403,21 @@ def _train_and_compare(
     metrics: Metrics,
     tokens: int,
 ) -> ReplayedStep:
+    """Trains on the episodes from the state before the iteration, and compares the result with the run's.
+
+    Args:
+        point: the iteration, counted from 0.
+        state: the folder of the trainer's state; None: the step begins with the stored weights and a new
+            optimiser.
+        metrics: the metrics of credit, to which those of training are added.
+        tokens: the number of tokens that credit sampled.
+    """
     import torch
 
     directory = session.directory
     trainer = make_trainer(session)
     restarts = session.config.restart == "every_iteration"
+    # `make_trainer` has the start weights and a new optimiser, which is right for the first iteration (0).
     if state is not None:
         trainer.load(state)
     elif point and restarts:
@@ -421,6 +436,7 @@ def _train_and_compare(
     names = sorted(after)
     change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
     next_policy = directory.checkpoint(point + 1) / "policy"
+    # A new optimiser in place of a deleted state takes another step than the run did.
     has_runs_state = not point or restarts or state is not None
     same, parted = None, None
     if next_policy.is_dir() and has_runs_state:
@@ -450,7 +466,7 @@ def first_difference(
     """
     differences: dict[str, Tensor] = {}
     for name, weight in after.items():
-        if name in stored:
+        if name in stored:  # a checkpoint leaves out a head that is tied to the embeddings
             # The checkpoint may have a shorter type than the weights that are trained.
             as_stored = weight.to(stored[name].dtype)
             differences[name] = (as_stored.double() - stored[name].double()).abs()

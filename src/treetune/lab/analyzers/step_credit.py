@@ -80,6 +80,7 @@ def step_credit(
         for start, value, error in zip((0, *credit_ends[:-1]), values, errors_or_none, strict=True):
             if error is None or math.isfinite(error):
                 value_by_start[start] = value, error
+    # A value is a mean reward: rewards are from 0 to 1, unless the answer's own is outside of that.
     least, most = min(0.0, reward), max(1.0, reward)
     shown_values, shown_advantages = list[Shown | None](), list[Shown]()
     for start, end in zip(starts, step_ends, strict=True):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 def policy_at(session: Session, point: int) -> PreTrainedModel:
     """Returns the policy after `point` iterations, for scoring."""
     model = session.model.load()
-    if point:
+    if point:  # after 0 iterations it has the start weights, which it was loaded with
         _copy_weights(model, session.directory.checkpoint(point) / "policy", _trusts_remote_code(session))
     return model.eval()
 
@@ -55,7 +55,7 @@ def critic_at(session: Session, point: int) -> CriticModule:
     seed = derive_seed(session.config.seed, "critic")
     loss = settings.loss
     critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
-    critic.head.to(session.ranks.device)
+    critic.head.to(session.ranks.device)  # the rest of the model was loaded there
     if point:
         _copy_weights(critic, session.directory.checkpoint(point) / "critic", _trusts_remote_code(session))
     return critic.eval()

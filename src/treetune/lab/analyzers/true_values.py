@@ -223,6 +223,7 @@ def choose_states(
     """
     candidates: list[tuple[int, int]] = []  # an answer's position, and a step
     for i, trajectory in enumerate(trajectories):
+        # The state before step 0 is the prompt.
         steps = range(1) if prompts else range(1, len(trajectory.step_ends))
         candidates += [(i, step) for step in steps]
     derived_random(seed, point, "prompts" if prompts else "states").shuffle(candidates)
@@ -426,11 +427,14 @@ class _StateBatch:
             seed = derive_seed(context.seed, state.problem.id, begun, "expansion")
             uniform.append(np.random.default_rng(seed).random((samples, max(self.budgets))))
         self.uniform = np.stack(uniform)
+        # The reward of each state's samples: the sum over its paths that are over, weighted by probability.
         self.earned = np.zeros((len(states), samples))
         self.paths = []
         for number in range(len(states)):
             for sample in range(samples):
-                self.paths.append(_Path(number, sample, number, 1.0, [], self._text(number, [])))
+                # At first the model computes each state once, in the row of its number.
+                path = _Path(number, sample, number, weight=1.0, ids=[], text=self._text(number, []))
+                self.paths.append(path)
 
     def _text(self, state: int, ids: Sequence[int]) -> str:
         begun: list[int] = self.states[state].begun_ids.tolist()
@@ -441,6 +445,7 @@ class _StateBatch:
         return task if isinstance(task, KnowsDecisions) else None
 
     def values(self) -> list[EstimatedValue]:
+        """Extends all paths token by token until each is over, and returns the value of each state."""
         import numpy as np
 
         self.paths = [path for path in self.paths if not self._is_over(path)]
@@ -452,6 +457,7 @@ class _StateBatch:
             if self.paths:
                 rows, tokens = [path.row for path in self.paths], [path.ids[-1] for path in self.paths]
                 probabilities_BV = self.steps.extend(rows, tokens)
+                # The batch now has a row for each path that goes on, in this order.
                 for row, path in enumerate(self.paths):
                     path.row = row
         return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.earned]
@@ -497,17 +503,21 @@ class _StateBatch:
         return int(token)
 
     def _is_over(self, path: _Path) -> bool:
-        """Returns whether the path ends here; if so, its reward is added to its sample."""
+        """Returns whether the path ends here; if so, its reward is added to its sample.
+
+        It ends where the task knows its reward, at an end token, and at the budget of tokens.
+        """
         problem, task = self.states[path.state].problem, self._task_with_decisions(path.state)
         if path.weight < LEAST_WEIGHT:
-            return True
+            return True  # dropped without a reward
         reward = None if task is None else task.decided(problem, path.text)
         ended = bool(path.ids) and path.ids[-1] in self.context.codec.end_ids
         if reward is None and not ended and len(path.ids) < self.budgets[path.state]:
             return False
-        cut_off = self.context.settings.unfinished_reward
-        if reward is None and not ended and cut_off is not None:
-            reward = cut_off
+        # A path that the budget cut off has this reward, as in training, or else is graded as it is.
+        unfinished_reward = self.context.settings.unfinished_reward
+        if reward is None and not ended and unfinished_reward is not None:
+            reward = unfinished_reward
         if reward is None:
             text = self._text(path.state, path.ids)
             reward = self.context.grader.submit(text, problem).result().reward

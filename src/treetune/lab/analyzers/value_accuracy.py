@@ -59,7 +59,8 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     for index, (name, result) in enumerate(results.items()):
         numbers = result["numbers"]["all"]
         bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
-        # Experiments are next to each other at each position of the x axis.
+        # Experiments are next to each other at each position of the x axis. Estimators are 1 apart there,
+        # and positions in the answer go from 0 to 1, so that they are shifted by less.
         shift = (index - (len(results) - 1) / 2) * 0.16
         positions = [centre + shift * 0.1 for centre in bin_centres]
         for estimator, errors_of_estimator in numbers["estimators"].items():
@@ -170,12 +171,14 @@ class ValueAccuracy(OfCheckpoints):
         prefixes = [(state.trajectory, state.prefix_ids) for state in states]
         # Different purposes derive different seeds: an estimate shares no continuation with the true value.
         truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH)
-        tries = continue_prefixes(context, prefixes, sum(self.samples) * self.repeats, ESTIMATE)
+        fresh_samples = continue_prefixes(context, prefixes, sum(self.samples) * self.repeats, ESTIMATE)
         critic_values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
         rows: list[Row] = []
-        for state, truth, tried, critic_value in zip(states, truths, tries, critic_values, strict=True):
+        for state, truth, fresh, critic_value in zip(
+            states, truths, fresh_samples, critic_values, strict=True
+        ):
             deviation = pstdev(truth.rewards)
-            estimates = self._means(tried.rewards)
+            estimates = self._means(fresh.rewards)
             if critic_value is not None:
                 estimates[CRITIC] = [critic_value]
             rows.append(
@@ -218,6 +221,7 @@ class ValueAccuracy(OfCheckpoints):
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
+        # The state before the first step (0) is the prompt alone.
         within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
         names = list(dict.fromkeys(name for row in rows for name in row["estimates"]))

@@ -87,9 +87,10 @@ def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, succes
     positions_of_choices = {number * steps // choices for number in range(choices)}
 
     def chances(position: int, status: int) -> Mapping[int, float]:
-        if status > choices:
+        # `table` asks for every status at every position, also where no answer has it.
+        if status > choices:  # correct or wrong
             return {status: 1.0}
-        if position == steps:
+        if position == steps:  # the environment's token
             return {is_correct: chance_by_status[status], is_wrong: 1 - chance_by_status[status]}
         if position in positions_of_choices and status < choices:
             return {status + 1: right, status: 1 - right}

@@ -62,6 +62,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     # The probability that an answer has each status before the token.
     reach_S = np.zeros(len(language.correct_S))
     reach_S[0] = 1.0
+    # The sums of the module's formulas: E|S|², E[R |S|²], |G|² and Σ_t E[A_t² |s_t|²].
     squared_norm = squared_norm_of_correct = squared_gradient = weighted_by_advantage = 0.0
     decisive_tokens = 0.0
     for position in range(language.length):
@@ -69,6 +70,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
         after_SO = language.after_TSO[position]
         reach_SO = reach_S[:, None] * chances_SO
         values_after_SO = values_TS[position + 1][after_SO]
+        # Options with probability 0 only pad the array, and must not make a position decisive.
         advantages_SO = np.where(chances_SO > 0, values_after_SO - values_TS[position][:, None], 0.0)
         if position not in environment:
             # The score of an option has the entry 1 − p at its own logit, and −p at those of the others. Its
@@ -98,6 +100,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     if true_variance < ROUNDING * weighted_by_advantage:
         true_variance = 0.0
     pairs = answers * (answers - 1)
+    # A step has at most one token that is a choice, so that decisive tokens are decisive steps.
     steps = (language.length - len(environment)) / language.step
     return ExactVariance(
         rloo=float((4 * (answers - 2) * variance_of_mean + 2 * variance_of_pair) / pairs),

@@ -76,6 +76,7 @@ def gain(
     low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
     # A biased credit is scaled by the true gradient's length. Where noise hides that length, the scale is
     # noise, too, and the gain lies outside of its own interval.
+    # An interval without width contains the gain except for rounding: hence the thousandth.
     is_measurable = np.isfinite(value) and (unbiased or 0.999 * low <= value <= 1.001 * high)
     interval: dict[str, float | None] = {"value": None, "low": None, "high": None}
     if is_measurable:
@@ -100,6 +101,7 @@ class _Split(NamedTuple):
 
 
 def _split_mean(rows_ND: Rows) -> _Split:
+    """Returns the mean of the rows, and their deviations from it, whose mean square is the variance."""
     # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
     scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
@@ -230,7 +232,8 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
         panel.set_ylim(bottom=max(0.05, panel.get_ylim()[0]))
         panel.set_xlabel("cost: sampled tokens over RLOO's", fontsize=8)
         panel.set_ylabel("gain per answer: V(RLOO) / V", fontsize=8)
-    legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 6))
+    columns_by_panels = {1: 3, 2: 4}  # a figure of one or two panels is narrow
+    legend_below(figure, axes[0], columns=columns_by_panels.get(len(by_panel), 6))
     return figure
 
 

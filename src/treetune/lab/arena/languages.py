@@ -177,6 +177,7 @@ class Language:
     def _chance(self, begun: Sequence[int], token_id: int) -> float:
         """Returns the probability of a token after the beginning of an answer."""
         position = len(begun)
+        # The end token is certain after the last position, and impossible before.
         if position >= self.length or token_id == EOS:
             return float(position >= self.length and token_id == EOS)
         before = self.statuses(begun)[-1]
@@ -263,7 +264,8 @@ class Language:
             weight_N1 = weights_NT[:, position, None]
             chances_NO = self.chances_TSO[position][before]
             # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
-            # probability of each. The wordings' is the same, with equal probabilities.
+            # probability of each. The wordings' is the same, with equal probabilities. Options with
+            # probability 0 only pad the array.
             is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
             gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
             np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
@@ -337,7 +339,10 @@ def table(
 
 
 def decision(length: int, deciding: int, success: float = 0.25) -> Language:
-    """Returns a language in which the token at one position decides; all others have two free wordings."""
+    """Returns a language in which the token at one position decides; all others have two free wordings.
+
+    Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
+    """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position == deciding and status == 0:
@@ -349,7 +354,10 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
 
 def uneven(length: int, success: float = 0.25) -> Language:
     """Returns a language in which the middle token decides. The others have from 1 to `length` wordings, so
-    that the probability of a token says little about its effect."""
+    that the probability of a token says little about its effect.
+
+    Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
+    """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position == length // 2 and status == 0:
@@ -363,13 +371,14 @@ def uneven(length: int, success: float = 0.25) -> Language:
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
-    """Returns a language in which every choice must be right. After a wrong one the others don't matter."""
+    """Returns a language in which every choice must be right. After a wrong one the others don't matter:
+    their tokens decide nothing and have two wordings."""
     right = success ** (1 / length)
 
     def chances(position: int, status: int) -> Mapping[int, float]:
         return {1: 1.0} if status == 1 else {0: right, 1: 1 - right}  # status 1: something was wrong
 
-    return table(length, 2, chances, lambda position, status: 1 + status, [0])
+    return table(length, 2, chances, lambda position, status: 2 if status == 1 else 1, [0])
 
 
 def majority(length: int, success: float = 0.25) -> Language:
@@ -384,7 +393,8 @@ def majority(length: int, success: float = 0.25) -> Language:
         correct = range(length // 2 + 1, length + 1)
         return table(length, length + 1, chances, lambda position, status: 1, correct)
 
-    # Bisection: the chance of a right choice at which a share of `success` answers is correct.
+    # Bisection: the chance of a right choice at which a share of `success` answers is correct. Fifty halvings
+    # are nearly as exact as a float.
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -396,7 +406,12 @@ def majority(length: int, success: float = 0.25) -> Language:
 
 
 def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25) -> Language:
-    """Returns a language in which the first token decides how likely the last one is to be correct."""
+    """Returns a language in which the first token decides how likely the last one is to be correct.
+
+    Statuses: 0 before the first token, 1 after a good one, 2 after a bad one; 3 correct and 4 wrong at the
+    end.
+    """
+    # The chance of a good first token at which a share of `success` answers is correct.
     good_chance = (success - bad) / (good - bad)
 
     def chances(position: int, status: int) -> Mapping[int, float]:
@@ -499,7 +514,8 @@ LANGUAGES = (
 def language_of(name: str) -> Language:
     """Returns a language by its name: ``slips``, ``first of 8``, or ``last of 12 at 5 %``.
 
-    A quarter of the answers is correct unless the name has a percentage. Raises ValueError for another name.
+    In a language of N choices a quarter of the answers is correct, unless the name has a percentage. Raises
+    ValueError for another name.
     """
     if name in WORDY:
         return WORDY[name]()
@@ -525,6 +541,7 @@ class LastStatus(Grader):
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
         language: Language = problem.data["language"]
+        # The response is token ids with spaces between them; the last one writes the last status.
         status = (int(response.rsplit(" ", 1)[-1]) - 1) // language.most_wordings
         return Grade(float(language.correct_S[status]), "ok")
 
@@ -539,6 +556,7 @@ class LanguageTask(Task):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
+        """Returns the positions of the boundaries in the response, in which token ids are words."""
         if not response:
             return [0]
         tokens = response.split(" ")
@@ -582,6 +600,7 @@ class TableEngine(Engine):
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     continue
+                # After the prompt's single token come those of an answer that is to be continued.
                 begun += [request.prompt_ids[1:].tolist()] * request.n
                 seeds += [request.seed + number for number in range(request.n)]
             completions = iter(self._language.sample(begun, seeds))
@@ -589,6 +608,7 @@ class TableEngine(Engine):
             for request in this_round:
                 if isinstance(request, ScoreRequest):
                     is_privileged = request.prompt_ids[0] == PRIVILEGED
+                    # The prompt has a single token, or three where it says that the answer will be correct.
                     begun_ids = request.prompt_ids[3 if is_privileged else 1 :]
                     text_ids = request.text_ids.tolist()
                     samples = [self._language.score(begun_ids.tolist(), text_ids, is_privileged)]
@@ -616,7 +636,8 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         ),
         seed=seed,
         iteration=0,
-        settings=AnswerSettings(4096, SamplingParams(max_tokens=language.length + 1)),
+        # More context than any answer needs, and a budget with the end token.
+        settings=AnswerSettings(context_length=4096, sampling=SamplingParams(max_tokens=language.length + 1)),
         services=(
             ShapingMemory(),
             Distributions(language.distributions),

@@ -8,7 +8,8 @@ import json
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -87,7 +88,7 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     Value estimators are used with three continuations of each state. Raises ConfigError for a module that
     can't be imported or registers none.
     """
-    import_parts({"imports": [module]})
+    import_parts({"imports": [module]})  # with the messages of a configuration that imports it
     full_name = importlib.import_module(module).__name__
     methods = {}
     for name, part in [*Credit.registered().items(), *ValueEstimator.registered().items()]:
@@ -126,38 +127,52 @@ def scores(
     reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared)
     true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared)
     scores_by_name = {}
-    was_collecting = gc.isenabled()
-    # Automatic collections among millions of answers would take a third of the time.
-    gc.disable()
-    for name, method in methods.items():
-        began = time.process_time()
-        unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
-        blocks, blocks_of_steps, tokens = [], [], 0
-        for start in range(0, most, AT_ONCE):
-            credited = assign_credit(context, method, shared[start : start + AT_ONCE])
-            block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
-            if not np.isfinite(block_ND).all():
-                raise ValueError(f"{name} gives advantages that are not finite: look for a division by zero")
-            blocks.append(block_ND)
-            blocks_of_steps.append(step_sums(language, credited.answers, credited.episodes, credited.groups))
-            tokens += credited.tokens
-            credit_ND = np.concatenate(blocks)
-            # An answer has one more token than a language is long: the end token.
-            cost = tokens / len(credit_ND) / (ANSWERS * (language.length + 1))
-            score = gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
-            score["seconds"] = time.process_time() - began
-            score |= step_measures(blocks_of_steps, seed)
-            scores_by_name[name] = score
-            gc.collect()
-            if half_width(score) < precision or score["seconds"] > seconds:
-                break
-        if unbiased and _is_biased(credit_ND, true_ND[: len(credit_ND)]):
-            raise ValueError(
-                f"{name} declares itself unbiased, but its mean gradient isn't the policy gradient"
-            )
-    if was_collecting:
-        gc.enable()
+    with _manual_garbage_collection():
+        for name, method in methods.items():
+            began = time.process_time()
+            # `TrueAdvantages` declares nothing, but its gradient is the true one.
+            unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
+            blocks, blocks_of_steps, tokens = [], [], 0
+            for start in range(0, most, AT_ONCE):
+                credited = assign_credit(context, method, shared[start : start + AT_ONCE])
+                block_ND = language.gradients(credited.answers, credited.episodes, credited.groups)
+                if not np.isfinite(block_ND).all():
+                    raise ValueError(
+                        f"{name} gives advantages that are not finite: look for a division by zero"
+                    )
+                blocks.append(block_ND)
+                blocks_of_steps.append(
+                    step_sums(language, credited.answers, credited.episodes, credited.groups)
+                )
+                tokens += credited.tokens
+                credit_ND = np.concatenate(blocks)
+                # An answer has one more token than a language is long: the end token.
+                cost = tokens / len(credit_ND) / (ANSWERS * (language.length + 1))
+                score = gain(reference_ND, true_ND, credit_ND, cost, unbiased, seed)
+                score["seconds"] = time.process_time() - began
+                score |= step_measures(blocks_of_steps, seed)
+                scores_by_name[name] = score
+                gc.collect()
+                if half_width(score) < precision or score["seconds"] > seconds:
+                    break
+            if unbiased and _is_biased(credit_ND, true_ND[: len(credit_ND)]):
+                raise ValueError(
+                    f"{name} declares itself unbiased, but its mean gradient isn't the policy gradient"
+                )
     return scores_by_name
+
+
+@contextmanager
+def _manual_garbage_collection() -> Iterator[None]:
+    """Turns off automatic collections in the block: among millions of answers they would take a third of the
+    time."""
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_collecting:
+            gc.enable()
 
 
 def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
@@ -174,7 +189,7 @@ def _is_biased(credit_ND: Any, true_ND: Any) -> bool:
 
 
 class AssignedCredit(NamedTuple):
-    """What a method made of some problems."""
+    """The answers to some problems, and the credit that a method gave them."""
 
     answers: list[Trajectory]
     """The answer of each episode."""
@@ -315,13 +330,13 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
     figure.set_size_inches(2 + 2.6 * len(halves), 1.2 + 1.1 * len(shapes))
     for panel, rho in zip(axes, RATIOS, strict=True):
         log_gains = np.full((len(shapes), len(halves)), np.nan)
-        for (shape, half), language in cells.items():
+        for (shape, half), language in cells.items():  # `shape` is what decides, such as "first"
             best, gain_of_best = best_at(by_language[language], rho)
             row, column = shapes.index(shape), halves.index(half)
             log_gains[row, column] = math.log2(gain_of_best)
             label = f"{best.replace(', ', chr(10))}\n{gain_of_best:.1f} ×"
             panel.text(column, row, label, ha="center", va="center", fontsize=6.5)
-        panel.imshow(log_gains, cmap="Greens", vmin=0, vmax=6, aspect="auto")
+        panel.imshow(log_gains, cmap="Greens", vmin=0, vmax=6, aspect="auto")  # from 1 × to 64 ×
         panel.set_xticks(range(len(halves)), [f"{2 * half}" for half in halves])
         panel.set_yticks(range(len(shapes)), shapes)
         panel.set_xlabel("choices of an answer", fontsize=8)
@@ -409,7 +424,7 @@ def run_arena(
         to_score = {
             name: method for name, method in methods.items() if modules or name not in scores_of_language
         }
-        scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)
+        scores_of_language |= scores(language, to_score, seed, most, seconds=5.0)  # of CPU time a method
         for name in methods:
             score = scores_of_language[name]
             numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
@@ -426,6 +441,7 @@ def run_arena(
         command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
         if list(by_language) != list(LANGUAGES):
             command.append(f"--languages {shlex.join(by_language)}")
+        # The tokens that their critics and exact values cost are not counted.
         with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
         not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
         write_page(output, by_language, " ".join(command), not_recommended)

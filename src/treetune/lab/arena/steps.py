@@ -108,7 +108,7 @@ def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
             measures[name] = {"value": None, "low": None, "high": None}
             continue
         sums_R, counts_R = times_RN @ sums_N, times_RN @ counts_N
-        is_defined_R = counts_R > 0
+        is_defined_R = counts_R > 0  # a resample may have no problem with the measure
         means_R = sums_R[is_defined_R] / counts_R[is_defined_R]
         low, high = (float(np.percentile(means_R, percent)) for percent in (2.5, 97.5))
         measures[name] = {"value": float(sums_N.sum() / counts_N.sum()), "low": low, "high": high}

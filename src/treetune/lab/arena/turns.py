@@ -69,7 +69,7 @@ class TurnLanguage:
         return np.cumprod([1.0, *self.goes_on])
 
     def answers(self) -> list[TurnAnswer]:
-        """Returns all possible answers."""
+        """Returns all possible answers: each number of turns, with each combination of their rewards."""
         answers = []
         for turns in range(1, self.turns + 1):
             ends_here = 1.0 if turns == self.turns else 1 - self.goes_on[turns - 1]
@@ -100,9 +100,11 @@ class TurnLanguage:
         gradient = np.zeros(self.turns - 1)
         for first, *others in itertools.product(self.answers(), repeat=answers):
             probability = math.prod(answer.probability for answer in (first, *others))
+            # After the last turn that an answer can have, there is nothing to choose.
             for turn in range(min(len(first.rewards), self.turns - 1)):
                 advantage = sum(first.rewards[turn:]) - baseline(first, others, turn, self.turns)
                 went_on = len(first.rewards) > turn + 1
+                # The derivative of the log-probability of a choice by its logit is 1 − c or −c.
                 gradient[turn] += probability * advantage * (went_on - self.goes_on[turn])
         return gradient
 

@@ -40,7 +40,10 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
 
 def measured_ratio(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Returns ρ, the seconds of training a token over those of sampling one: the median over iterations,
-    whose metrics `rows` has. None where no iteration both sampled and trained."""
+    whose metrics `rows` has. None where no iteration both sampled and trained.
+
+    The tokens and seconds of credit count as sampled: credit takes its time by sampling continuations.
+    """
     ratios = []
     for row in rows:
         tokens_per_answer = row.get("episodes/response_tokens", 0.0)

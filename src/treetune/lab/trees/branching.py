@@ -110,6 +110,7 @@ def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> 
     states = []
     for answer, forks in zip(answers, forks_along(answers), strict=True):
         if len(forks) != number:
+            # It had no state in an earlier round, or got no branches there, and doesn't branch any more.
             continue
         last_fork = forks[-1] if forks else 0
         for start in rule.step_starts(answer):
@@ -181,11 +182,12 @@ class UpToWidth(Branching):
         if not states:
             return []
         remaining = max(self.width - len(answers), 0)
+        # The remainder of the division goes to the first states, one answer each.
         share, with_one_more = divmod(remaining, len(states))
         branches = []
         for index, (sample, tokens) in enumerate(states):
             further = share + 1 if index < with_one_more else share
-            further = min(further, self.most_ways - 1)
+            further = min(further, self.most_ways - 1)  # the answer itself is one of the ways
             if further:
                 branches.append(Branches(sample, tokens, further))
         return branches
@@ -271,14 +273,18 @@ class LeastSure(Branching):
             root = answer.sample if answer.fork is None else roots[answer.fork.sample]
             roots.append(root)
             candidates = candidates_by_root.setdefault(root, [])
-            # Tokens up to the fork are those of another answer.
+            # Tokens before the fork are those of another answer. A branch before the first token of all
+            # would share nothing with the answer.
             first = 0 if answer.fork is None else answer.fork.tokens
-            logprobs = joined([s.logprobs for s in answer.segments if s.logprobs is not None])
+            logprobs = joined(
+                [segment.logprobs for segment in answer.segments if segment.logprobs is not None]
+            )
             for tokens, logprob in enumerate(logprobs.tolist()):
                 if tokens > first and tokens not in forks:
                     candidates.append(_Candidate(logprob, answer.sample, tokens))
         branches = []
         for candidates in candidates_by_root.values():
+            # Candidates sort by log-prob, so that these are the least likely tokens of the tree's part.
             for candidate in sorted(candidates)[: self.positions]:
                 branches.append(Branches(candidate.sample, candidate.tokens, self.ways))
         return branches
@@ -309,7 +315,7 @@ class ResetsOfWrongAnswers(Branching):
     @override
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         if number > 0:
-            return []
+            return []  # the further answers themselves don't branch
         branches = []
         for answer in answers:
             if answer.grade.correct or not answer.grade.is_known:

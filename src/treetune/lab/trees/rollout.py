@@ -72,7 +72,9 @@ declare(
 
 
 def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
-    """Returns means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains. Collective."""
+    """Returns means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains.
+
+    Collective: every rank must call it."""
     names = ("answers", "nodes", "depth", "tokens", "tokens_of_chains")
     columns: dict[str, list[float]] = {name: [] for name in names}
     for tree in trees:
@@ -168,6 +170,8 @@ class TreeRollout(SampledRollout):
         growing_trees = []
         for problem in rank_share(context, problems):
             prompt_ids = prompts[problem.id]
+            # In a mixture of tasks, the problem's task has stop strings and a budget of its own. A long
+            # prompt leaves fewer tokens of the context.
             sampling = context.task.of(problem).adjust_sampling(self.sampling)
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
             sampling = replace(sampling, max_tokens=max_tokens)
@@ -264,7 +268,9 @@ class _GrowingTree:
         samples = []
         completions = await self.counted_samples.sample(round_request.request)
         for sample, completion in zip(round_request.samples, completions, strict=True):
+            # The whole answer is decoded at once: a character may consist of tokens of both parts.
             text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
+            # `decided`: a judge isn't asked about an answer that gets `unfinished_reward` anyway.
             grade = self.context.grader.submit(
                 before_stop(text, self.sampling.stop),
                 self.problem,
@@ -281,7 +287,10 @@ class _GrowingTree:
 
     def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
         """Returns one request for each distinct state: several answers may begin with the same tokens by
-        chance."""
+        chance.
+
+        Seeds derive from a state's tokens, not from an answer's number, so that requests from the same state
+        would get the same samples. One request for all of them gets different ones."""
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):
             prefix_ids = self.answers[branch.sample].response_ids[: branch.tokens]
@@ -291,6 +300,7 @@ class _GrowingTree:
         for samples in by_state.values():
             prefix_ids = samples[0].prefix_ids
             state = repr(tuple(prefix_ids.tolist()))
+            # With the round, a state that branches again in a later round gets other samples.
             key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
                 prompt_ids=joined([self.prompt_ids, prefix_ids]),
@@ -351,7 +361,7 @@ def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
 
 def _part(segment: Segment, start: int, end: int) -> Segment:
     """Returns the tokens of a segment from `start` to `end`. The last part keeps the seconds of the
-    request."""
+    request, so that sums over parts count them once."""
     is_last = end == len(segment.token_ids)
     return replace(
         segment,
@@ -372,7 +382,7 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
     for answer in answers:
         # The last segment was sampled for this answer, the ones before it for others.
         sampled = answer.segments[-1]
-        first_sampled = 0 if answer.fork is None else answer.fork.tokens
+        first_sampled = 0 if answer.fork is None else answer.fork.tokens  # the position of its first token
         cuts = {0, len(sampled.token_ids)}
         for other in answers:
             if other.fork is not None and other.fork.sample == answer.sample:
@@ -382,6 +392,7 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
         if answer.fork is None:
             cut.append(parts)
         else:
+            # The answer that it forks from comes earlier, and has a cut at the fork already.
             shared = _prefix(cut[answer.fork.sample], first_sampled)
             cut.append(shared + parts)
     return cut

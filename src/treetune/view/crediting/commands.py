@@ -18,11 +18,14 @@ def credit(options: Options) -> int:
     import_parts({})  # finds a reward function in the working directory
     log = options.log.resolve()
     output = options.output or log.with_name(f"{log.stem if log.is_file() else log.name}_credited")
+    engine = options.engine  # a folder, an address, or Jsonnet, which has braces
+    if engine is not None and "{" in engine:
+        engine = _evaluate(engine, "engine")
     settings = CreditOfLog(
         log=options.log,
         output=output,
         credit=read_part(options.credit, "credit"),
-        engine=_evaluate(options.engine, "engine") if "{" in (options.engine or "") else options.engine,
+        engine=engine,
         grader=None if options.grader is None else read_grader(options.grader),
         tokenizer=options.tokenizer,
         sampling=None if options.sampling is None else _evaluate(options.sampling, "sampling"),
@@ -66,6 +69,7 @@ def read_grader(text: str) -> dict[str, Any]:
 
 
 def _evaluate(text: str, key: str) -> dict[str, Any]:
+    """Returns the object of the option `--key`, which is given in Jsonnet."""
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
 

@@ -141,6 +141,7 @@ def credit_log(
 
 def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
     """Raises ValueError for a credit that can't be assigned to a log, or that needs further options."""
+    # First whether it can be assigned with all options, and then which of the needed ones are missing.
     check_credit(credit, has_engine=True, engine_scores=True, has_grader=True, has_sampling=True)
     missing = []
     if credit.needs_engine and settings.engine is None and not has_engine:
@@ -189,7 +190,7 @@ def _config(
     if sampling is not None:
         # The viewer finds the continuations of a state by the settings of the rollout.
         rollout = {"type": "single_turn", **asdict(sampling)}
-        del rollout["stop_ids"]
+        del rollout["stop_ids"]  # rollouts have no such setting: engines derive them from `stop`
     return {
         "type": CREDITED_LOG,
         "experiment_name": settings.output.name,
@@ -270,6 +271,10 @@ class _Crediting:
     def _assign(
         self, file: LoggedFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
     ) -> CreditedTrees:
+        """Assigns credit to a file's answers, with what is left of the budget and of the time.
+
+        Raises CreditLimitReached if that is not enough.
+        """
         budget = seconds_left = None
         if self.settings.budget is not None:
             # A killed command's samples of this file are read from the journal, and count towards the budget
@@ -311,6 +316,7 @@ class _Crediting:
     def _result(
         self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: CreditedTrees | None
     ) -> CreditedFile:
+        """Returns the result for a file; `assigned` is None where it has no answer to credit."""
         reasons = logged.reasons.copy()
         credited = 0
         cost = CreditCost(samples=0, tokens=0, seconds=0.0)
@@ -342,6 +348,8 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
+    # The library numbered the answers of a group that it got in their order, so that the n-th of them in the
+    # log has the number n.
     credited_counts: Counter[str] = Counter()
     further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
     trajectories, episodes = [], []
@@ -379,6 +387,7 @@ def _problem_of(item: LoggedAnswer) -> Problem:
 
 
 def _grade_of(item: LoggedAnswer, message: str | None) -> Grade:
+    """Returns the log's grade of an answer. `message` comes before the message that the log has."""
     line = item.line
     messages = [text for text in (message, line["message"]) if text]
     return Grade(

@@ -160,14 +160,14 @@ def mark_of(file: LoggedFile) -> list[int]:
     """Returns the time of the file's last change, and its size."""
     stat = stat_of(file.path)
     assert isinstance(stat, tuple), "a file that was just found"
-    return [stat[0], stat[1]]
+    return [stat[0], stat[1]]  # a list, as a record gives it back
 
 
 def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """Returns the settings that differ: "seed was 0 and is 1"."""
     if stored.get("type") != CREDITED_LOG:
         return [f"it holds a configuration of type {stored.get('type')!r}, not a credited log"]
-    plain = json.loads(json.dumps(config))
+    plain = json.loads(json.dumps(config))  # tuples become lists, as in the stored one
     changes = []
     for name in plain:
         if name not in MAY_CHANGE and stored.get(name) != plain[name]:

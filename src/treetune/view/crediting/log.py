@@ -62,7 +62,7 @@ def find_log(path: Path) -> Run:
                     f"{path} is an experiment of treetune, whose answers have credit already: `treetune"
                     " replay` assigns another one"
                 )
-            continue
+            continue  # an experiment below the folder is not a part of the log
         files_by_folder[folder] = _files_with_answers(folder, entries)
     logs = {folder: files for folder, files in group_by_run(files_by_folder, root).items() if files}
     if not logs:
@@ -168,6 +168,7 @@ def read_answers_of(
         logged.reasons[UNREADABLE] += unread
     if reads_logprobs(credit):
         logged.answers = list(_without_missing_logprobs(logged.answers))
+    # Last, because a group is only as large as the number of its answers that get credit.
     logged.answers = list(_without_small_groups(logged.answers, answers_needed(credit)))
     logged.reasons.update(answer.reason for answer in logged.answers if answer.reason)
     return logged
@@ -188,7 +189,7 @@ def _answer_of(
     was_cut_off = line["finish_reason"] == UNFINISHED
     tokens = stored_tokens(mapped.row.content)
     if tokens is None:
-        if line["changed"]:
+        if line["changed"]:  # the reason why the text is not what the model wrote: it would have other ids
             raise _NotCredited(f"{line['changed']} without token ids")
         if tokenizer is None:
             raise ValueError(NO_TOKENIZER)
@@ -207,7 +208,7 @@ def _answer_of(
     answer = GradedAnswer(
         prompt_ids=token_array(tokens.prompt_ids),
         response_ids=token_array(tokens.response_ids),
-        reward=0.0 if line["reward"] is None else line["reward"],
+        reward=0.0 if line["reward"] is None else line["reward"],  # without a reward it gets no credit
         group=_group_of(line["problem"], token_array(tokens.prompt_ids), groups),
         logprobs=tokens.logprobs,
         sampled=tokens.sampled,

@@ -106,6 +106,7 @@ class LogTokenizer:
         """
         if messages:
             return self._encode_conversation([Message(turn["role"], turn["content"]) for turn in messages])
+        # The text may be a conversation by the chat template whose special tokens were left out.
         restored_ids = self._restore_chat(text)
         if restored_ids is not None:
             self.counts["restored"] += 1
@@ -114,6 +115,7 @@ class LogTokenizer:
             prompt_ids = self.codec.encode_prompt(text)
         except ValueError as error:
             raise ValueError("a prompt that the tokenizer can't encode") from error
+        # Tokens that begin every prompt, such as <s>, are not in the stored text.
         begin = len(self.codec.begin)
         has_begin = tuple(prompt_ids[:begin].tolist()) == self.codec.begin
         self._compare(text, prompt_ids[begin:] if has_begin else prompt_ids)
@@ -194,7 +196,7 @@ class LogTokenizer:
         return None
 
     def _compare(self, text: str, ids: TokenIds) -> None:
-        """Counts a text that is not what its ids decode to."""
+        """Counts a text that is not what its ids decode to, neither with special tokens nor without them."""
         decode_all = self.codec.decode_all or self.codec.decode
         decoded = decode_all(ids)
         if decoded == text or self.codec.decode(ids) == text:

@@ -124,6 +124,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         name=name,
         iterations=f"{checkpoint.iteration} of {planned}" if planned else checkpoint.iteration,
         experiment=_code(experiment.name),
+        # A name of the hub, and not a description such as "random weights".
         base=f"`{_code(base)}`" if " " not in base else base,
         results=_result_rows(checkpoint),
         method={part: _code(choice) for part, choice in experiment.method.items()},
@@ -182,6 +183,7 @@ def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
 
 
 def _facts(experiment: StoredExperiment) -> dict[str, str]:
+    """Returns facts on how the weights were made; empty texts for those that aren't recorded."""
     manifest, environment = experiment.manifest, experiment.environment
     packages = environment.get("packages") or {}
     return {
@@ -243,6 +245,7 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
         if not (isinstance(value, str) and value.startswith(("/", "~"))):
             return value
         parts = Path(value).parts
+        # The first part that is kept: the experiment's folder, in which checkpoints/ is, or the file itself.
         first = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
         return "/".join(["…", *parts[max(1, first) :]])
 
@@ -263,7 +266,7 @@ def base_model(experiment: StoredExperiment, licences: Licences) -> str:
     start = _start(chain[-1])
     if start is None:
         return "random weights"
-    if len(chain) > MOST_PARENTS:
+    if len(chain) > MOST_PARENTS:  # `_chain` stopped before its beginning
         return "a chain of experiments"
     is_folder = Path(start).is_dir() or not _HUB_NAME.fullmatch(start)
     return FOLDER + Path(start).name if is_folder else start
@@ -280,7 +283,7 @@ def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
     for part in _objects(task):
         if part.get("type") == "hub" and isinstance(part.get("name"), str):
             datasets.add((part["name"], part.get("revision")))
-    return sorted(datasets, key=str)
+    return sorted(datasets, key=str)  # a revision of None can't be compared with a text
 
 
 def has_foreign_data(experiment: StoredExperiment) -> bool:
@@ -300,7 +303,7 @@ def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
         parent = Path(*parts[: parts.index(CHECKPOINTS)])
         try:
             chain.append(read_experiment(parent))
-        except ValueError:
+        except ValueError:  # it was deleted, or is on another machine
             break
     return chain
 
@@ -387,6 +390,7 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
     if absent:
         raise ValueError(f"the model card of {checkpoint.policy.parent} needs {', '.join(absent)}")
     refuse_damaged(checkpoint.policy, "take another checkpoint")
+    # Without our checksums, and with the new card in place of an older one.
     files = {
         path.relative_to(checkpoint.policy).as_posix(): path
         for path in sorted(checkpoint.policy.rglob("*"))

@@ -57,7 +57,7 @@ class MeasuredSet:
             for number, line in enumerate(file, 1):
                 try:
                     row = json.loads(line)
-                    row["problem"], row["sample"]
+                    row["problem"], row["sample"]  # a line without them is not an answer
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
                         f"{self.answers}:{number} is not an answer ({error!r}): delete its folder and"

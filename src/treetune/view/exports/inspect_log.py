@@ -67,6 +67,10 @@ def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
 
 
 def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
+    """Writes the zip archive that an ``.eval`` file is, sample by sample, and returns their number.
+
+    Its members have the time of the evaluation, so that exporting again gives the same bytes.
+    """
     written_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
     earliest = (1980, 1, 1, 0, 0, 0)  # the first date that a zip archive can hold
     summaries = []
@@ -96,6 +100,7 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
 
 
 def _header(evaluation: MeasuredSet) -> dict[str, Any]:
+    """Returns Inspect's description of an evaluation: everything in a log but the samples."""
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
     ids: dict[str, None] = {}  # a dictionary as an ordered set
@@ -107,6 +112,7 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
         tokens += row.get("tokens", 0)
     measured_at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
     settings = {key: summary[key] for key in ("temperature", "top_p", "seed") if key in summary}
+    # A "+" after the commit says that files were changed since.
     commit, _, changes = (manifest.get("commit") or "").partition("+")
     revision = {"type": "git", "origin": "", "commit": commit, "dirty": bool(changes)}
     task = task_of_set(config, evaluation.label)
@@ -172,7 +178,7 @@ def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if summary.get(name) is not None:
             yield prefix + name, summary[name]
     for k, value in (summary.get("pass_at_k") or {}).items():
-        if k != "1":
+        if k != "1":  # pass@1 is among those above
             yield f"{prefix}pass_at_{k}", value
     for domain, summary_of_domain in (summary.get("domains") or {}).items():
         yield from _metrics(summary_of_domain, f"{domain}/")
@@ -200,6 +206,7 @@ def _id(evaluation: MeasuredSet, what: str) -> str:
 
 
 def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
+    """Yields each answer as a sample of Inspect. One that could not be graded has no score."""
     model, grader = _model(evaluation), _grader(evaluation)
     for stored_row in evaluation.rows():
         uuid = _id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")

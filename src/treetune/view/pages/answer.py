@@ -99,6 +99,7 @@ def _answer(view: PageRequest) -> StoredAnswer:
 
 
 def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
+    """Renders the page of an answer, with a draft also the form that could not be saved."""
     answers = view.store.answers(view.run)
     try:
         config = view.store.experiment(view.run).config
@@ -112,8 +113,12 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         colours = [colouring for colouring in colours if not colouring["missing"]]
     episode, depth = answer.episode, view.integer("depth", 0)
     credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
+    further = []
     # Of a log, the advantages that trained and their shares in the gradient are unknown.
-    further = ("credit",) * (credited and not is_credited_log) + ("tree",) * (episode is not None)
+    if credited and not is_credited_log:
+        further.append("credit")
+    if episode is not None:
+        further.append("tree")
     forms = _forms(tokens, further)
     form = view.choice("as", forms)
     everything = bool(view.choice("all", ("", "1")))
@@ -196,6 +201,7 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
         fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
         same_problem = ColumnFilter("problem", "=", answer.row["problem"])
         question = RowQuery((answer.source.name,), (same_problem,))
+    # An address without a page gets the one with this answer. For a search, `page_of` can't tell it.
     if not view.text("page") and not question.search:
         question = replace(question, page=answers.page_of(question, answer.row))
     result = answers.ask(question)
@@ -208,20 +214,21 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
 
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
-    at = keys.index(this_key) if this_key in keys else None
+    position = keys.index(this_key) if this_key in keys else None
+    # At the ends of a page: the last answer of the page before, and the first of the page after.
     before = address(None, page=number - 1, last=1) if number > 1 else None
     after = address(None, page=number + 1) if number < pages else None
-    if at is not None and at > 0:
-        before = address(result.rows[at - 1])
-    if at is None:  # the answer isn't on the page any more: the next one is the page's first
+    if position is not None and position > 0:
+        before = address(result.rows[position - 1])
+    if position is None:  # the answer isn't on the page any more: the next one is the page's first
         after = address(result.rows[0]) if result.rows else None
-    elif at + 1 < len(result.rows):
-        after = address(result.rows[at + 1])
+    elif position + 1 < len(result.rows):
+        after = address(result.rows[position + 1])
     return {
         "rows": with_all_columns(result.rows, [question.sort] if question.sort else ()),
         "result": result,
         "question": question,
-        "number": None if at is None else question.skipped + at + 1,
+        "number": None if position is None else question.skipped + position + 1,
         "before": before,
         "after": after,
         "address_of": address,
@@ -271,6 +278,7 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
+        # The others are listed with the reason why they are missing.
         if name in (OF_CREDIT, "log-ratio") and name not in numbers:
             continue
         column, scale = numbers.get(name), None
@@ -303,11 +311,14 @@ def _lines(
     lines = []
     for step in tokens.steps:
         end = step.end if most is None else min(step.end, most)
+        # All further steps are beyond `most`. Only an answer without tokens has an empty step.
         if step.start >= end and tokens.count:
             break
         shown_tokens = []
         for i in range(step.start, end):
-            text = "" if ends_in_a_heap("".join(tokens.texts[max(0, i - MARKS) : i + 1])) else tokens.texts[i]
+            # The character and its accents may be spread over this token and those before it.
+            recent_text = "".join(tokens.texts[max(0, i - MARKS) : i + 1])
+            text = "" if ends_in_a_heap(recent_text) else tokens.texts[i]
             is_end = has_end and i == tokens.count - 1 and not tokens.texts[i]
             if text:
                 shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n")

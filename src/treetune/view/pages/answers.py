@@ -158,6 +158,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
     """
     columns = answers.columns()
     sources = {source.name: source for source in answers.sources()}
+    # By default the newest iteration whose answers can be shown already.
     iterations = [
         item.source.name for item in answers.indexed() if item.about and item.source.kind == "iteration"
     ]
@@ -175,7 +176,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
     if not question.sort and LARGEST in answers.columns(names):
         question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
     elif question.sort == PLACE:
-        question = replace(question, sort="")
+        question = replace(question, sort="")  # without a column, rows are in the order of the file
     if label := view.text("label"):
         rows_by_source: dict[str, list[int]] = {}
         for (source, row), notes in view.store.notes(answers.run).rows().items():
@@ -263,10 +264,12 @@ def show_problems(view: PageRequest) -> Response:
         row["before"], rate = earlier.get(row["problem"], ("", None))
         is_known = rate is not None and row["pass rate"] is not None
         row["change"] = row["pass rate"] - rate if is_known else None
+        # Of a file without credit, a problem has a signal if its answers have different rewards.
         row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
     sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in chosen_columns else "spread")
+    # By default, the largest numbers come first, and names are in alphabetical order.
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
     if sort == "change":  # the largest in either direction
         chosen.sort(key=lambda row: abs(row["change"] or 0.0), reverse=descending)
@@ -275,6 +278,7 @@ def show_problems(view: PageRequest) -> Response:
     listed = paged(view, chosen, question.size)
     bars: dict[str, list[dict[str, Any]]] = {}
     if listed.rows:
+        # An answer without credit is drawn with its score minus the mean score of the problem's answers.
         mean = "advantage_mean" if "advantage_mean" in chosen_columns else "NULL::DOUBLE"
         names = [row["problem"] for row in listed.rows]
         for bar in answers.sql(

@@ -100,7 +100,7 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
 
     Raises ValueError for three or more experiments that are not seeds of two settings.
     """
-    if len(view.runs) < 3:
+    if len(view.runs) < 3:  # a single experiment is compared with itself, in two of its files
         return [(view.run, view.runs[-1])]
     settings: dict[str, dict[Any, Run]] = {}
     for run in view.runs:
@@ -126,6 +126,7 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
         if not sources_of_run:
             raise NotThere(f"{run.name} has no answers yet")
     first, second = sources
+    # Evaluations, or iterations where there are none, from the oldest to the newest.
     candidates = [name for name, source in first.items() if source.kind == "evaluation"] or list(first)
     if runs[0] != runs[1]:
         common = [name for name in candidates if name in second]

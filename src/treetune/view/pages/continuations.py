@@ -41,6 +41,7 @@ def show(view: PageRequest) -> Response:
         completions = continuations_of(view.run, config, answer, start)
     except ValueError as error:
         problem = str(error)
+    # Equal continuations that earned the same are shown once, with their number.
     counts: Counter[tuple[bytes, float | None]] = Counter()
     examples: dict[tuple[bytes, float | None], Completion] = {}
     for completion, reward in zip_longest(completions, earned[: len(completions)]):
@@ -101,8 +102,10 @@ def continuations_of(
         raise ValueError(
             "continuations are only available for the credit 'monte_carlo' with the rollout 'single_turn'"
         )
+    # What the credit doesn't set is sampled as the rollout samples.
     settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
     changes = {name: value for name, value in settings.items() if value is not None}
+    # The same request as the credit made, since its hash is the key in the journal.
     request = continuation_request(
         AnswerSettings(int(config["context_length"] or UNBOUNDED)),
         int(config.get("seed", 0)),
@@ -116,7 +119,7 @@ def continuations_of(
     versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
     # Runs of earlier versions asked for log-probs as well, which are part of the hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
-    version = versions[0] if versions else iteration
+    version = versions[0] if versions else iteration  # answers of a credited log have no version
     keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
     folder = run.path / "iterations" / f"{iteration:04d}" / "journal"
     journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
@@ -125,6 +128,7 @@ def continuations_of(
     for path in journals:
         with path.open("rb") as file:
             for line in file:
+                # The last line may still be incomplete.
                 if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
                     return completions_of_row(json.loads(row_of(line)))
     raise ValueError(

@@ -116,6 +116,7 @@ def show(view: PageRequest) -> Response:
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
+            # Another program's run has answers, but no files of which a status could be read.
             state = "answers" if run.files else "unreadable"
             rows.append(Listed(run, state, None, problem="" if run.files else status))
             continue
@@ -151,6 +152,7 @@ def show(view: PageRequest) -> Response:
             "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
         }
         rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
+        # The group comes first: `groupby` below needs the rows of a group next to each other.
         return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
 
     def mean_of(rows: Sequence[Listed], column: str | None) -> str:
@@ -207,6 +209,7 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
     experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
     accuracies = {PASS + accuracy.label: accuracy for accuracy in view.store.status(run).accuracies}
     for column in columns:
+        # A column is an accuracy, the number of iterations, a cost, any other metric, or a setting.
         metric, kind = COSTS.get(column, (column, "newest"))
         if column in accuracies:
             accuracy = accuracies[column]
@@ -242,10 +245,10 @@ def show_run(view: PageRequest) -> Response:
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
     together = view.choice("seeds", ("apart", "together")) == "together"
     over = view.choice("over", tuple(OVER))
-    made = bunches(experiments, together, over)
+    all_bunches = bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
-    if len(made) == 1:
-        events = [replace(event, x=made[0].places.get(event.x, event.x)) for event in events]
+    if len(all_bunches) == 1:
+        events = [replace(event, x=all_bunches[0].places.get(event.x, event.x)) for event in events]
     elif OVER[over]:  # the experiments are at different positions on the axis at an event's iteration
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
@@ -255,9 +258,9 @@ def show_run(view: PageRequest) -> Response:
         experiment=first,
         statuses=statuses,
         side_by_side=_side_by_side(view) if len(experiments) > 1 else {},
-        made=made,
-        measured=[] if names else evaluation_charts(made, events),
-        charts=chosen_charts(made, names, events) if names else usual_charts(made, events),
+        made=all_bunches,
+        measured=[] if names else evaluation_charts(all_bunches, events),
+        charts=chosen_charts(all_bunches, names, events) if names else usual_charts(all_bunches, events),
         names=names,
         metrics=metric_names(experiments.values()),
         seeds=_other_seeds(view, first) if len(experiments) == 1 else [],
@@ -297,7 +300,7 @@ def _show_run_of_another(view: PageRequest) -> Response:
         for number_of_line, (label, values) in enumerate(points.items()):
             # Shares that are always 0 say nothing, but a reward or an accuracy of 0 does.
             if any(values.values()) or column in ("reward", "right_share"):
-                dash, colour = divmod(number_of_line, N_COLOURS)
+                dash, colour = divmod(number_of_line, N_COLOURS)  # after the last colour, lines are dashed
                 lines.append(Series(label, list(values.items()), f"c{colour}", dash=dash))
         if lines:
             charts.append(Chart(title, lines, better, x_name="step"))

@@ -168,6 +168,11 @@ def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterato
 def _shown_span(
     span: Span, kind: str, process_end: float, is_alive: bool, load: Mapping[int, str]
 ) -> ShownSpan:
+    """Returns a span as the page shows it.
+
+    A span without an end lasts until now if its process is alive, and otherwise until the last time that the
+    process recorded (`process_end` in both cases).
+    """
     if span.end is not None:
         end, ending = span.end, ""
     else:
@@ -234,10 +239,10 @@ def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
         return False
     if who == "run":
         return run.directory.is_running()
-    if process.host != socket.gethostname():
+    if process.host != socket.gethostname():  # nothing is known about processes of other machines
         return False
     try:
-        os.kill(process.pid, 0)
+        os.kill(process.pid, 0)  # sends no signal, and only tests whether the process exists
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's process
@@ -255,6 +260,7 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
     events: list[dict[str, Any]] = []
     lanes, began = (times.lanes, times.start) if times is not None else ((), None)
     pids = {who: number + 1 for number, who in enumerate(dict.fromkeys(lane.who for lane in lanes))}
+    # "M" events are the names of processes and threads, "X" events complete spans.
     for who, pid in pids.items():
         events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": who}})
     for tid, lane in enumerate(lanes, 1):
@@ -335,6 +341,7 @@ def show(view: PageRequest) -> Response:
     for lane in lanes:
         for span in lane.spans:
             if _meets(span, window, began):
+                # The same work of all iterations is one row of the table.
                 kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
                 alike.setdefault((lane.name, kind), []).append(span)
     listed = []
@@ -380,10 +387,10 @@ def _load(view: PageRequest) -> dict[int, str]:
 
 def trace(view: PageRequest) -> Response:
     """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
-    made = chrome_trace(view.run.name, times_of(view.run, _load(view)))
+    chrome_events = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
     return Response(
-        json.dumps(made),
+        json.dumps(chrome_events),
         media_type="application/json",
         headers={"Content-Disposition": f'attachment; filename="{name}.trace.json"'},
     )
@@ -396,11 +403,13 @@ def clock(seconds: float, length: float) -> str:
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)
+    # Two digits of whole seconds, and with decimals also the point and these.
     seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 
 def took(span: ShownSpan) -> str:
+    """Returns how long a span took, as text: "12.3 s", or as a clock shows it from 100 s on."""
     seconds = span.end - span.start
     if span.ending == "cut":
         return "its process died; the end was not recorded"
@@ -409,6 +418,8 @@ def took(span: ShownSpan) -> str:
 
 
 def _window(view: PageRequest, times: Times) -> Window:
+    """Returns the window of the address, or all of the time. Raises ValueError for bounds that are not
+    numbers, or not in order."""
     whole = max(times.end - times.start, SHORTEST_S)
     bounds = []
     for name, default in (("from", 0.0), ("to", whole)):
@@ -417,7 +428,7 @@ def _window(view: PageRequest, times: Times) -> Window:
             value = float(text) if text else default
         except ValueError:
             value = math.nan
-        if not (0 <= value < 1e10):
+        if not (0 <= value < 1e10):  # also refuses NaN and infinity; 1e10 s are 300 years
             raise ValueError(f"{name} is {text!r} and must be a number of seconds since the beginning")
         bounds.append(value)
     start, end = bounds
@@ -442,6 +453,7 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
     ends_of_open: list[float] = []
     for span in lane.spans:
+        # Those that the span begins within; deeper ones share the last row.
         ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
         row = len(ends_of_open)
         ends_of_open.append(span.end)
@@ -480,6 +492,7 @@ def _written(seconds: float) -> str:
 
 
 def mark(view: PageRequest) -> str:
+    # Open spans of a running process grow with the time, without any change of a file.
     now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in files_of(view.run)]
     return digest(view.store.mark([view.run]), files, now)

@@ -47,6 +47,7 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
     Files that can't be read are added to the experiment's `missing`. The result is kept for all sections.
     """
     path = experiment.path
+    # Without the texts of tokens, no episode can be drawn.
     if "newest" not in experiment.cache and all_texts(path) is not None:
         folder, run = TemporaryDirectory(), Run(path.name, path)
         candidates: list[AnswerFile] = []
@@ -114,9 +115,13 @@ def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, fl
     ]
     first, steps = methods[0], []
     for step, (_, advantage) in zip(row["steps"], first.cells, strict=True):
-        # A step that begins with the end of the line before stays one line; the end token has no text.
-        begins = step.startswith("\n") and len(step) > 1
-        text = "↵ " * begins + plain([step[1:] if begins else step]) if step else "(end)"
+        if not step:  # the end token has no text
+            text = "(end)"
+        elif step.startswith("\n") and len(step) > 1:
+            # The line break before the step's own line is shown as ↵ on that line.
+            text = "↵ " + plain([step[1:]])
+        else:
+            text = plain([step])
         steps.append((text, shade(advantage.value, first.scale) if advantage else ""))
     return {
         **{name: row[name] for name in ("answer", "prompt", "correct", "unfinished")},
@@ -145,7 +150,7 @@ class TreeSection(ReportSection):
             " HAVING count(DISTINCT answer) > 1"
             " ORDER BY max(reward) - min(reward) DESC, max(advantage_size) DESC, problem LIMIT 1"
         )
-        for row in chosen:
+        for row in chosen:  # one at most
             group = [episode for episode in answers.group(source.name, row["problem"]) if episode.step_values]
             return tree_html(group, all_texts(experiment.path) or (), 0)
         return ""
@@ -166,6 +171,7 @@ class EpisodesSection(ReportSection):
             experiment.missing.append("there are no episodes to show")
             return ""
         answers, source = answers_and_source
+        # Answers that no training row was made of are left out. Of demonstrations each row is one.
         trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
         rows = answers.sql(
             "SELECT *, score >= ? AS is_right,"
@@ -176,6 +182,7 @@ class EpisodesSection(ReportSection):
         )
         right = [row for row in rows if row["is_right"]]
         wrong = [row for row in rows if not row["is_right"]]
+        # Half of them are right, or more where there are too few wrong ones.
         n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
         chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: SHOWN - n_right])]
         chosen = [answer for answer in chosen if answer.episodes]

@@ -81,6 +81,7 @@ class TrainingSection(ReportSection):
             return ""
         charts = []
         for chart in usual_charts([Bunch(experiment.name, 0, [experiment])]):
+            # "own" is the experiment's colour in a report on several.
             series = [replace(line, colour="own") for line in chart.series]
             charts.append(line_chart(replace(chart, series=series)))
         return _note_and_charts(TRAINING_NOTE, charts) if charts else ""
@@ -104,7 +105,7 @@ class DomainsSection(ReportSection):
             for summary in summaries.values():
                 domains |= set(domains_of(summary))
         names = sorted(domains)
-        if len(names) < 2:
+        if len(names) < 2:  # charts of a single domain would repeat those of the experiment
             return ""
         colours = {name: colour_of(number) for number, name in enumerate(names)}
         rows, charts = [], []
@@ -178,8 +179,10 @@ class NumbersSection(ReportSection):
             recorded = {key.removeprefix(prefix) for key in keys}
             if not recorded:
                 continue
+            # A number is recorded as its mean; with suffixes as its largest value, and over correct answers.
             means = {name.removesuffix(LARGEST).removesuffix(OF_CORRECT) for name in recorded}
             charts, always_0 = [], []
+            # Declared numbers come first, in their order; others may be recorded as well.
             for name in (*group.numbers, *sorted(means - set(group.numbers))):
                 metric = f"{group.name}/{name}"
                 series = [
@@ -250,6 +253,8 @@ class DiagnosticsSection(ReportSection):
 
 
 def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
+    """Returns the values of a sign's row in the template: whether and when it was seen, what was measured,
+    and the thresholds, if the run's settings are known."""
     curve = experiment.curve(f"{SIGN}{sign}")  # 1 in iterations with the sign, else 0
     seen = [int(iteration) for iteration, value in curve if value]
     # The message is that of the last iteration with the sign, in which the run logged it.

@@ -147,6 +147,8 @@ def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
 
 
 def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
+    """Returns facts on an experiment, from its files, without those that aren't recorded."""
+
     def joined(facts: Mapping[str, Any], separator: str = ", ") -> str:
         """Returns e.g. "torch 2.9.0, vllm 0.12.0"."""
         return separator.join(f"{key} {value}" for key, value in facts.items() if value)

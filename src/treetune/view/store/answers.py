@@ -153,7 +153,9 @@ class AnswerStore:
         if time.monotonic() - self._last_listed_at < self._look_again_s:
             return self._last_listed
         indexed = [self._with_index(source) for source in self.sources()]
+        # Files that can't be read are not tried again until they change.
         missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
+        # A page waits for small files. Larger ones are read by a thread, and are there on a later look.
         if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
             self._make_indexes(missing)
             indexed = [self._with_index(item.source) for item in indexed]
@@ -216,7 +218,7 @@ class AnswerStore:
         """Makes indexes, deletes those of files that were deleted, and at the end releases `lock`."""
         try:
             names = {source.name for source in self.sources()}
-            for folder in list(self._cache.glob("[ie]*")):
+            for folder in list(self._cache.glob("[ie]*")):  # of iterations (i4) and evaluations (e4-test)
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
             for item in missing:
@@ -259,6 +261,7 @@ class AnswerStore:
             return {}
         if self._columns.get(names, ("",))[0] != mark:
             rows = self._cursor().execute(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+            # `row` and `place` are positions in files, by which nobody filters.
             columns = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
             self._columns[names] = mark, columns
         return self._columns[names][1]
@@ -364,6 +367,7 @@ class AnswerStore:
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         for item in self._chosen({source for source, _ in keys}):
             numbers = sorted(row for source, row in keys if source == item.source.name)
+            # Only the groups of rows that have some of them are read.
             with parquet.ParquetFile(item.folder / ROWS) as file:
                 for group in range(file.num_row_groups):
                     start = group * ROWS_IN_GROUP

@@ -359,7 +359,7 @@ def _splits(folder: Path) -> list[Path]:
     """Returns the folders of a saved data set's splits; names that lead out of its folder are left out."""
     try:
         names = json.loads((folder / SPLITS).read_text())["splits"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError):  # unreadable, or not what `datasets` writes there
         return []
     plain_names = [name for name in names if isinstance(name, str) and name == Path(name).name]
     return [folder / name for name in plain_names if name != ".."]

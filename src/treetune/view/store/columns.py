@@ -42,8 +42,10 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     problem, grade = batch["problem"], batch["grade"]
     count, names = batch.num_rows, batch.schema.names
+    # Files of earlier versions have no bonus, domain or numbers.
     bonus = pc.fill_null(batch["bonus"], 0.0) if "bonus" in names else pa.array([0.0] * count)
     outcome = pc.struct_field(grade, "outcome")
+    # An answer that could not be graded has no score, whatever the file has as its reward.
     is_graded = pc.not_equal(outcome, "unavailable")
     score = pc.if_else(is_graded, pc.struct_field(grade, "reward"), None)
     identity = pc.struct_field(problem, "id")
@@ -88,6 +90,7 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     has_segments = np.diff(ends) > 0
     first_version[has_segments] = versions[ends[:-1][has_segments]]
     logprobs = flat.field("logprobs")
+    # `ends` counts segments. The offset of a row's first segment is that of the row's first token.
     token_ends = logprobs.offsets.to_numpy()[ends]
     mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
     return {
@@ -128,6 +131,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     names, count, trained = batch.schema.names, batch.num_rows, batch["trained"]
     mean, least = _mean_and_least_of_trained(batch["advantages"], trained)
+    # The largest number is the least of the negated ones, negated.
     _, negated_most = _mean_and_least_of_trained(batch["advantages"], trained, sign=-1.0)
     most = pc.negate(negated_most)
     logprob_mean, logprob_least = _mean_and_least_of_trained(batch["behaviour_logprobs"], trained)
@@ -179,6 +183,7 @@ def _mean_and_least_of_trained(
     token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
+    # How many trained numbers there are up to the end of each row: the ends of rows among those alone.
     ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
     mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
@@ -213,6 +218,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         if isinstance(members, dict):  # such as grade or threads
             for name, value in members.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
+                    # Numbers of graders have no group in an iteration's answers either.
                     numbers[NUMBER + f"{group}/{name}".removeprefix("grade/")] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",
@@ -236,6 +242,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
 
 
 def _beginnings(texts: pa.Array) -> pa.Array:
+    """Returns the beginning of each text on one line."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -246,10 +253,12 @@ def _beginnings(texts: pa.Array) -> pa.Array:
 
 
 def _beginnings_and_ends(texts: pa.Array) -> pa.Array:
+    """Returns each text on one line; of a longer one its beginning and its end."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Cut first, as above. Of a longer text, beginning and end together are still longer than what is shown.
+    # Cut first: whole prompts as Python objects would take long. Of a longer text, beginning and end together
+    # are still longer than what is shown, so that `one_line_with_end` sees the cut.
     beginnings = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1).to_pylist()
     ends = pc.utf8_slice_codeunits(texts, -BEGINNING).to_pylist()
     lines = []

@@ -60,6 +60,7 @@ def leads_out(path: Path, folders: Sequence[Path]) -> bool:
 
 def links_in(experiment: Path) -> Iterator[Path]:
     """Yields the symbolic links in an experiment's folder, down to the levels that are read."""
+    # The name of the folder in the experiment ("" for the experiment itself), a folder below, and its level.
     unread = [("", experiment, 0)]
     while unread:
         top_name, folder, depth = unread.pop()
@@ -70,7 +71,7 @@ def links_in(experiment: Path) -> Iterator[Path]:
             continue
         for entry in entries:
             name = top_name or entry.name
-            if entry.is_symlink() and name != "checkpoints":
+            if entry.is_symlink() and name != "checkpoints":  # nothing is read there
                 yield Path(entry.path)
             if depth < READ_INTO.get(name, 0) and entry.is_dir():
                 unread.append((name, Path(entry.path), depth + 1))

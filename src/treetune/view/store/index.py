@@ -137,6 +137,7 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
 
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
+    """Yields the iterations that have answers, or at least the training rows of demonstrations."""
     config = run.path / "config.json"
     titles = _titles_of_credited_log(config, stat_of(config))
     for folder in _numbered_folders(run.path / "iterations"):
@@ -160,8 +161,11 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
 
 
 @functools.lru_cache(maxsize=256)
-def _titles_of_credited_log(config: Path, _: object) -> Mapping[str, str]:
-    """Returns the names of the log's files by iteration: {"10": "10.jsonl"}; empty for a run of treetune."""
+def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
+    """Returns the names of the log's files by iteration: {"10": "10.jsonl"}; empty for a run of treetune.
+
+    `stat` is part of the cache's key: see `stat_of`.
+    """
     try:
         content = json.loads(config.read_bytes())
     except (OSError, ValueError):  # the experiment's page reports it
@@ -244,6 +248,7 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
     verify_once(path, REMEDY)
     with path.open("rb") as file:
         try:
+            # First the schema alone: columns are chosen by their numbers in it.
             with pa.ipc.open_stream(file) as reader:
                 names = reader.schema.names
             metadata = reader.schema.metadata or {}
@@ -260,6 +265,7 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
                     yield batch, file.tell()
         except (pa.ArrowInvalid, OSError) as error:
             raise ValueError(f"{path} is not a whole Arrow file ({error})") from error
+    # A stream that was cut between two batches looks complete, but the schema has the number of rows.
     if b"rows" in metadata and count != int(metadata[b"rows"]):
         raise ValueError(f"{path} is cut short: {count} of {int(metadata[b'rows'])} rows")
 
@@ -344,10 +350,11 @@ def build(source: AnswerFile, folder: Path) -> None:
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
-        elif source.path == source.episodes:
+        elif source.path == source.episodes:  # demonstrations: the training rows are the answers
             tables = [_episodes_table(source, texts, layouts)]
         else:
             tables = list(_stream_tables(source.path, OF_ANSWERS, answer_columns, texts, layouts, "answers"))
+        # Tables may have different columns, and numbers of different types in a column ("permissive").
         empty = pa.table({"place": pa.array([], pa.int64())})
         table = pa.concat_tables(tables, promote_options="permissive") if tables else empty
         table = table.append_column("source", pa.array([source.name] * table.num_rows, pa.string()))
@@ -387,7 +394,7 @@ def _stream_tables(
     import pyarrow as pa
 
     batches = walk(path, columns)
-    _, head = next(batches)
+    _, head = next(batches)  # the schema, and the byte where it ends
     ends, rows = list[int](), [0]
     for batch, end in batches:
         ends.append(end)
@@ -402,6 +409,10 @@ def _stream_tables(
 
 def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[str, Layout]) -> pa.Table:
     """Returns training rows with the numbers that the trainer recorded for their tokens.
+
+    Args:
+        texts: gets the rows' texts; None where the answers' own texts are in it already.
+        layouts: gets the layouts of both files, under "episodes" and "signals".
 
     Raises ValueError where these numbers belong to other rows.
     """

@@ -141,7 +141,7 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     columns = content.get("columns") if isinstance(content, dict) else None
     data = content.get("data") if isinstance(content, dict) else None
     columns = columns if isinstance(columns, list) else []
-    rows: list[Any] = data if isinstance(data, list) else [None]
+    rows: list[Any] = data if isinstance(data, list) else [None]  # which is refused below
     if not columns or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
         raise ValueError(
             f"{path} is not a W&B table: it should have columns, a list of names, and data, whose rows are as"
@@ -191,7 +191,7 @@ def _column(values: list[Any]) -> pa.Array:
     if not any(isinstance(value, str | list | dict) for value in values):
         try:
             return pa.array(values)
-        except (pa.ArrowException, OverflowError):
+        except (pa.ArrowException, OverflowError):  # values of different types, or too large a number
             pass
     texts = [
         value if isinstance(value, str | None) else json.dumps(value, ensure_ascii=False) for value in values
@@ -218,6 +218,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
         if not rows.is_file():
             return rate, ""
+        # A row was asked as a conversation, or as the plain text `raw_prompt`, if it has one.
         asked = (
             "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
             f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"

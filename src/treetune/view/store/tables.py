@@ -188,6 +188,7 @@ class DataSetTable:
         read.
         """
         path, kind = self.data.path, self.data.kind
+        # An unfinished estimate has rates of some rows only, whose numbers may exceed their count.
         if not 0 <= number < self.total and kind != "estimate":
             raise NotThere(f"{self.data.name} has no row {number}: it has rows 0 to {self.total - 1}")
         if kind == "parquet":
@@ -258,6 +259,7 @@ class DataSetTable:
             return pa.table(self._query(query, [*values, *[search] * len(names)]).fetchnumpy())
 
         matching = self._cached(("matching", tuple(filters), search), search_texts, searches=True)
+        # The filters have been applied by the search already.
         return f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching
 
     def _cached(self, key: Hashable, make: Callable[[], Value], *, searches: bool = False) -> Value:
@@ -267,7 +269,7 @@ class DataSetTable:
             if key in cache:
                 cache.move_to_end(key)
                 return cache[key]
-        value = make()
+        value = make()  # without the lock, because it may take seconds
         with self._lock:
             cache[key] = value
             while len(cache) > most:
@@ -291,7 +293,7 @@ class DataSetTable:
         with self._lock:
             cursor = self._connection.cursor()
         if self._arrow is not None:
-            cursor.register("arrow_table", self._arrow)
+            cursor.register("arrow_table", self._arrow)  # only this cursor knows it then
         return cursor
 
     def _source(self) -> tuple[str, str]:
@@ -301,6 +303,7 @@ class DataSetTable:
 
         path = self.data.path
         if self.data.kind == "parquet":
+            # Without Hive partitioning, which would make a column of a folder named `key=value`.
             file = f"read_parquet({file_in_sql(path)}, file_row_number=true, hive_partitioning=false)"
             return f"(SELECT * EXCLUDE (file_row_number), file_row_number AS {quoted(ROW)} FROM {file})", ""
         if self.data.kind == "lines":
@@ -313,19 +316,23 @@ class DataSetTable:
         return "arrow_table", ""
 
     def _lines(self) -> tuple[str, str]:
-        """Returns the same for JSON lines. Lines that can't be read are rows of nulls, and the remark says
-        so."""
+        """Returns the SQL after FROM for a file of JSON lines, whose rows have their numbers, and a remark.
+
+        Lines that can't be read are rows of nulls, and the remark says so.
+        """
         import duckdb
 
         path = self.data.path
 
         def read() -> str:
+            """Returns the beginning of a call. The caller adds arguments and the closing parenthesis."""
             return (
                 f"read_json({file_in_sql(path)}, format='newline_delimited', ignore_errors=true,"
                 f" maximum_object_size={LONGEST_LINE}"
             )
 
         def types_of_columns() -> dict[str, str]:
+            # By all lines (−1). What is nested deeper than six levels stays JSON.
             described = f"DESCRIBE SELECT * FROM {read()}, sample_size=-1, maximum_depth=6)"
             return {name: kind for name, kind, *_ in self._cursor().execute(described).fetchall()}
 
@@ -358,17 +365,19 @@ class DataSetTable:
         )
 
     def _columns(self) -> Iterator[DataColumn]:
+        """Yields all columns of the file, and nested fields and lengths as long as there are at most `MOST`
+        columns."""
         relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
-        taken = {name.casefold() for name, _ in described}
+        taken_names = {name.casefold() for name, _ in described}
         count = 0
         for name, kind in described:
             for column in _fields(name, quoted(name), kind, 0):
                 key = column.name.casefold()
                 # A nested field's name may be that of a column of the file.
-                if column.depth and (key in taken or count >= MOST):
+                if column.depth and (key in taken_names or count >= MOST):
                     continue
-                taken.add(key)
+                taken_names.add(key)
                 count += 1
                 yield column
 
@@ -385,6 +394,7 @@ def _without_bad_lines(path: Path) -> Any:
         for line in filter(bytes.strip, file):
             try:
                 row = json.loads(line)
+                # DuckDB reads no field without a name.
                 is_readable = isinstance(row, dict) and "" not in row and _depth(row) <= DEEPEST_LINE
             except (ValueError, RecursionError):
                 is_readable = False
@@ -428,7 +438,7 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
     elif kind.id in _BROKEN:
         as_kind, to_sql = "DOUBLE", f"CAST({sql} AS DOUBLE)"
     elif str(kind) == "JSON":
-        to_sql = f"({sql} ->> '$')"
+        to_sql = f"({sql} ->> '$')"  # as text: a string without its quotes
     elif is_conversation:
         to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
@@ -470,7 +480,7 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     if not counted:
         return None
     step = bin_step(low, high, whole=whole)
-    first = math.floor(low / step + HAIR)
+    first = math.floor(low / step + HAIR)  # by rounding, a value may be a hair below the bound that it equals
     binned = numbers.execute(
         f"SELECT floor({x} / {step!r} + {HAIR!r}) AS bin, count(*) FROM numbers"
         f" WHERE {x} IS NOT NULL GROUP BY bin"
@@ -501,7 +511,7 @@ def bin_step(low: float, high: float, *, whole: bool) -> float:
         return RATE_STEP
     # With narrower bins, there would be more than MOST_BARS. Divided first, since `high - low` may overflow.
     least_width = high / MOST_BARS - low / MOST_BARS
-    if least_width <= 0:
+    if least_width <= 0:  # all values are equal
         return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
     power = 10.0 ** math.floor(math.log10(least_width))
     # By rounding, the least width may be a hair above a width that it equals.

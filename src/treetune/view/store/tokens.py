@@ -134,6 +134,7 @@ def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
         return None
     columns = []
     for segment in trajectory.segments:
+        # In the engine's precision: pages show the shortest digits that give the same number in it.
         missing = np.full(len(segment.token_ids), np.nan, precisions[0])
         columns.append(missing if segment.logprobs is None else segment.logprobs)
     return np.concatenate(columns)
@@ -145,6 +146,7 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
     if episode is None:
         return {}
     signals = None
+    # Not strict, because an iteration may have no signals.
     for stored_episode, stored_signals in zip(answer.episodes, answer.signals, strict=False):
         if stored_episode is episode:
             signals = stored_signals
@@ -190,7 +192,7 @@ def steps_of(
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
         )
         for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
-        if start < end or length == 0
+        if start < end or length == 0  # an answer without tokens has a step, too
     ]
 
 
@@ -270,6 +272,7 @@ def _moments(
         domains = [domain] if trainer.get("normalise_by_domain") else list(sums)
         count, total, squares = np.sum([sums[name] for name in domains], axis=0)
         if count >= 2:
+            # As training computes them, with the same 1e-8.
             mean = total / count
             deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
             moments[domain] = (float(mean) if normalisation == "whiten" else 0.0), float(deviation)
@@ -349,9 +352,10 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     objective_class = Objective.registered().get(str(objective.get("type")))
     default_aggregation = getattr(objective_class, "aggregation", "token")
     by_sequence = objective.get("aggregation", default_aggregation) == "sequence"
-    is_known = not penalised(config)
+    is_known = not penalised(config)  # a KL penalty on advantages isn't stored
     moments, weight_of_all = _moments(answer, episode, config), 0.0
     if is_known:
+        # As a tuple, because the result is cached by its arguments.
         weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
     advantages = tokens.numbers["advantage"]
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
@@ -367,15 +371,15 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
             share = aggregation_weight * float(np.abs(advantages[trained]).sum()) / weight_of_all
         rows.append(
             TrainedStep(
-                step,
-                next_step.value if next_step is not None else None,
-                float(episode.advantages[trained].mean()) if len(trained) else 0.0,
-                float(advantages[trained].mean()) if is_known and len(trained) else None,
-                _finite_mean(engine_ratios[trained]),
-                _finite_mean(ratios[trained]),
-                int(is_clipped[trained].sum()),
-                len(trained),
-                share,
+                step=step,
+                value_after=next_step.value if next_step is not None else None,
+                advantage=float(episode.advantages[trained].mean()) if len(trained) else 0.0,
+                trained_advantage=float(advantages[trained].mean()) if is_known and len(trained) else None,
+                engine_ratio=_finite_mean(engine_ratios[trained]),
+                ratio=_finite_mean(ratios[trained]),
+                clipped=int(is_clipped[trained].sum()),
+                tokens=len(trained),
+                share=share,
             )
         )
     return rows
@@ -388,6 +392,7 @@ def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[s
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
+    # With a negative advantage, the dual clip also bounds large ratios; without one, no ratio is too large.
     is_clipped_below = ((ratios < 1 - low) | (ratios > (dual or np.inf))) & (advantages < 0)
     return np.where(advantages > 0, ratios > 1 + high, is_clipped_below)
 
@@ -467,12 +472,13 @@ def mark_of_credits(run: Path) -> list[object]:
 
 
 def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
+    """Yields the credit that the methods of a credit microscope gave the answer, if the folder has one."""
     if not (folder / MICROSCOPE).is_file():
         return
     result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return
-    iteration = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))
+    iteration = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))  # counted from 0 there
     if iteration is None:
         return
     for row in iteration["answers"]:
@@ -482,6 +488,8 @@ def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]
 
 
 def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
+    """Yields the credit that a replay of the iteration gave the answer, if the folder has one: as it was
+    ("own"), and as it was changed ("other")."""
     path = folder / REPLAY
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return

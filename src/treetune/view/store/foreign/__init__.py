@@ -151,6 +151,8 @@ def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
 
 
 def _answer_of(row: FileRow) -> dict[str, Any]:
+    """Returns the line of a row. Named fields come last: they would take a result of verifiers as well, and
+    lose what only verifiers writes."""
     content = row.content
     if row.is_inspect:
         return inspect_logs.answer_of(content, row.task)
@@ -173,8 +175,8 @@ def answer_at(path: Path, place: int) -> Mapping[str, Any]:
 
 
 @functools.lru_cache(maxsize=2)
-def _answers_by_place(path: Path, _: object) -> dict[int, dict[str, Any]]:
-    """Returns all answers of a file by their places. It is cached until the file's size or time changes."""
+def _answers_by_place(path: Path, stat: object) -> dict[int, dict[str, Any]]:
+    """Returns all answers of a file by their places. `stat` is part of the cache's key: see `stat_of`."""
     return dict(answers_in(path))
 
 
@@ -184,7 +186,9 @@ def holds_answers(path: Path) -> bool:
 
 
 @functools.lru_cache(maxsize=16384)
-def _holds_answers(path: Path, _: object) -> bool:
+def _holds_answers(path: Path, stat: object) -> bool:
+    """Returns whether one of the first rows is an answer. `stat` is part of the cache's key: see
+    `stat_of`."""
     try:
         return any(map(_is_answer, first_rows(path)))
     except UNREADABLE:

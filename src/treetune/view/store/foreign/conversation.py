@@ -66,12 +66,14 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def _speaker(message: Mapping[str, Any]) -> str:
+    """Returns the role of a message's author, and for a tool's reply also the tool: "tool search"."""
     role = str(message.get("role") or "")
     tool = message.get("name") or message.get("function") if role == "tool" else None
     return f"{role} {tool}" if isinstance(tool, str) and tool else role
 
 
 def _content_text(content: Any) -> str:
+    """Returns a message's content as text: it is a text, a list of parts, or a single part."""
     if content is None:
         return ""
     if isinstance(content, str):

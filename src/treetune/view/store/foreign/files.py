@@ -103,11 +103,13 @@ def first_rows(path: Path) -> Iterator[FileRow]:
             with archive.open(name) as pickled:
                 head = pickled.read(HEAD_BYTES)
         if all(word in head for word in (b"rollout_id", b"samples", b"response")):
+            # Takes the place of slime's samples, which aren't read: it passes for an answer.
             yield FileRow(0, "", {"prompt": "", "response": "", "reward": None})
     elif path.suffix == ".parquet":
         from pyarrow import parquet
 
         with parquet.ParquetFile(path) as table:
+            # Other Parquet files are data sets, and not TRL's tables of completions.
             if all(name in table.schema_arrow.names for name in OF_A_TABLE):
                 for batch in table.iter_batches(FIRST_ROWS):
                     yield from _numbered(iter(batch.to_pylist()))
@@ -119,6 +121,8 @@ def first_rows(path: Path) -> Iterator[FileRow]:
 
 
 def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
+    """Yields a row for each content, with its number as its place; it has a fault where it isn't an
+    object."""
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
         yield FileRow(place, f"row {place + 1}", content, "" if is_object else NOT_AN_OBJECT)
@@ -138,6 +142,7 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
+    """Yields the rows of JSON lines. A last line without its end may still be being written."""
     with path.open("rb") as file:
         place = 0
         for number, text in enumerate(file, 1):
@@ -232,6 +237,7 @@ def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
         raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
     if info.compress_type != ZSTANDARD:
         return archive.read(name)
+    # Python before 3.14 can't read such a member, so that its compressed bytes are looked up in the file.
     import pyarrow as pa
 
     file.seek(info.header_offset + LENGTHS_AT)

@@ -48,6 +48,7 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
     error = describe_error(sample.get("error")) or describe_error(output.get("error"))
     limit = sample.get("limit")
     reason = next((choice.get("stop_reason") for choice in output.get("choices") or () if choice), None)
+    # A log that treetune has written has in its metadata what our grader said, also of ungraded answers.
     is_exported = str(output.get("model") or "").startswith(OWN_MODEL)
     exported: Mapping[str, Any] = (sample.get("metadata") or {}) if is_exported else {}
     remarks = [str(score.get("explanation") or exported.get("message") or "")]
@@ -82,7 +83,7 @@ def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
     if isinstance(value, list):
         return [_with_attachments(part, attachments) for part in value]
     if isinstance(value, Mapping):
-        not_needed = ("attachments", "events", "store")
+        not_needed = ("attachments", "events", "store")  # parts of a sample from which nothing is read
         return {
             name: _with_attachments(part, attachments)
             for name, part in value.items()
@@ -113,8 +114,8 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
         if message.get("role") != "system":
             messages_before += 1
     prompt, answer = messages[:first] or asked, messages[first:]
-    if not answer:
-        choices = (_with_attachments(output, {}).get("choices") or []) if output else []
+    if not answer:  # a log without the messages has the answer only as the model's output
+        choices = output.get("choices") or []
         answer = [choice["message"] for choice in choices if choice and choice.get("message")]
         answer = answer or output.get("completion") or ""
     return prompt, answer
@@ -160,13 +161,15 @@ def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
 
 
 def _number(value: Any) -> float | None:
+    """Returns the number of a score, which may be a grade such as "C", a word such as "yes", or a number."""
     if isinstance(value, str):
-        letter = GRADES.get(value, WORDS.get(value.strip().casefold()))
-        return number_of(value) if letter is None else letter
+        grade = GRADES.get(value, WORDS.get(value.strip().casefold()))
+        return number_of(value) if grade is None else grade
     return None if isinstance(value, float) and math.isnan(value) else number_of(value)
 
 
 def _target(target: Any) -> Any:
+    """Returns a sample's reference answer; several that are all right are joined by "or"."""
     if isinstance(target, list) and all(is_plain(part) for part in target):
         return " or ".join(map(str, target)) or None
     return None if target == "" else target

@@ -78,12 +78,14 @@ def step_of(path: Path, run: Path) -> RunStep:
         match = _STEP_FOLDER.fullmatch(folder)
         if match is None:
             continue
+        # The label tells apart the files of a step: what follows the step in its folder's name, the folders
+        # below it, and the file's name, without those names that say nothing.
         label_parts = [part for part in (match[2], *folders[depth + 1 :]) if part not in (None, "", ALL)]
         name = path.name.removesuffix(path.suffix)
         if name not in GENERIC_NAMES:
             label_parts.append(name)
         return RunStep(int(match[1]), " ".join(label_parts))
-    if path.suffix == ".json":
+    if path.suffix == ".json":  # W&B's NAME_STEP_HASH.table.json
         match = _STEP_OF_TABLE.fullmatch(path.stem)
     elif path.suffix == ".eval":  # its name begins with the time when it was made
         match = None
@@ -94,6 +96,6 @@ def step_of(path: Path, run: Path) -> RunStep:
 
 def _rank(path: Path, run: Path) -> tuple[float, str, list[int], str]:
     """Returns a sort key: by step, then by label, then by the numbers in the file's name."""
-    step = step_of(path, run)
+    step = step_of(path, run)  # files without a step come first, hence −1 below
     numbers = [int(number) for number in re.findall(r"\d+", path.stem)]
     return (-1.0 if step.number is None else step.number), step.label, numbers, str(path)

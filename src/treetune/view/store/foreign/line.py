@@ -54,6 +54,11 @@ def line(
     whole answer.
 
     Args:
+        prompt: A text, or a conversation as a list of messages.
+        text: The answer, also as a message or a list of messages.
+        reward: None if it is unknown.
+        outcome: None if it follows from `error` and `reward`.
+        sample: The number of the answer among those to its problem, from 0.
         changed: Why `text` is not what the model wrote; empty where `describe_change` tells it.
     """
     if outcome is None:
@@ -62,6 +67,7 @@ def line(
         "problem": problem,
         "sample": sample if sample is not None and sample <= LARGEST_COUNT else None,
         "prompt": written(prompt),
+        # A conversation of a single message is shown as a plain prompt.
         "messages": turns(prompt) if isinstance(prompt, list) and len(prompt) > 1 else [],
         "text": written(text),
         "gold": None if gold is None else written(gold),
@@ -152,6 +158,8 @@ def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[s
 
 
 def _numbers(values: Mapping[str, Any], without: Sequence[str], depth: int) -> Iterator[tuple[str, float]]:
+    """Yields the numbers of an object by their paths. `without` are names of its own fields that are left
+    out, and `depth` is the number of levels of nested objects that are read."""
     for name, value in values.items():
         if name in without or not isinstance(name, str):
             continue
@@ -195,5 +203,5 @@ def describe_error(error: Any) -> str:
                 message = error[key]
                 break
         parts = [part if isinstance(part, str) else written(part) for part in (kind, message) if part]
-        return ": ".join(dict.fromkeys(parts)) or written(error)
+        return ": ".join(dict.fromkeys(parts)) or written(error)  # once where both are the same
     return written(error)

@@ -110,7 +110,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(text, list) and len(text) > 1 and not is_conversation(text):
         raise NotAnAnswer(f"its answer is a list of {len(text)} values")
     if isinstance(text, list) and len(text) == 1 and not is_message(text[0]):
-        [text] = text
+        [text] = text  # a list of one answer
     if not _has_reward(row):
         raise NotAnAnswer(f"it has no reward ({', '.join(NAMES['reward'])})")
     reward, remark = _reward(row, values["reward"])
@@ -119,6 +119,7 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         error = f"the answer ended as {finish_reason}"
     if text is None and not error:
         error = "its answer is null"
+    # Numbers in these are ids, or belong to the problem and the environment.
     not_numbers = [
         *NAMES["problem"],
         *NAMES["text"],
@@ -127,11 +128,12 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "env_extras",
         "reward_model",
     ]
+    # The reward is stored apart. Where it is an object of several numbers, all of them are stored.
     numbers = numbers_in(row, [*not_numbers, *(name for name in NAMES["reward"] if is_number(row.get(name)))])
-    if error and reward is not None:
+    if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     gold = values["gold"]
-    extras = row.get("env_extras")
+    extras = row.get("env_extras")  # where SkyRL has the reference answer
     if gold is None and isinstance(extras, Mapping):
         spec = extras.get("reward_spec") or extras.get("reward_model") or {}
         gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None

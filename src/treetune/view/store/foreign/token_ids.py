@@ -46,6 +46,7 @@ def stored_tokens(row: Any) -> StoredTokens | None:
         return _tokens_of_trace(traces[0]) if len(traces) == 1 and isinstance(traces[0], Mapping) else None
     if isinstance(row.get("nodes"), list):
         return _tokens_of_trace(row)
+    # slime: `tokens` are those of prompt and answer, of which the last `response_length` are the answer's.
     response_length = row.get("response_length")
     tokens = _ids(row.get("tokens"))
     prompt_ids: list[int] | None
@@ -81,8 +82,8 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
         has_logprobs = has_logprobs and (node_logprobs is not None or not any(node_sampled))
         ids += node_ids
         sampled += node_sampled
-        logprobs += node_logprobs or [0.0] * len(node_ids)
-    if True not in sampled[1:]:
+        logprobs += node_logprobs or [0.0] * len(node_ids)  # of tokens that weren't sampled
+    if True not in sampled[1:]:  # no answer, or no prompt before it
         return None
     start = sampled.index(True, 1)  # all tokens before the first sampled one are the prompt
     return StoredTokens(ids[:start], ids[start:], sampled[start:], logprobs[start:] if has_logprobs else None)

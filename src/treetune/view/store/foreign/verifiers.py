@@ -56,7 +56,7 @@ def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
     numbers = numbers_in(row, NOT_COUNTED)
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
-    task = row.get("task") if row.get("task") != "default" else None
+    task = row.get("task") if row.get("task") != "default" else None  # "default" tells nothing about it
     return line(
         prompt=row["prompt"],
         text=row["completion"],
@@ -83,7 +83,7 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     data = task["data"] if isinstance(task.get("data"), Mapping) else {}
     prompt_messages, answer = _split(first)
     prompt: Any = prompt_messages
-    if not prompt_messages:
+    if not prompt_messages:  # it failed before its first message: the task may have the prompt
         prompt = next((data[name] for name in ("prompt", "question", "instruction") if data.get(name)), "")
     if not traces and not data and not row.get("errors"):
         raise NotAnAnswer("its episode has no trace, no task and no error")
@@ -98,14 +98,14 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
         agent = further.get("agent") or further.get("agent_id") or f"agent {number}"
         text += f"\n\n--- {written(agent)} ---\n\n{written(_split(further)[1])}"
     numbers = scores | numbers_in({"metrics": first.get("metrics") or row.get("metrics")})
-    if error and reward is not None:
+    if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     return line(
         prompt=prompt,
         text=text,
         changed="several agents" if len(traces) > 1 else describe_change(answer),
         reward=None if error else reward,
-        # A rollout that failed before its first message has only the task's prompt.
+        # By the task's prompt, which rollouts that failed before their first message have as well.
         problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),
         gold=data.get("answer"),
         error=error,
