@@ -41,7 +41,7 @@ local named(name) = { experiment_name: 'hinted_sums/' + name };
       trainer+: {
         objective: { type: 'ppo' },
         advantage_normalisation: 'none',
-        learning_rate: 3e-4,
+        learning_rate: 1e-4,
         schedule: { type: 'warmup', steps: 3 },
         minibatch_size: 32,
       },

@@ -1,32 +1,26 @@
-// A table of methods on hinted sums: `names` are the rows' titles by experiment, and `rates` further learning rates to try.
-local on(name, rate) = {
-  configs: ['configs/hinted_sums/%s.jsonnet' % name],
-  overrides: if rate == null then [] else [
-    '{ experiment_name+: "_%s", trainer+: { learning_rate: %s } }' % [rate, rate],
-  ],
+// A table of methods on hinted sums. A row: {name, config}, the title and the file below configs/hinted_sums; in tries also
+// `label`, which the experiment's name ends with, and `settings`, which are appended to the file.
+local experiment_of(row) = row.config + (if std.objectHas(row, 'label') then '_' + row.label else '');
+local experiment(row) = {
+  configs: ['configs/hinted_sums/%s.jsonnet' % row.config],
+  overrides: if std.objectHas(row, 'label') then ['{ experiment_name+: "_%s" }' % row.label, row.settings] else [],
   needs: ['start'],
   seconds_per_run: 40,
-  estimated_from: 'a guess for one of two cores',
+  estimated_from: 'seen on one of two cores',
 };
-local experiment_of(name, rate) = name + (if rate == null then '' else '_' + rate);
 
-function(seeds, names, more, rates=[null]) {
+function(seeds, rows, more) {
   type: 'reproduction',
   directory: 'experiments/self_distillation',
   seeds: seeds,
-  baseline: if rates == [null] then 'GRPO' else null,
   experiments: {
     start: {
       configs: ['configs/hinted_sums/start.jsonnet'],
       shared: true,
-      seconds_per_run: 120,
-      estimated_from: 'a guess for one of two cores',
+      seconds_per_run: 140,
+      estimated_from: 'seen on one of two cores',
     },
-  } + {
-    [experiment_of(name, rate)]: on(name, rate)
-    for name in std.objectFields(names)
-    for rate in rates
-  },
+  } + { [experiment_of(row)]: experiment(row) for row in rows },
   columns: [
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
     { name: 'area over steps', area: { over: 'steps', upto: 96 }, curve: 'validation' },
@@ -34,11 +28,8 @@ function(seeds, names, more, rates=[null]) {
     { name: 'result contradicts lines', evaluation: 'test', value: 'leak/contradicted' },
     { name: 'repeats the hint', evaluation: 'test', value: 'leak/repeated_hint' },
   ],
-  rows: [{ name: 'start', experiment: 'start' }] + [
-    { name: names[name] + (if rate == null then '' else ', ' + rate), experiment: experiment_of(name, rate) }
-    for name in std.objectFields(names)
-    for rate in rates
-  ],
+  rows: [{ name: 'start', experiment: 'start' }]
+        + [{ name: row.name, experiment: experiment_of(row) } for row in rows],
   panels: [
     { name: 'validation accuracy', evaluation: 'validation' },
     { name: 'KL to the teacher, nats per token', metric: 'credit/teacher_kl' },

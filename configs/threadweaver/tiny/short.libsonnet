@@ -31,6 +31,24 @@ local setting = (import '../../models/tiny_narrow.jsonnet')
                 };
 
 local start_name = 'threadweaver/tiny/short_start';
+
+local from_start = setting + (import '../../trainers/tiny_one_step.jsonnet') + {
+  model: { type: 'pretrained', name_or_path: '%s/%s/checkpoints/last/policy' % [$.directory, start_name] },
+  rollout: { type: 'parallel_threads', samples: 8, max_tokens: 96 },
+  selection: { type: 'all' },
+  trainer+: {
+    objective: { type: 'ppo' },
+    advantage_normalisation: 'none',
+    learning_rate: 3e-4,
+    schedule: { type: 'warmup', steps: 3 },
+    minibatch_size: 32,
+    layout: 'tree',
+  },
+  problems_per_iteration: 16,
+  iterations: 15,
+  evaluation+: { every: 5 },
+};
+
 {
   start: setting + (import '../../trainers/tiny_sft.jsonnet') + (import '../../methods/sft.jsonnet') + {
     experiment_name: start_name,
@@ -41,21 +59,5 @@ local start_name = 'threadweaver/tiny/short_start';
   },
 
   // 15 iterations of 16 problems with 8 answers each, and four steps an iteration.
-  policy_gradient(name, credit):: setting + (import '../../trainers/tiny_one_step.jsonnet') + {
-    experiment_name: 'threadweaver/tiny/' + name,
-    model: { type: 'pretrained', name_or_path: '%s/%s/checkpoints/last/policy' % [$.directory, start_name] },
-    rollout: { type: 'parallel_threads', samples: 8, max_tokens: 96 },
-    selection: { type: 'all' },
-    trainer+: {
-      objective: { type: 'ppo' },
-      advantage_normalisation: 'none',
-      learning_rate: 3e-4,
-      schedule: { type: 'warmup', steps: 3 },
-      minibatch_size: 32,
-      layout: 'tree',
-    },
-    problems_per_iteration: 16,
-    iterations: 15,
-    evaluation+: { every: 5 },
-  } + credit,
+  policy_gradient(name, credit):: from_start + credit + { experiment_name: 'threadweaver/tiny/' + name },
 }
