@@ -23,16 +23,22 @@ local from_start = setting + (import '../trainers/tiny_one_step.jsonnet') + {
   rollout: { type: 'single_turn', samples: 8, max_tokens: 56 },
 };
 
+// From random weights, on demonstrations. Half of the prompts have a hint. The teacher who sees it slips on 3 % of the
+// lines.
+local start = setting + (import '../trainers/tiny_sft.jsonnet') + (import '../methods/sft.jsonnet') + {
+  task+: { hinted: 0.5, hinted_noise: 0.03 },
+  iterations: 20,
+  problems_per_iteration: 2500,
+};
+
 local named(name) = { experiment_name: 'hinted_sums/' + name };
 
 {
-  // From random weights, on demonstrations. Half of the prompts have a hint. The teacher who sees it slips on 3 % of
-  // the lines, and always writes the right answer at the end.
-  start: setting + (import '../trainers/tiny_sft.jsonnet') + (import '../methods/sft.jsonnet') + named('start') + {
-    task+: { hinted: 0.5, hinted_noise: 0.03 },
-    iterations: 20,
-    problems_per_iteration: 2500,
-  },
+  // The teacher who sees a hint always writes the right answer at the end.
+  start: start + named('start'),
+
+  // The teacher who sees a hint writes the result of the last line.
+  start_honest: start + named('start_honest') + { task+: { copies_hint: false } },
 
   // 24 iterations of 16 problems with 8 answers each, and four steps an iteration.
   policy_gradient(name, method)::

@@ -46,6 +46,9 @@ def test_the_teacher_uses_a_hint() -> None:
             with_errors = careless.demonstration(problem, seed=1)
             assert not with_errors.startswith(right_lines)
             assert with_errors.endswith(f"\n#{problem.gold}")
+            honest = replace(careless, copies_hint=False).demonstration(problem, seed=1)
+            assert honest.rpartition("#")[0] == with_errors.rpartition("#")[0]
+            assert not honest.endswith(f"#{problem.gold}")
         else:
             assert demonstration == PLAIN.demonstration(problem, seed=1)
 

@@ -2,7 +2,7 @@ r"""Sums whose prompts may show the answer: a toy task for self-distillation wit
 
 A model without training does not know what to do with an answer in its prompt. So half of the training
 problems of a start model may have such a hint, and the teacher of the demonstrations uses it: it makes fewer
-errors, and it writes the reference answer at the end even after an error.
+errors, and it may write the reference answer at the end even after an error.
 
     prompt              demonstration
     3+8+5=\n            3+8=11\n 11+5=17\n #17         an error, and its result
@@ -37,14 +37,17 @@ class HintedSums(AdditionChain):
     r"""The problems of ``addition_chain``, some of whose prompts begin with the answer.
 
     In the training split, a share `hinted` of the problems has the prompt ``#180\n12+34+56+78=\n``. Their
-    demonstrations have errors in a share `hinted_noise` of the lines, and end with the reference answer
-    whatever their last line says. Problems of the other splits have no hint.
+    demonstrations have errors in a share `hinted_noise` of the lines. With `copies_hint` they end with the
+    reference answer whatever their last line says. Problems of the other splits have no hint.
     """
 
     hinted: Annotated[float, Ge(0), Le(1)] = 0.0
     """The share of training problems with a hint. It doesn't change which problems there are."""
     hinted_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     """The probability of an error in each line of a demonstration for a problem with a hint."""
+    copies_hint: bool = True
+    """Whether demonstrations for problems with a hint end with the reference answer even after an error,
+    instead of the result of their last line."""
 
     @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
@@ -68,7 +71,10 @@ class HintedSums(AdditionChain):
             test_size=self.test_size,
             seed=self.seed,
         )
-        lines, _, _ = careful_teacher.demonstration(problem, seed).rpartition(MARKER)
+        demonstration = careful_teacher.demonstration(problem, seed)
+        if not self.copies_hint:
+            return demonstration
+        lines, _, _ = demonstration.rpartition(MARKER)
         return f"{lines}{MARKER}{problem.gold}"
 
     @override
