@@ -3,7 +3,7 @@
 // accuracy curve over steps (32 sampled answers a step) and on test pass@1. The learning rate is one of seed 101
 // (self_distillation_tries.jsonnet), where OPSD with the present policy as the teacher collapsed at every rate and bound.
 (import 'self_distillation.libsonnet')(
-  [1, 2, 3, 4],
+  [1, 2, 3],
   [
     { name: 'GRPO', config: 'grpo' },
     { name: 'OPSD, the start model teaches', config: 'opsd_start_teacher' },

@@ -25,6 +25,7 @@ function(seeds, rows, more, start='start') {
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
     { name: 'area over steps', area: { over: 'steps', upto: 96 }, curve: 'validation' },
     { name: 'stated without derivation', evaluation: 'test', value: 'leak/underived' },
+    { name: 'right without derivation', evaluation: 'test', value: 'leak/underived_right' },
     { name: 'result contradicts lines', evaluation: 'test', value: 'leak/contradicted' },
     { name: 'repeats the hint', evaluation: 'test', value: 'leak/repeated_hint' },
   ],

@@ -12,6 +12,6 @@ local bound(config, name, clip) =
   + [rate('opsd', 'OPSD, the policy teaches', learning_rate) for learning_rate in ['1e-4', '3e-4', '1e-3']]
   + [bound('opsd', 'OPSD, the policy teaches', clip) for clip in ['null', '1']]
   + [bound('opsd_start_teacher', 'OPSD, the start model teaches', clip) for clip in ['null', '1']]
-  + [try('cpo', 'CPO', 'try', '{}')],
+  + [try('cpo', 'CPO', 'try', '{}'), try('grpo_measured', 'GRPO, KL measured', 'try', '{}')],
   { name: 'self_distillation_tries', title: 'Tries of learning rates and bounds' },
 )

@@ -52,10 +52,10 @@ local from_start = setting + (import '../../trainers/tiny_one_step.jsonnet') + {
 {
   start: setting + (import '../../trainers/tiny_sft.jsonnet') + (import '../../methods/sft.jsonnet') + {
     experiment_name: start_name,
-    rollout+: { samples: 8 },
-    iterations: 15,
+    rollout+: { samples: 4 },
+    iterations: 10,
     problems_per_iteration: 335,
-    trainer+: { minibatch_size: 32, layout: 'tree' },
+    trainer+: { minibatch_size: 16, layout: 'tree' },
   },
 
   // 15 iterations of 16 problems with 8 answers each, and four steps an iteration.
