@@ -1,4 +1,4 @@
-// A short run with threads, on one core: products of numbers from 11 to 39, a thread for each place of the second one. A
+// A short run with threads, on one core: products of numbers from 11 to 25, a thread for each place of the second one. A
 // teacher who slips on 12 % of the lines, and a model of 0.2 million weights that samples in its own process.
 local setting = (import '../../models/tiny_narrow.jsonnet')
                 + (import '../../models/thread_tokens.jsonnet')
@@ -11,12 +11,12 @@ local setting = (import '../../models/tiny_narrow.jsonnet')
                     type: 'multiplication',
                     factors: 2,
                     min_value: 11,
-                    max_value: 39,
+                    max_value: 25,
                     form: 'digits',
                     demonstration_noise: 0.12,
-                    train_size: 335,
-                    validation_size: 40,
-                    test_size: 60,
+                    train_size: 80,
+                    validation_size: 15,
+                    test_size: 25,
                   },
                   model+: { alphabet: '0123456789*+=#:\n' },
                   evaluation: {
@@ -52,9 +52,9 @@ local from_start = setting + (import '../../trainers/tiny_one_step.jsonnet') + {
 {
   start: setting + (import '../../trainers/tiny_sft.jsonnet') + (import '../../methods/sft.jsonnet') + {
     experiment_name: start_name,
-    rollout+: { samples: 4 },
+    rollout+: { samples: 16 },
     iterations: 10,
-    problems_per_iteration: 335,
+    problems_per_iteration: 80,
     trainer+: { minibatch_size: 16, layout: 'tree' },
   },
 
