@@ -1,7 +1,7 @@
 // OPSD with a teacher who is more careful with the answer in its prompt, and never copies it: what of the result of
 // self_distillation.jsonnet is due to copying? The comparison with GRPO was declared before any of these seeds was run.
 (import 'self_distillation.libsonnet')(
-  [1, 2, 3],
+  [1, 2],
   [
     { name: 'GRPO', config: 'grpo_honest' },
     { name: 'OPSD, the start model teaches', config: 'opsd_start_teacher_honest' },
