@@ -8,11 +8,15 @@ a run of seconds is its imports. For experiments that sample in their own proces
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -38,34 +42,52 @@ def serve(server: socket.socket) -> None:
     from treetune.main import main
 
     torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, lambda *_: reap())
     while True:
         client, _ = server.accept()
         message, files, _, _ = socket.recv_fds(client, 1 << 20, 2)
-        arguments, environment = pickle.loads(message)
-        child = os.fork()
-        if child == 0:
-            for number, file in enumerate(files, start=1):
-                os.dup2(file, number)
-            os.environ.update(environment)
-            code = 1
-            try:
-                code = main(arguments)
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                os._exit(code)
+        # One process for each client waits for its run, so that several runs go on at once.
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            arguments, environment = pickle.loads(message)
+            code = run_in_a_fork(partial(main, arguments), files, environment)
+            client.sendall(str(code).encode())
+            os._exit(0)
         for file in files:
             os.close(file)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        client.sendall(str(code & 255).encode())
         client.close()
+
+
+def reap() -> None:
+    """Takes note of ended children, which would otherwise stay as zombies."""
+    with contextlib.suppress(ChildProcessError):  # no child is left
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+def run_in_a_fork(run: Callable[[], int], files: list[int], environment: dict[str, str]) -> int:
+    """Returns the exit code of `run` in a child process with this output, error output and environment."""
+    child = os.fork()
+    if child == 0:
+        for number, file in enumerate(files, start=1):
+            os.dup2(file, number)
+        os.environ.update(environment)
+        code = 1
+        try:
+            code = run()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("table", help="a table's configuration")
     parser.add_argument("--output", type=Path, help="copy the table's files there as well")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at a time, one core each (default: 1)")
     options = parser.parse_args()
     import treetune.parts  # noqa: F401  (registers all parts)
     from treetune.config.build import build
@@ -92,7 +114,7 @@ def main() -> int:
             def write(plan: TableRuns) -> None:
                 copy(write_runs_table(plan, command), options.output)
 
-            return reproduce(table, write, launcher)
+            return reproduce(table, write, launcher, options.at_once)
         finally:
             os.kill(child, 15)
             os.waitpid(child, 0)

@@ -71,7 +71,8 @@ learns to stop.
 
 **In treetune** no credit uses the baseline by index.
 [`gigpo`](../credit_assignment.md#credits-of-the-literature) compares returns, though its mean includes
-the answer itself. `monte_carlo` with states `turns` values the later rewards by continuations.
+the answer itself ([credits for turns](turn_credits.md) has its bias). `monte_carlo` with states `turns`
+values the later rewards by continuations.
 
 **What it does not say.** In this language what a turn earns does not depend on the turns before it.
 Dividing by the standard deviation adds another bias. Here it is left out.

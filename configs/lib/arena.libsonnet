@@ -5,6 +5,7 @@ local literature = {
   'ComMCS K=3': import '../credit/com_mcs.jsonnet',
   GTPO: import '../credit/gtpo.jsonnet',
   'GRPO-λ': import '../credit/grpo_lambda.jsonnet',
+  ICT: import '../credit/ict.jsonnet',
   'James-Stein': import '../credit/james_stein.jsonnet',
   MaxRL: import '../credit/max_rl.jsonnet',
   OPO: import '../credit/opo.jsonnet',

@@ -1,12 +1,14 @@
 // Where one choice decides and sixteen or more are free, at the same sign: what the noise of an outcome is laid on are the weights
 // that decide. A tiny model that samples in its own process, so that a run takes seconds. `decision`: the first or the last of
-// sixteen steps, the first of 32 (`long`) or of 48 (`longest`), or `alone`, a step of its own before 24 free choices in one.
-local way = { steps: 16, rule: 'first' };
+// sixteen steps, the first of 32 (`long`) or of 48 (`longest`), `alone`, a step of its own before 24 free choices in one, or
+// `all`, eight steps that must all be right.
+local way = { steps: 16, rule: 'first', rates: [0.25] };
 local tasks = {
   first: way,
   last: way { rule: 'last' },
   long: way { steps: 32 },
   longest: way { steps: 48 },
+  all: { steps: 8, rule: 'all', rates: [0.84] },  // 0.84 to the power of 8 is a quarter
   alone: way { steps: 1, wandering: 24, grader: { type: 'signposts', whole: true } },
 };
 
@@ -23,7 +25,6 @@ function(decision)
       task: tasks[decision] {
         type: 'signposts',
         period: 1,
-        rates: [0.25],
         options: 4,
         chatter: 0,
         signs: 4,

@@ -1,6 +1,6 @@
-// Learning at equal cost where one choice of sixteen decides, `rule`: the first or the last. Every method begins with one start
-// model and samples `tokens` tokens, for answers and for their credit together. Its learning rate and its number of problems an
-// iteration are those that did best of three tries on a seed of their own (`tries`). With `seconds`, methods are compared after so
+// Learning at equal cost where one choice decides, or where all must be right: `decision` of lib/decisive.libsonnet. All methods
+// start from the same model and sample `tokens` tokens, for answers and for their credit together. A method's learning rate and its
+// number of problems an iteration are those that did best of three tries on a seed of their own (`tries`). With `seconds`, methods are compared after so
 // many seconds of training, and one that samples `faster` gets so many times the tokens. With `steps`, methods are compared after so
 // many steps of the optimizer, whatever they sample; all have 16 problems an iteration.
 local start(decision) = if std.member(['first', 'last'], decision) then 'start' else decision + '_start';
@@ -35,15 +35,15 @@ local tries = {
 };
 
 local experiment(decision, method, try, tokens, directory, seconds, steps) = {
-  local one = methods[method],
+  local method_settings = methods[method],
   local answers_an_iteration = 16 * 8,
   configs: ['configs/equal_cost/%s.jsonnet' % decision],
   overrides: [
     '{ model+: { name_or_path: "%s/shared/decisive/%s/checkpoints/last/policy" } }' % [directory, start(decision)],
-    one.more,
+    method_settings.more,
     '{ experiment_name+: "/%s_%s", problems_per_iteration: %d, evaluation+: { every: %d } }'
-    % [method, try, one.problems, one.every],
-    if steps == null then '{ stop_after: { sampled_tokens: %d } }' % (tokens * if seconds == null then 1 else one.faster)
+    % [method, try, method_settings.problems, method_settings.every],
+    if steps == null then '{ stop_after: { sampled_tokens: %d } }' % (tokens * if seconds == null then 1 else method_settings.faster)
     else '{ stop_after: null, problems_per_iteration: 16, iterations: %d, evaluation+: { every: 2 } }'
          % std.ceil(steps * tries[try].answers / answers_an_iteration),
     '{ trainer+: { learning_rate: %s, minibatch_size: %d } }' % [tries[try].rate, tries[try].answers],

@@ -536,7 +536,7 @@ def real_model_steps(half_hour: HalfHour) -> list[Step]:
         ("training against PyTorch", "training", 60, 180),
         ("iteration against TRL", "iteration", 150, 300),
     ):
-        command = benchmark(half_hour, part, model)
+        command = benchmark(half_hour, part, model, "examples/real_model")
         steps.append(
             Step(f"real model, {title}", expected_s, limit_s, (command,), read_ratios, needs=(made,))
         )
@@ -552,7 +552,11 @@ def make_real_model(folder: Path) -> Command:
     return (sys.executable, "scripts/pretrained_135m.py", str(folder), *source)
 
 
-def benchmark(half_hour: HalfHour, part: str, model: Path) -> Command:
+def benchmark(half_hour: HalfHour, part: str, model: Path, configs: str = "") -> Command:
+    """Returns the command that compares `part` with a library on this model.
+
+    Its tasks and settings are those of the folder `configs`; those of the quickstart if it is empty.
+    """
     counts = (
         ("--problems", "8", "--samples", "2", "--repeats", "1") if half_hour.rehearse else ("--repeats", "3")
     )
@@ -565,7 +569,7 @@ def benchmark(half_hour: HalfHour, part: str, model: Path) -> Command:
         "--checkpoint",
         str(model),
     )
-    return (*command, *counts)
+    return (*command, *(("--configs", configs) if configs else ()), *counts)
 
 
 def random_weights_steps(half_hour: HalfHour) -> list[Step]:

@@ -299,7 +299,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'treetune' has no attribute {name!r}", name=name)
     value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value  # asked for once
+    globals()[name] = value  # Python finds it there the next time, and doesn't call this function
     return value
 
 

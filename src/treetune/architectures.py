@@ -38,9 +38,10 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
     for rope in rope_settings(text):
         factor = rope.get("factor")
         if not isinstance(factor, int | float) or factor < 1:
-            continue
+            continue  # these embeddings aren't scaled
         if rope_kind(rope) == "yarn":
             original = rope.get("original_max_position_embeddings") or longest
+            # Some configurations give the scaled number already, so the larger one holds.
             longest = max(longest, int(factor * original))
         elif rope_kind(rope) == "linear" and text.get("model_type") not in _EXTENDED_ALREADY:
             longest = int(factor * longest)
@@ -59,6 +60,8 @@ def length_rule(config: Mapping[str, Any]) -> LengthRule | None:
         kind = rope_kind(rope)
         if kind not in ("longrope", "su", "dynamic"):
             continue
+        # The number of positions before scaling: configurations have it in one of the first two places, and
+        # those of dynamic NTK often only as `max_position_embeddings`.
         limit = (
             rope.get("original_max_position_embeddings")
             or text.get("original_max_position_embeddings")
@@ -71,17 +74,20 @@ def length_rule(config: Mapping[str, Any]) -> LengthRule | None:
 
 def rope_settings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yields the settings of the rotary embeddings: one, or one for each kind of layer."""
+    # `rope_parameters` is the key since transformers 5, `rope_scaling` the one before.
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(settings, Mapping):
         return
-    if rope_kind(settings) is not None:
+    if rope_kind(settings) is not None:  # one for all layers
         yield settings
         return
-    yield from (of_layers for of_layers in settings.values() if isinstance(of_layers, Mapping))
+    for settings_of_layers in settings.values():
+        if isinstance(settings_of_layers, Mapping):
+            yield settings_of_layers
 
 
 def rope_kind(settings: Mapping[str, Any]) -> str | None:
-    kind = settings.get("rope_type") or settings.get("type")
+    kind = settings.get("rope_type") or settings.get("type")  # the key of older configurations
     return kind if isinstance(kind, str) else None
 
 
@@ -102,12 +108,12 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
         The token ids of each row, without special tokens such as padding and images.
     """
     text = config.get_text_config()
-    special = {
-        value
-        for described in (config.to_dict(), text.to_dict())
-        for key, value in described.items()
-        if isinstance(value, int) and key.endswith(("token_id", "token_index"))
-    }
+    # Keys such as `eos_token_id`. A model that also sees has those of images outside of the text's section.
+    special = set()
+    for settings in (config.to_dict(), text.to_dict()):
+        for key, value in settings.items():
+            if isinstance(value, int) and key.endswith(("token_id", "token_index")):
+                special.add(value)
     ordinary = [token for token in range(min(text.vocab_size, MOST_TOKENS)) if token not in special]
     rows = []
     for number, length in enumerate(lengths):

@@ -67,7 +67,7 @@ class Finding:
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
         if steps[:1] == (ROOT,):
             return steps[1:]
-        return part + tuple(step for step in steps if step)
+        return part + tuple(step for step in steps if step)  # the key "" is split into one empty step
 
 
 def lacking(messages: Iterable[str]) -> Iterator[Finding]:
@@ -214,6 +214,7 @@ class OneLine(Feature):
 
     @override
     def meets(self, needed: Feature) -> bool:
+        # Answers without turns serve parts that could work with turns, too, but not the other way round.
         return isinstance(needed, OneLine) and (needed.turns or not self.turns)
 
 
@@ -260,6 +261,7 @@ class Advantages(Feature):
 
     @override
     def meets(self, needed: Feature) -> bool:
+        # Advantages that are there before training serve parts that need them later, too.
         return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
 
 

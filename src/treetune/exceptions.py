@@ -260,5 +260,6 @@ class Stopped(SystemExit):
     @property
     def signal_name(self) -> str:
         """The name of the signal: ``SIGTERM``."""
-        number = self.code if isinstance(self.code, int) else 128 + signal.SIGTERM
-        return signal.Signals(number - 128).name
+        # Exit codes of signals are 128 + their number. `SystemExit` also allows a text or None as the code.
+        exit_code = self.code if isinstance(self.code, int) else 128 + signal.SIGTERM
+        return signal.Signals(exit_code - 128).name

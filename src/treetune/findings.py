@@ -60,7 +60,7 @@ def placed_parts(root: Any) -> Iterator[Placed]:
 
 
 def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Placed]:
-    if value is UNKNOWN or isinstance(value, type):
+    if value is UNKNOWN or isinstance(value, type):  # a class with fields is a dataclass for Python, too
         return
     if is_dataclass(value):
         yield Placed(value, path, holders)
@@ -75,6 +75,7 @@ def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Place
 
 
 def _children(part: Any) -> list[tuple[str, Any]]:
+    """Returns the names and values of a part's fields that a configuration sets; others are derived."""
     return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
 
 
@@ -138,8 +139,9 @@ def _ask(
 def _is_met(need: Need, placed: Placed) -> bool:
     """Returns whether another part gives the needed feature, as `findings` looks for it.
 
-    The objects that hold the part are searched from the inside out. The first object with a feature of this
-    type decides, even if it gives less than needed. A part that could not be read counts as giving enough.
+    The part's own inner parts are searched first, and then those of the objects that hold it, from the inside
+    out. The first object with a feature of this type decides, even if it gives less than needed: the parts
+    nearest to the part are those that it works with. A part that could not be read counts as giving enough.
     """
     for holder in (placed.part, *placed.holders):
         features = _given_within(holder)
@@ -172,25 +174,27 @@ def _given_within(holder: Any) -> list[Any]:
 
 
 def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
-    """Returns one finding for one feature that nothing gives, however many parts need it."""
+    """Returns one finding for one feature that nothing gives, however many parts need it.
+
+    It is about the first of these parts, and names the others.
+    """
     placed, need = needing[0]
     who = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
-    too_little = [
-        given.words
-        for holder in (placed.part, *placed.holders)
-        for given in _given_within(holder)
-        if type(given) is type(feature)
-    ]
-    there = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
+    # The features of this type that give less than needed, the nearest first.
+    too_little: list[str] = []
+    for holder in (placed.part, *placed.holders):
+        too_little += [given.words for given in _given_within(holder) if type(given) is type(feature)]
+    lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
-    what = f"{who} {verb} {feature.words}, and {there}"
+    what = f"{who} {verb} {feature.words}, and {lack}"
     return placed.path, Finding(what, (ROOT, *placed.path), need.remedy or feature.remedy)
 
 
 def label(placed: Placed) -> str:
-    """Returns the name of a part in messages: ``credit 'group'``, or its key."""
+    """Returns the name of a part in messages: ``credit 'group'``, or its key if it has no `type`."""
     part, path = placed.part, placed.path
     registered = part.registered() if hasattr(part, "registered") else {}
     names = [name for name, cls in registered.items() if cls is type(part)]
+    # The last step that is a name: a part of a list has the list's key and a number. The root has no key.
     key = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
     return f"{key} {names[0]!r}" if names else ".".join(path)

@@ -32,12 +32,18 @@ FIRST_RANK_SPEAKS_WITHIN_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure."""
+    """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure, 130 after an
+    interrupt, and 141 if the reader of standard output has closed it.
+
+    Mistakes are ValueErrors, failures RuntimeErrors and errors of the system (`treetune.exceptions`). Other
+    exceptions are bugs, and end the process with Python's traceback.
+    """
     try:
         from treetune.cli.arguments import COMMANDS, parse
     except ModuleNotFoundError as error:  # click, in a Python without this project's packages
         return _report_missing_package(error)
     options = parse(arguments)
+    # Some commands start other ones, but can't import the module of this list, which imports theirs.
     options.commands = COMMANDS
     try:
         return COMMANDS[options.command].run(options)
@@ -55,9 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report_missing_package(error: ModuleNotFoundError) -> int:
-    """Prints how to install what is missing. Raises the error again if it is a module of our own."""
+    """Prints how to install what is missing."""
     if (error.name or "").startswith("treetune"):
-        raise error
+        raise error  # a bug of this project, which no installation would remedy
+    # Libraries raise the error without a name if they can't import a part of themselves, because another
+    # package is missing or of a wrong version.
     what = error.name or f"a set of packages that go together ({error.__cause__ or error})"
     print(
         f"{what} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
@@ -74,6 +82,8 @@ def _failed(error: Exception, code: int, options: Options) -> int:
 
     rank = int(os.environ.get("RANK", "0"))
     if isinstance(error, SameOnAllRanks):
+        # The first rank prints the message for all. The others wait meanwhile, since the launcher kills it as
+        # soon as one of them ends.
         if rank == 0:
             print(error, file=sys.stderr)
             if options.debug:
@@ -83,21 +93,21 @@ def _failed(error: Exception, code: int, options: Options) -> int:
         return code
     where = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     log_file: Path | None = getattr(options, "log_file", None)
-    text = "".join(traceback.format_exception(error))
+    traceback_text = "".join(traceback.format_exception(error))
     message = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno:  # raised by the system
         if error.filename is not None:
-            message = why_not_written(error, Path.cwd())
+            message = why_not_written(error, Path.cwd())  # it prefers `filename` to this folder
         elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
             # An error of writing to an open file doesn't name the file. A run writes below its own folder.
             message = why_not_written(error, log_file.parent)
     print(f"{where}{options.command} failed: {message}", file=sys.stderr)
     if options.debug:
-        print(text, file=sys.stderr)
+        print(traceback_text, file=sys.stderr)
     elif log_file is not None and log_file.is_file():
         try:
             with log_file.open("a", encoding="utf-8") as file:
-                file.write(text)
+                file.write(traceback_text)
         except OSError:  # the disk that the run failed on, perhaps
             print(f"{where}--debug shows the traceback, which {log_file} has no room for", file=sys.stderr)
         else:

@@ -74,9 +74,10 @@ class _Run:
 
     def split(self, length: int) -> None:
         """Keeps the first `length` tokens, and moves the others into a child."""
-        rest = _Run(self.token_ids[length:], self.row, self.children)
+        # All that follows the run follows its second half now. Row `row` goes through both halves.
+        second_half = _Run(self.token_ids[length:], self.row, self.children)
         self.token_ids = self.token_ids[:length]
-        self.children = {int(rest.token_ids[0]): rest}
+        self.children = {int(second_half.token_ids[0]): second_half}
 
 
 class GrowingTree:
@@ -100,7 +101,7 @@ class GrowingTree:
         while offset < length:
             run = run.children[int(row[offset])]
             offset += len(run.token_ids)
-        return run.row
+        return run.row  # the run of the last of these tokens; the root's row is 0
 
     def add(self, row: Ids) -> None:
         """Adds a row: follows it down the tree, and adds its tokens from where it departs from all rows."""
@@ -109,7 +110,7 @@ class GrowingTree:
         offset = 0
         while offset < len(row):
             child = run.children.get(int(row[offset]))
-            if child is None:
+            if child is None:  # no earlier row has this token here
                 run.children[int(row[offset])] = _Run(row[offset:], self.count - 1)
                 self.size += len(row) - offset
                 return
@@ -149,6 +150,7 @@ class GrowingTree:
         """Numbers the nodes, and returns all runs in depth-first order."""
         runs: list[_Run] = []
         next_start = 0
+        # The next run is at the end of the stack, so children are put on it in reverse order.
         stack = list(reversed(self._root.children.values()))
         while stack:
             run = stack.pop()

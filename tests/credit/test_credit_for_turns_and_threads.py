@@ -145,6 +145,17 @@ def test_a_turns_advantage_is_its_reward_and_what_it_changed_for_later_ones(roll
         assert total == pytest.approx(answer.reward - episode.step_values[0])
 
 
+def test_c3_compares_a_turn_with_replayed_alternatives_in_the_same_context(rolled_out: RolledOut) -> None:
+    trees, context = rolled_out(Ladder())
+    episodes, _ = MonteCarlo(samples=3, states=TurnStates(), lam=1.0).assign(context, trees)
+    for answer, episode in zip(answers_of(trees), episodes, strict=True):
+        starts = (0, *episode.step_ends[:-1])
+        for start in starts:
+            alternatives = episode.continuations[start]
+            assert len(alternatives) == 3
+            assert episode.advantages[start] == pytest.approx(answer.reward - sum(alternatives) / 3)
+
+
 def test_only_what_follows_a_state_is_sampled_and_no_injected_token_is_trained(rolled_out: RolledOut) -> None:
     trees, context = rolled_out(LadderElsewhere())
     engine = turns.engine()

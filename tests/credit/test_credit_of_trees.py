@@ -28,7 +28,14 @@ from treetune.credit.values.continuations import FreshContinuations
 from treetune.credit.values.siblings import Siblings
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import SamplingParams
-from treetune.lab.trees.branching import AtStates, Branching, LeastSure, ResetsOfWrongAnswers, UpToWidth
+from treetune.lab.trees.branching import (
+    AtStates,
+    Branching,
+    LastStates,
+    LeastSure,
+    ResetsOfWrongAnswers,
+    UpToWidth,
+)
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -45,6 +52,7 @@ THREE_WAYS = AtStates(states=StepBoundaries(), ways=(3,))
 WIDE = UpToWidth(states=EVERY_TOKEN, width=3)
 TWICE = UpToWidth(states=EVERY_TOKEN, width=5)
 UNSURE = LeastSure(positions=1, ways=1)
+IN_TAIL = LastStates(states=EVERY_TOKEN)
 
 
 @cache
@@ -86,7 +94,7 @@ def test_every_branching_that_is_registered_is_held_against_the_exact_gradient()
     says_so = {part for part in Branching.registered().values() if part.unbiased}
     assert says_so == known
     # Resets are in `test_resets_of_wrong_answers`.
-    assert set(Branching.registered().values()) == known | {type(UNSURE), ResetsOfWrongAnswers}
+    assert set(Branching.registered().values()) == known | {type(UNSURE), LastStates, ResetsOfWrongAnswers}
 
 
 def test_without_branches_it_is_the_mean_of_the_others() -> None:
@@ -121,6 +129,7 @@ def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) ->
         (TWO_WAYS, TreeCredit(advantage="local", weight="once"), 0.4714, 0.9623),
         (TWO_WAYS, TreeCredit(advantage="global_and_local", weight="each"), 1.0661, 0.9518),
         (TWO_WAYS, TreeCredit(advantage="subgroups", weight="each"), 0.5359, 0.9059),
+        (IN_TAIL, TreeCredit(), 0.2469, 0.9920),
         (UNSURE, TreeCredit(prior=0), 0.1103, 0.9977),
         (UNSURE, TreeCredit(advantage="global_and_local", weight="each"), 2.1182, 0.9605),
     ],

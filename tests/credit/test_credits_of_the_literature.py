@@ -33,6 +33,7 @@ from treetune.credit.literature.max_rl import MaxRl
 from treetune.credit.literature.opo import OptimalBaseline
 from treetune.credit.literature.optimal_token_baseline import OptimalTokenBaseline
 from treetune.credit.literature.pass_at_k import PassAtK
+from treetune.credit.literature.prime import Prime
 from treetune.credit.literature.probability_mask import ProbabilityMask
 from treetune.credit.literature.remax import ReMax
 from treetune.credit.literature.resets import Resets
@@ -579,7 +580,9 @@ def test_the_unbiased_entries_are_less_noisy_than_what_they_stand_on() -> None:
 
 
 def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
-    known: set[type] = {Resets}  # its trees are enumerated in test_resets_of_wrong_answers.py
+    # Trees of resets are enumerated in test_resets_of_wrong_answers.py, and what a reward model learns in
+    # test_prime.py.
+    known: set[type] = {Resets, Prime}
     for case in CASES:
         parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values"))]
         known |= {type(part) for part in parts}

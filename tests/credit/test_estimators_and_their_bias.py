@@ -232,6 +232,8 @@ OF_CREDIT: list[tuple[Credit, int, float, float]] = [
     (WithCritic(lam=0.5), 1, 0.7546, 0.6606),
     (WithCritic(lam=0.0), 1, 0.8713, 0.4989),
     (MonteCarlo(samples=1, siblings_count_into_prompt_value=True), 2, 0.0, 1.0),
+    (MonteCarlo(samples=1, lam=0.5), 1, 0.0, 1.0),
+    (MonteCarlo(samples=1, lam=1.0), 1, 0.0, 1.0),
     (MonteCarlo(samples=1, max_states=2), 1, 0.0766, 0.9971),
     (MonteCarlo(samples=1, max_states=1), 1, 0.2790, 0.9603),
     (MonteCarlo(samples=1, max_states=2, behind_max_states="one_step"), 1, 0.0, 1.0),

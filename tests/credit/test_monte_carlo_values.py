@@ -38,6 +38,24 @@ def test_advantages_of_an_answer_sum_to_its_reward_minus_the_value_of_the_prompt
         assert sum(of_steps) == pytest.approx(episode.reward - episode.step_values[0])
 
 
+def test_with_lambda_a_step_is_worth_what_the_answer_itself_came_to() -> None:
+    """Sutton and Barto's λ-return, and C3's comparison with the answer's own reward for λ = 1."""
+    values, reward = [0.5, 0.25, 0.75], 1.0
+    assert step_advantages(values, reward, lam=1.0) == [0.5, 0.75, 0.25]
+    after_second = 0.6 * 0.75 + 0.4 * 1.0
+    after_first = 0.6 * 0.25 + 0.4 * after_second
+    expected = [after_first - 0.5, after_second - 0.25, 1.0 - 0.75]
+    assert step_advantages(values, reward, lam=0.4) == pytest.approx(expected)
+    # Without a value the steps on both sides are one.
+    joined = step_advantages([0.5, None, 0.75], reward, lam=0.4)
+    assert joined == pytest.approx([after_second - 0.5, after_second - 0.5, 0.25])
+
+
+def test_lambda_takes_values_for_what_follows_and_baselines_for_what_came_before() -> None:
+    advantages = step_advantages([0.5, 0.25], 1.0, baselines=[0.4, 0.3], lam=0.5)
+    assert advantages == pytest.approx([0.5 * 0.25 + 0.5 * 1.0 - 0.4, 1.0 - 0.3])
+
+
 @pytest.mark.parametrize("world_size", [2, 3, 7])
 def test_the_number_of_ranks_changes_no_episode_and_no_metric(world_size: int) -> None:
     episodes, _ = mdp.assert_ranks_agree(world_size, rollout_then_credit, engine=mdp.TabularEngine)

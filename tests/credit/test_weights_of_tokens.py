@@ -19,7 +19,12 @@ from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.literature.forking_tokens import ForkingTokens
-from treetune.credit.literature.token_level import Deviation, Distributions, ReferenceDistances
+from treetune.credit.literature.token_level import (
+    Deviation,
+    Distributions,
+    GroupDivergences,
+    ReferenceDistances,
+)
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.findings import findings
@@ -47,6 +52,33 @@ def deviation(row: Trajectory | Episode) -> Deviation:
 
 
 DISTANCES = ReferenceDistances(lambda rows: [deviation(row) for row in rows])
+
+
+def kl(chances: dict[int, float], others: dict[int, float]) -> float:
+    return sum(p * math.log(p / others[token]) for token, p in chances.items() if p > 0)
+
+
+def divergences_along(rows: Sequence[Trajectory | Episode]) -> list[np.ndarray]:
+    """JS(π ‖ P) = ½ KL(π ‖ M) + ½ KL(P ‖ M) with M = (π + P) / 2, for rows that answer one problem."""
+    columns = []
+    for row in rows:
+        ids = plain(row.response_ids)
+        column = []
+        for t in range(len(ids)):
+            beginnings = [plain(other.response_ids)[:t] for other in rows if len(other.response_ids) > t]
+            of_others = [mdp.policy(beginning) for beginning in beginnings]
+            tokens = {token for chances in of_others for token in chances}
+            mean = {token: fmean(chances.get(token, 0.0) for chances in of_others) for token in tokens}
+            mixture = {token: (mdp.policy(ids[:t]).get(token, 0.0) + mean[token]) / 2 for token in tokens}
+            column.append((kl(mdp.policy(ids[:t]), mixture) + kl(mean, mixture)) / 2)
+        columns.append(np.array(column).round(12))
+    return columns
+
+
+DIVERGENCES = GroupDivergences(divergences_along)
+ICT = WeightedBy(
+    over=Rloo(), signal="group_divergence", weights="top_share", share=0.1, among="answer", drop=True
+)
 
 
 def credited(credit: Credit, answers: Sequence[Trajectory] = GROUP, *services: object) -> list[Episode]:
@@ -171,6 +203,17 @@ def test_the_top_share_is_that_of_forking_tokens_or_of_each_answer(share: float)
         assert weights == [float(surprise >= least) for surprise in surprises]
 
 
+def test_ict_trains_the_tokens_of_each_answer_whose_distributions_differ_most_from_the_groups() -> None:
+    """In the language the second letter, at position 2, depends on the first one, and nothing else does."""
+    answers = group("a;a;b a;a b;b b;b;a")
+    for row, before in zip(credited(ICT, answers, DIVERGENCES), credited(ICT.over, answers), strict=True):
+        assert row.trained.tolist() == [position == 2 for position in range(len(row.response_ids))]
+        assert row.advantages[2] == before.advantages[2]
+    # Without a token that differs, all of an answer's tokens are equally far from the mean.
+    same = credited(ICT, group("a;a b"), DIVERGENCES)
+    assert all(row.trained.all() for row in same)
+
+
 def test_rsi_keeps_an_interval_of_the_surprise_over_the_entropy() -> None:
     credit = WeightedBy(over=Rloo(), signal="relative_surprise", weights="interval", bounds=(0.5, 1.2))
     kept = 0
@@ -236,6 +279,7 @@ def test_what_is_asked_of_the_trainer_is_that_of_the_signal_and_of_the_other_cre
     assert GTPO.asks_distributions and not GTPO.asks_reference
     assert not WeightedBy(signal="surprise").asks_distributions
     assert WeightedBy(signal="surprise", over=ForkingTokens()).asks_distributions
+    assert ICT.asks_distributions and not ICT.asks_reference
     deviation = WeightedBy(signal="deviation", weights="softmax")
     assert deviation.asks_reference and deviation.asks_distributions and deviation.asks_trainer
 
@@ -263,7 +307,7 @@ def errors(experiment: Any) -> list[str]:
     return [finding.what for _, finding in findings(experiment) if finding.level == "error"]
 
 
-@pytest.mark.parametrize("credit", ["gtpo", "dgpo", "forking_tokens"])
+@pytest.mark.parametrize("credit", ["gtpo", "dgpo", "ict", "forking_tokens"])
 def test_check_takes_the_presets_and_refuses_them_while_training_overlaps(credit: str) -> None:
     experiment = experiment_of(f"quickstart/grpo,credit/{credit}")
     assert errors(experiment) == []
@@ -296,6 +340,14 @@ def test_check_refuses_a_deviation_without_a_reference_that_can_be_compared() ->
     assert any("ranks that share a sequence" in what for what in errors(together))
 
 
+def test_check_refuses_a_divergence_from_a_group_of_one_and_from_ranks_that_share_a_sequence() -> None:
+    experiment = experiment_of("quickstart/grpo,credit/ict")
+    one_answer = replace(experiment, rollout=replace(experiment.rollout, samples=1))
+    assert any("it compares a token with those of the other answers" in what for what in errors(one_answer))
+    together = replace(experiment, trainer=replace(experiment.trainer, sequence_parallel_size=2))
+    assert any("signal 'group_divergence' compares whole distributions" in what for what in errors(together))
+
+
 @pytest.mark.parametrize(
     ("credit", "answers", "bias", "cosine"),
     [
@@ -314,6 +366,12 @@ def test_the_expected_gradient_is_as_far_off_as_stated(
     credit: Credit, answers: int, bias: float, cosine: float
 ) -> None:
     found = expectation(credit, answers, DISTRIBUTIONS, logprobs=True)  # type: ignore[arg-type]
+    assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
+
+
+@pytest.mark.parametrize(("answers", "bias", "cosine"), [(2, 0.3992, 0.9437), (3, 0.5045, 0.9131)])
+def test_icts_expected_gradient_is_as_far_off_as_stated(answers: int, bias: float, cosine: float) -> None:
+    found = expectation(ICT, answers, DIVERGENCES, logprobs=True)  # type: ignore[arg-type]
     assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
 
 

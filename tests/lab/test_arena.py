@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.columns import plain
 from tests.credit.expectations import Choices
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
@@ -559,6 +560,37 @@ def test_a_language_lends_the_distributions_of_its_tokens(name: str) -> None:
             assert squares[place] == pytest.approx((chances**2).sum())
             assert entropies[place] == pytest.approx(-(chances * np.log(chances)).sum(), abs=1e-12)
         assert (squares[-1], entropies[-1]) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_language_lends_the_divergence_of_each_distribution_from_the_mean_of_its_group(name: str) -> None:
+    language = SMALL[name]
+    answers, _, context = groups_of(language, 2)
+    episodes, _ = TrueAdvantages().assign(context, trees_of(answers[:100]))
+    possible = all_answers(language)
+
+    @cache
+    def following(ids: tuple[int, ...]) -> np.ndarray:
+        chances = np.zeros(1 + len(language.correct_S) * language.most_wordings)
+        for other, chance in possible:
+            if tuple(other[: len(ids)]) == ids:
+                chances[other[len(ids)]] += chance
+        return chances / chances.sum()
+
+    def kl(chances: np.ndarray, others: np.ndarray) -> float:
+        return float(sum(p * np.log(p / q) for p, q in zip(chances, others, strict=True) if p > 0))
+
+    for episode, divergences in zip(episodes, language.divergences(episodes), strict=True):
+        group = [plain(other.response_ids) for other in episodes if other.group == episode.group]
+        assert len(group) > 1
+        for place in range(language.length):
+            chances = following(plain(episode.response_ids)[:place])
+            mean = np.mean([following(ids[:place]) for ids in group], axis=0)
+            mixture = (chances + mean) / 2
+            assert divergences[place] == pytest.approx(
+                (kl(chances, mixture) + kl(mean, mixture)) / 2, abs=1e-10
+            )
+        assert divergences[-1] == 0.0
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -23,7 +23,7 @@ from treetune.credit.states.one_line import StepBoundaries
 from treetune.credit.trees import TreeCredit
 from treetune.engine.journal import JournaledEngine
 from treetune.exceptions import EngineError
-from treetune.lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
+from treetune.lab.trees.branching import AtStates, Branching, LastStates, LeastSure, UpToWidth
 from treetune.lab.trees.rollout import TreeRollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
@@ -46,6 +46,7 @@ rules = st.sampled_from(RULES)
 branchings: st.SearchStrategy[Branching] = st.one_of(
     st.builds(AtStates, states=rules, ways=st.lists(st.integers(2, 3), min_size=1, max_size=3).map(tuple)),
     st.builds(UpToWidth, states=rules, width=st.integers(2, 12), most_ways=st.integers(2, 4)),
+    st.builds(LastStates, states=rules, count=st.integers(1, 2), ways=st.integers(2, 3)),
     st.builds(LeastSure, positions=st.integers(1, 3), ways=st.integers(1, 2), rounds=st.integers(1, 3)),
 )
 rollouts = st.builds(
@@ -207,6 +208,19 @@ def test_where_the_policy_was_least_sure_is_where_its_tokens_were_least_likely()
             logprobs = [value for one in answer.segments for value in one.logprobs.tolist()]
             likely = sorted(range(1, len(logprobs)), key=lambda at: (logprobs[at], at))
             assert sorted(forks) == sorted(at for at in likely[:2] for _ in range(3))
+
+
+def test_in_the_tail_the_last_states_of_each_answer_from_the_prompt_branch() -> None:
+    branching = LastStates(states=StepBoundaries(), count=2, ways=3)
+    steps_seen = set()
+    for tree in grown(TreeRollout(samples=3, branching=branching, max_tokens=mdp.LONGEST), count=8):
+        assert len(tree.leaves) <= branching.most_answers(3)
+        for answer in tree.leaves[:3]:
+            forks = [one.fork.tokens for one in tree.leaves if one.fork and one.fork.sample == answer.sample]
+            last_states = answer.step_ends[:-1][-2:]
+            assert sorted(forks) == sorted([*last_states, *last_states])
+            steps_seen.add(len(answer.step_ends))
+    assert {1, 3} <= steps_seen
 
 
 def test_a_tree_widens_until_it_has_so_many_answers() -> None:

@@ -116,6 +116,19 @@ def test_the_command_prints_an_example(
     assert "exists already" in capsys.readouterr().err
 
 
+def test_the_command_says_of_an_empty_opening_that_none_is_added(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_template(model, QWEN)
+    assert (
+        main(["chat_template", "--model", str(model), "--output", str(tmp_path / "out"), "--opening", ""])
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert "no opening is added, since --opening is empty" in printed
+    assert "opened a thought" not in printed
+
+
 @pytest.mark.parametrize(
     ("template", "options", "what"),
     [

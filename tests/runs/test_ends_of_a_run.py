@@ -15,7 +15,7 @@ import pytest
 from tests.runs.standing_program import standing
 from tests.support.faults import ROOT, Experiment
 from treetune.runtime import front_door
-from treetune.runtime.front_door import ranks_here, threads_each
+from treetune.runtime.front_door import ranks_here, signal_for_group, threads_each
 
 
 def wait_until_taken(pid: int, number: int, deadline_s: float = 60.0) -> None:
@@ -137,6 +137,25 @@ def test_gpus_that_are_handed_out_by_name_reach_the_ranks(
             signal.signal(number, handler)
     told = [program.with_suffix(f".{rank}").read_text() for rank in range(ranks)]
     assert told == [f"{names} {rank} {ranks}" for rank in range(len(names.split(",")))]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "number", "expected"),
+    [
+        ([], signal.SIGINT, None),
+        ([signal.SIGINT], signal.SIGTERM, signal.SIGTERM),
+        ([signal.SIGINT, signal.SIGINT], signal.SIGINT, signal.SIGKILL),
+        ([], signal.SIGUSR1, None),
+        ([signal.SIGUSR1], signal.SIGTERM, None),
+        ([signal.SIGINT], signal.SIGUSR1, None),
+        ([signal.SIGINT, signal.SIGUSR1], signal.SIGINT, signal.SIGTERM),
+    ],
+)
+def test_a_request_for_a_checkpoint_never_ends_a_run_that_writes_its_last_one(
+    earlier: list[int], number: int, expected: int | None
+) -> None:
+    """SIGUSR1 may come from SLURM after a Ctrl-C. Only a second signal that ends a run ends it at once."""
+    assert signal_for_group(number, earlier) == expected
 
 
 def test_a_process_sees_one_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

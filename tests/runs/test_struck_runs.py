@@ -27,7 +27,9 @@ from tests.runs.in_process import (
     train,
 )
 from tests.support.unruly_environment import Unruly
+from treetune.credit.literature.prime import Prime
 from treetune.credit.no_credit import NoCredit
+from treetune.credit.reward_models import RewardModelSettings
 from treetune.credit.rloo import Rloo
 from treetune.credit.states.by_tokens import EveryNTokens
 from treetune.credit.trees import TreeCredit
@@ -59,6 +61,7 @@ from treetune.threads.format import TAGS
 from treetune.threads.parallel_threads import ParallelThreads
 from treetune.threads.shaping import Acceleration, Running
 from treetune.trainer.core import PolicyTrainer
+from treetune.trainer.reward_model import RewardModelTraining
 from treetune.trainer.scoring import AHEAD as SCORED_AHEAD
 
 CAPPED = replace(TRAINER, objective=ClippedPolicyGradient(importance_cap=2.0))
@@ -167,6 +170,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "iterations": 3,
         "checkpoints": ONCE,
     },
+    "a reward model that learns": {
+        "credit": Prime(
+            reward_model=RewardModelSettings(start=replace(MODEL, layers=2), learning_rate=1e-3)
+        ),
+        "iterations": 3,
+        "checkpoints": Checkpoints(every=2),
+    },
     "a reference that scores meanwhile": {
         "trainer": replace(
             TRAINER,
@@ -209,6 +219,8 @@ STRIKES: list[tuple[str, list[Strike]]] = [
     ),
     ("a critic alone", [(MonteCarlo, "assign", 2)]),
     ("a critic beside continuations", [(MonteCarlo, "assign", 2)]),
+    # In the third iteration, when the reward model has learned and the policy has not.
+    ("a reward model that learns", [(RewardModelTraining, "rewards", 2)]),
     ("a reference that scores meanwhile", [6]),
     ("the best epoch", [3, 4, 8, 11]),
     ("the best of every third step", [8, 11]),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from treetune.credit.literature.forking_tokens import ForkingTokens
-from treetune.credit.literature.token_level import Distributions, ReferenceDistances
+from treetune.credit.literature.token_level import Distributions, GroupDivergences, ReferenceDistances
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.runtime import training
@@ -20,6 +20,7 @@ class Trainer:
 
     def distributions(self, sequences: Any) -> Any: ...
     def reference_distances(self, sequences: Any) -> Any: ...
+    def group_divergences(self, sequences: Any, positions_N: Any) -> Any: ...
     def logprobs_of_reference(self, sequences: Any) -> Any: ...
     def close(self) -> None: ...
 
@@ -36,9 +37,10 @@ def test_a_second_trainer_replaces_the_services_of_the_first(monkeypatch: pytest
         of_first = list(resources.credit_services)
     with training.open_trainer(resources):
         of_second = list(resources.credit_services)
-    assert [type(service) for service in of_second] == [Distributions, ReferenceDistances]
+    expected = [Distributions, GroupDivergences, ReferenceDistances]
+    assert [type(service) for service in of_second] == expected
     assert not any(service is earlier for service in of_second for earlier in of_first)
-    for credit, services in ((ForkingTokens(), [Distributions]), (Rloo(), [])):
+    for credit, services in ((ForkingTokens(), [Distributions, GroupDivergences]), (Rloo(), [])):
         config.credit = credit
         with training.open_trainer(resources):
             assert [type(service) for service in resources.credit_services] == services

@@ -255,5 +255,18 @@ def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run() -> None:
     assert os.getppid() not in found
 
 
-def test_a_rank_counts_from_its_launcher() -> None:
-    assert processes_of_the_run({"LOCAL_RANK": "0"})[0] == psutil.Process(os.getppid())
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"},  # torchrun's
+        {"LOCAL_RANK": "1", "WORLD_SIZE": "2"},
+    ],
+)
+def test_a_rank_counts_from_its_launcher(environment: dict[str, str]) -> None:
+    assert processes_of_the_run(environment)[0] == psutil.Process(os.getppid())
+
+
+def test_a_process_without_a_launcher_counts_from_itself_after_it_has_joined_the_ranks() -> None:
+    """`Ranks.join` sets these variables. The parent is the user's shell, which may run other programs."""
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    assert processes_of_the_run(environment)[0] == psutil.Process(os.getpid())

@@ -62,6 +62,8 @@ class Case:
             credit=SimpleNamespace(
                 needs_critic=self.critic,
                 reference=None,
+                compares_distributions_with=None,
+                trained_reward_model=None,
                 critic_settings=CriticSettings() if self.critic else None,
             ),
             rollout=SimpleNamespace(sampling=SimpleNamespace(temperature=1.0, top_p=self.top_p, top_k=-1)),

@@ -159,8 +159,15 @@ def dense_mask(subtree_last_T):
 
 
 def critic_of(credit) -> dict:
-    """What a trainer is given of a credit that leaves its critic's values to it; None: nothing."""
-    return {} if credit is None else {"critic": credit.critic, "from_values": credit.from_values}
+    """What a trainer is given of a credit that leaves its advantages to it; None: nothing."""
+    if credit is None:
+        return {}
+    if credit.trained_reward_model is not None:
+        return {
+            "reward_model": credit.trained_reward_model,
+            "from_implicit_rewards": credit.from_implicit_rewards,
+        }
+    return {"critic": credit.critic, "from_values": credit.from_values}
 
 
 def one_rank():
@@ -174,7 +181,7 @@ def one_rank():
 
 def policy_trainer(
     objective=None, credit=None, load=tiny_model, iterations=1, temperature=0.8, nucleus=None, restarts=False,
-    load_reference=None, **settings,
+    load_reference=None, load_reward_model=None, **settings,
 ):  # fmt: skip
     """A trainer of the tiny model on one rank; its policy gradient or another objective, and settings."""
     import torch
@@ -196,6 +203,7 @@ def policy_trainer(
         nucleus=nucleus,
         restarts=restarts,
         load_reference=load_reference,
+        load_reward_model=load_reward_model,
         **critic_of(credit),
     )
 

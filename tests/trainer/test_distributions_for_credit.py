@@ -64,6 +64,35 @@ def test_distances_compare_whole_distributions_with_the_reference(trainer) -> No
         assert entropies_N[place].tolist() == pytest.approx(entropies.tolist(), abs=1e-5)
 
 
+def test_divergences_compare_each_distribution_with_the_mean_of_its_group(trainer) -> None:
+    rows, model = episodes(16), tiny_model()
+    sequences = Sequences.of(rows)
+    chances_by_row = []
+    for row in rows:
+        with torch.no_grad():
+            chances_by_row.append(row_logprobs(model, row, TEMPERATURE)[0].exp())
+    positions_N = torch.cat([torch.from_numpy(row.trained).nonzero()[:, 0] for row in rows])
+    divergences_N = trainer.group_divergences(sequences, positions_N)
+    has_group = False
+    for number, (row, chances_TV) in enumerate(zip(rows, chances_by_row, strict=True)):
+        expected = []
+        for position in row.trained.nonzero()[0]:
+            of_group = [
+                other_TV[position]
+                for other, other_TV in zip(rows, chances_by_row, strict=True)
+                if other.group == row.group and len(other.trained) > position and other.trained[position]
+            ]
+            has_group |= len(of_group) > 1
+            mean_V, chances_V = torch.stack(of_group).mean(0), chances_TV[position]
+            mixture_V = (mean_V + chances_V) / 2
+            kl_of_chances = (chances_V * (chances_V / mixture_V).log()).sum()
+            kl_of_mean = (mean_V * (mean_V / mixture_V).log()).sum()
+            expected.append(float(kl_of_chances + kl_of_mean) / 2)
+        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        assert divergences_N[place].tolist() == pytest.approx(expected, abs=2e-6)
+    assert has_group and divergences_N.max() > 1e-4
+
+
 def test_threads_have_the_distributions_that_they_were_sampled_from(trainer) -> None:
     episode, calls = threaded_episodes()[0]
     sequences = Sequences.of([episode])

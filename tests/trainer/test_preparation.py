@@ -17,7 +17,7 @@ from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.preference import DirectPreference
 from treetune.trainer.base import Trainer
-from treetune.trainer.preparation import IterationTensors, prepare, scores_old_logprobs
+from treetune.trainer.preparation import IterationTensors, prepare
 from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import Sequences
 from treetune.vocabulary import Episode
@@ -65,7 +65,7 @@ def prepared(
         EPISODES,
         Sequences.of(EPISODES),
         models,
-        scores_old=scores_old_logprobs(trainer, several_steps=several),
+        scores_old=trainer.scores_old_logprobs(several_steps=several),
         critic=gae is not None,
         from_values=critic_of(gae).get("from_values"),
     )

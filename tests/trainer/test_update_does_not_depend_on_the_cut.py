@@ -97,6 +97,7 @@ SEQUENCES_SHARED = {
     "lora": {"lora": {"rank": 4}, "gradient_checkpointing": True},
     # Row by row, so that a rank's stretch may lie in the prompt, with nothing to learn from.
     "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
+    "reward model": {"prime": True, "minibatch_size": 5},
 }
 
 
@@ -150,6 +151,7 @@ ON_TWO_RANKS = {
         for stage, name in enumerate(SEQUENCES_SHARED)
     },
     "trees": ("ppo", {"layout": "tree", "tokens_per_micro_batch": 100}),
+    "reward model": ("shared reward model", CUT | {"zero_stage": 2}),
     "rows of threads": ("threads ppo", {"layout": "packed", "tokens_per_micro_batch": 300, "zero_stage": 2}),
     **{
         f"trees of threads {name}": (

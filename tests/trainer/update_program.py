@@ -25,12 +25,18 @@ def made(type: str, **settings: Any) -> Any:
 
 def distributions_of(trainer: Any, rows: Any) -> list[float]:
     """Sums of what the credit may ask of the trainer, for each row by itself."""
+    import numpy as np
+    import torch
+
     from treetune.trainer.tokens import Sequences
 
     sequences = Sequences.of(rows)
     columns = list(trainer.distributions(sequences))
-    if trainer.reference is not None and trainer.settings.sequence_parallel_size == 1:
-        columns += trainer.reference_distances(sequences)
+    if trainer.settings.sequence_parallel_size == 1:
+        positions = [np.flatnonzero(row.trained) for row in rows]
+        columns.append(trainer.group_divergences(sequences, torch.from_numpy(np.concatenate(positions))))
+        if trainer.reference is not None:
+            columns += trainer.reference_distances(sequences)
     starts = sequences.starts
     return [
         float(values_N[start:end].double().sum())
@@ -44,6 +50,8 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.credit.gae import Gae
+    from treetune.credit.literature.prime import Prime
+    from treetune.credit.reward_models import RewardModelSettings
     from treetune.engine.requests import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
@@ -55,7 +63,9 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.trainer.tokens import Sequences
 
     logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
-    gae = Gae() if settings.pop("gae", False) else None
+    credit: Gae | Prime | None = Gae() if settings.pop("gae", False) else None
+    if settings.pop("prime", False):
+        credit = Prime(reward_model=RewardModelSettings(learning_rate=1e-2))
     of_rank = core.sequences_of_rank
     if settings.pop("keeps_all", False):
         core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
@@ -85,7 +95,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
             seed=0,
             temperature=0.8,
             iterations=2,
-            **critic_of(gae),
+            **critic_of(credit),
         )
 
     first = trainer()
@@ -99,6 +109,10 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}
     weights |= {
         f"critic.{name}": tensor.float().cpu().clone() for name, tensor in first.critic_weights().items()
+    }
+    weights |= {
+        f"reward_model.{name}": tensor.float().cpu().clone()
+        for name, tensor in first.reward_model_weights().items()
     }
     if ranks.is_first:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)

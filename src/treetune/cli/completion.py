@@ -16,8 +16,12 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
     from treetune.config.layers import CONFIGS
 
     earlier_names, comma, last = prefix.rpartition(",")
-    folder, name = (Path(last), "") if last.endswith("/") else (Path(last).parent, Path(last).name)
+    if last.endswith("/"):
+        folder, name = Path(last), ""  # all files of this folder
+    else:
+        folder, name = Path(last).parent, Path(last).name
     completions: dict[str, None] = {}  # in their order, each once
+    # treetune's own files may be named with or without configs/: `configs/quickstart/…`, `quickstart/…`.
     for base in (Path.cwd(), CONFIGS, CONFIGS.parent):
         if not (base / folder).is_dir():
             continue
@@ -51,7 +55,7 @@ def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -
     try:
         data = evaluated(options).data
     except ConfigError:
-        return []
+        return []  # the configuration is wrong, or not named yet
     return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
 
 

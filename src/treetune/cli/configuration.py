@@ -26,11 +26,14 @@ if TYPE_CHECKING:
 
 
 def print_config(options: Options) -> int:
+    """Prints the evaluated configuration as JSON."""
     say(json.dumps(evaluated(options).data, indent=2, ensure_ascii=False))
     return 0
 
 
 def check_config(options: Options) -> int:
+    """Reports all mistakes of a configuration, and then what this machine lacks for it, as ConfigErrors.
+    Prints notes, and ``fine`` if there is no error."""
     config = evaluated(options)
     root = built(config, options.command, None)
     from treetune.config.errors import wrapped
@@ -65,6 +68,7 @@ def _add_source(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
 
 
 def explain_config(options: Options) -> int:
+    """Prints the value of a key, what the key means, and everything that sets it."""
     from treetune.config.explain import MISSING, Explanation
     from treetune.config.imports import import_parts
 
@@ -79,6 +83,7 @@ def explain_config(options: Options) -> int:
     elif key and not key.required:
         say(f"{name} = {_as_text(key.default)}  (the default: nothing sets it)")
     elif settings:
+        # A file set it in an object that a later file replaces as a whole.
         say(f"{name} is not set: what set it was replaced by {explanation.source(path[:-1])}")
     elif key:
         say(f"{name} is not set, and has no default")
@@ -182,6 +187,7 @@ def _as_text(value: Any) -> str:
 
 
 def list_parts(options: Options) -> int:
+    """Prints the parts of all families, or of one, with two lines about each at most."""
     from treetune.config import reference, schema
 
     _register_parts(options)
@@ -214,6 +220,7 @@ def list_parts(options: Options) -> int:
 
 
 def describe(options: Options) -> int:
+    """Prints the docstring and the keys of a part."""
     from treetune.config import reference
 
     _register_parts(options)
@@ -228,6 +235,7 @@ def describe(options: Options) -> int:
 
 
 def print_schema(options: Options) -> int:
+    """Prints the JSON schema of whole configurations."""
     from treetune.config.reference import json_schema
 
     _register_parts(options)
@@ -268,6 +276,7 @@ def _unknown_name(what: str, name: str, names: list[str]) -> ValueError:
 
 
 def list_configurations(options: Options) -> int:
+    """Prints the shipped configurations by kind: all, or those with a word in their name or first line."""
     from treetune.config.catalogue import entries
 
     listed = list(entries(options.word or ""))

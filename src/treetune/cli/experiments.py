@@ -23,6 +23,7 @@ def run_experiment(options: Options) -> int:
     """Carries out a command of `treetune.runtime` in this process."""
     config, root = load_experiment(options)
     is_first_rank = os.environ.get("RANK", "0") == "0"
+    # The other commands, such as `check_finished`, run in one process and need no PyTorch.
     if is_first_rank and options.commands[options.command].in_ranks:
         if options.command == "run_iteration_loop":
             _check_machine(config, root)
@@ -80,7 +81,7 @@ def load_experiment(options: Options) -> tuple[Config, Runtime]:
     ConfigError."""
     config = evaluated(options)
     root = built(config, options.command, "an experiment")
-    options.log_file = log_file(config)
+    options.log_file = log_file(config)  # `main` writes the traceback of a failure there
     return config, cast("Runtime", root)
 
 
@@ -90,8 +91,10 @@ def _check_machine(config: Config, root: Runtime) -> None:
     A run that is continued may need fewer of them, and isn't checked.
     """
     log = log_file(config)
-    if log is not None and (log.parents[1] / "manifest.json").exists():
-        return
+    if log is not None:
+        experiment_folder = log.parents[1]
+        if (experiment_folder / "manifest.json").exists():
+            return
     from treetune.config.explain import Explanation
     from treetune.config.remedies import issues_of_this_machine
     from treetune.exceptions import ConfigError

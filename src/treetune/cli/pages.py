@@ -32,6 +32,7 @@ def pages() -> dict[str, str]:
 
 
 def _index(families: list[type[Registrable]]) -> str:
+    """Returns the page that lists the families and their types."""
     lines = [
         "# Reference",
         "",
@@ -51,6 +52,8 @@ def _index(families: list[type[Registrable]]) -> str:
 
 
 def _family_page(family: type[Registrable]) -> str:
+    """Returns the page of a family: its parts, and then the objects without `type` that are settings of these
+    parts."""
     word = schema.family_word(family)
     lines = [f"# {word.capitalize()}", "", _as_markdown(reference.docstring(family)), ""]
     parts_without_type: list[type] = []
@@ -90,6 +93,7 @@ def _part_section(entry: PartEntry) -> Iterator[str]:
 
 
 def _commands_page() -> str:
+    """Returns the page of all commands, each with its options and examples."""
     lines = ["# Commands", "", "Each has the same as its `--help`.", ""]
     for command in COMMANDS.values():
         lines += [f"## `{SHORT.get(command.name, command.name)}`", "", command.more, ""]

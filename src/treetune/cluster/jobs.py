@@ -49,6 +49,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         super().__init__()
         self.running: dict[K, subprocess.Popen[bytes]] = {}
         self._stacks: dict[K, contextlib.ExitStack] = {}
+        """For each process what ends it and closes its log."""
 
     def start(self, key: K, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
         """Starts a process with `settings` in its environment, whose output is added to `log`."""
@@ -73,6 +74,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         """Ends a process and its children, and returns its exit code."""
         process = self.running.pop(key)
         self._stacks.pop(key).close()
+        # A process that had to be ended did not finish, even if it then exits with 0.
         return process.returncode or 1
 
 
@@ -167,11 +169,13 @@ class _Local:
             self._processes.start(shard, command, self._gpus(slot), log)
 
     def _gpus(self, slot: int) -> dict[str, str]:
+        """Returns the variable with the GPUs of this slot's job; empty if jobs have none of their own."""
         count = self._settings.gpus
         if not count:
             return {}
         seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         numbers = range(slot * count, (slot + 1) * count)
+        # Without the variable, how many GPUs there are isn't known here, and the job itself finds out.
         if seen and numbers[-1] >= len(seen):
             raise ValueError(
                 f"jobs.gpus is {count} and jobs.at_once {self._settings.at_once}, and this process sees"
@@ -201,7 +205,7 @@ class _Local:
 
     def stop(self, shard: int) -> None:
         if shard in self._processes.running:
-            end(self._processes.running[shard])
+            end(self._processes.running[shard])  # the next `alive` takes its exit code
 
     def leave(self) -> str:
         count = len(self._processes.running)
@@ -237,6 +241,7 @@ class SlurmJobs(Jobs):
     def __post_init__(self) -> None:
         ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
         for option in self.options:
+            # Parsed as sbatch reads it from a script, where a line may have several options.
             options, _ = slurm.split_arguments(slurm.arguments_in_script(f"#SBATCH {option}"))
             if not option.startswith("-") or any(name in ours for name, _ in options):
                 raise ValueError(
@@ -255,6 +260,7 @@ class _Slurm:
         self._script = output / "jobs" / "shard.sh"
         logs = (output / "shards" / "logs").resolve()
         logs.mkdir(parents=True, exist_ok=True)
+        # The jobs of a folder have a name of their own, by which a later start of the command finds them.
         digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
         self._name = f"difficulty-{digest}"
         self._states: dict[int, str] = {}
@@ -268,6 +274,7 @@ class _Slurm:
         self._unsent: set[int] = set()
         """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
         self._complaint = ""
+        """The controller's last complaint; empty if it has accepted everything."""
         self._began_to_send = self._send_again = 0.0
         """The time of the first attempt to submit these, in seconds since 1970, and of the next one, by the
         monotonic clock."""
@@ -329,6 +336,7 @@ class _Slurm:
             if task.state not in slurm.RUNNING_STATES:
                 self._reasons[task.number] = task.reason
         if self._unsent:
+            # A busy controller has accepted those that are in the queue.
             self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
                 self._find_accepted_jobs()
@@ -341,6 +349,7 @@ class _Slurm:
         queue was read, or have already ended."""
         unsent = frozenset(self._unsent)
         for task in slurm.tasks_in_accounting(self._name, self._began_to_send, self._cluster):
+            # SLURM's job numbers increase, so a smaller one is that of an earlier job of the shard.
             is_new = int(task.job) > int(self._last_jobs.get(task.number, 0))
             if task.number not in unsent or not is_new:
                 continue
@@ -353,6 +362,7 @@ class _Slurm:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def waits(self) -> Mapping[str, str]:
+        """Returns messages on jobs that aren't submitted yet, and on those in the queue, by the reason."""
         messages: dict[str, str] = {}
         if self._unsent:
             messages[self._complaint] = (
@@ -371,6 +381,7 @@ class _Slurm:
         return messages
 
     def why(self, shard: int) -> str:
+        """Asks the accounting how a shard's last job ended, and keeps its state for `was_taken_away`."""
         self._end_states.pop(shard, None)
         if shard not in self._last_jobs:
             return "it was not submitted"

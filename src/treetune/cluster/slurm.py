@@ -287,7 +287,7 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
     deadline = time.monotonic() + patience_s
     # To tell the new job from others of the same name.
     jobs_before = _jobs_in_queue(arguments, deadline, pause_s)
-    was_accepted = False
+    was_accepted = False  # a job that sbatch accepted without a number is only looked for
     while True:
         complaint = ""
         if not was_accepted:
@@ -397,7 +397,7 @@ def _tasks_in(answer: str) -> Iterator[ArrayTask]:
 # An experiment: what scripts/slurm/submit.sh does
 
 
-def _split_arguments(text: str) -> list[str]:
+def _split_like_shell(text: str) -> list[str]:
     """Splits SBATCH_ARGUMENTS as a shell would, so that quotes keep an option with spaces together.
 
     Example: ``--comment='two words' --exclude=n1`` gives ``["--comment=two words", "--exclude=n1"]``.
@@ -423,7 +423,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     for name in WHOLE_NUMBERS:
         if not re.fullmatch(r"[1-9][0-9]*", settings[name]):
             raise ValueError(f"{name} is '{settings[name]}'; it must be a whole number above 0")
-    further_options = _split_arguments(environment.get("SBATCH_ARGUMENTS", ""))
+    further_options = _split_like_shell(environment.get("SBATCH_ARGUMENTS", ""))
     if shutil.which("sbatch") is None:
         raise ValueError("there is no sbatch here: this is for a SLURM cluster's login node")
     main = str(Path(__file__).parent.parent / "main.py")

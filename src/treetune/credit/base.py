@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -30,6 +30,7 @@ from treetune.contracts import Experiment, Finding, Part
 from treetune.credit.critic_losses import CriticLoss, SquaredError
 from treetune.credit.critic_prompts import GOLD, PROMPT, fill_template
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
+from treetune.credit.reward_models import RewardModelSettings
 from treetune.credit.states.early import EarlyContinuations
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
@@ -116,6 +117,19 @@ class Credit(Registrable):
         return self.asks_critic or self.asks_reference or self.asks_distributions
 
     @property
+    def trainer_passes(self) -> int:
+        """The number of forward passes over the iteration's answers that `assign` asks of the trainer, for
+        plans."""
+        return int(self.asks_critic) + int(self.asks_distributions)
+
+    @property
+    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        """The distributions that the trainer compares the policy's with, for `assign`: the ``reference``
+        model's, or those of the other answers to the problem (``group``); None if it compares none. For plans
+        of memory."""
+        return None
+
+    @property
     def reference(self) -> ModelSource | None:
         """A model that the trainer scores as the reference, in place of the start model."""
         return None
@@ -125,11 +139,18 @@ class Credit(Registrable):
         """Settings of the critic; None for credit without a critic."""
         return None
 
+    @property
+    def trained_reward_model(self) -> RewardModelSettings | None:
+        """Settings of an implicit reward model that the trainer trains; None for credit without one. The
+        trainer makes the advantages then, with `from_implicit_rewards`."""
+        return None
+
     def is_unbiased(self, context: RolloutContext) -> bool:
         """Returns whether the expected gradient is the policy gradient.
 
-        The expectation is over the answers that the context's rollout samples to the context's problems.
-        Credit that doesn't say so counts as biased: a comparison then measures its bias.
+        The expectation is over the answers that the context's rollout samples to the context's problems. A
+        credit overrides this, or has the attribute ``unbiased = True``. Otherwise it counts as biased: a
+        comparison then measures its bias.
         """
         return bool(getattr(self, "unbiased", False))
 
@@ -169,8 +190,23 @@ class Credit(Registrable):
             ``[0.6, 0.5, 0.2], [1.0, 1.0, 1.0]``. A method whose policy and critic have different λ returns
             the advantages of one recursion and the returns of another (`vapo`).
         """
-        # TypeError, since NotImplementedError would make every credit override it.
+        # Not NotImplementedError: methods that only raise it are abstract, and every credit would have to
+        # override this one (`config.imports`).
         raise TypeError(f"the credit {type(self).__name__} leaves values to the trainer without from_values")
+
+    def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
+        """Makes advantages of the rewards that the trained reward model gives to tokens, for the answers to
+        one problem.
+
+        Args:
+            rewards: The reward of each trained token of each answer.
+                Example: ``[array([0.2, 0.0]), array([0.1])]``.
+            outcomes: The reward of each answer.
+
+        Returns:
+            The advantage of each trained token of each answer.
+        """
+        raise TypeError(f"the credit {type(self).__name__} has a reward model without from_implicit_rewards")
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
@@ -205,7 +241,7 @@ class GroupCredit(Credit):
                         f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
                     )
                 advantages += map(float, tree_advantages)
-            except (TypeError, ValueError) as error:  # such as an advantage that is not a number
+            except (TypeError, ValueError) as error:  # such as an advantage that `float` can't convert
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
@@ -313,7 +349,8 @@ class CriticSettings(Part):
         sampling = experiment.rollout.sampling
         prompts = [fill_template(self.template, problem.prompt, GOLD, problem.gold) for problem in examples]
         lengths = experiment.model.prompt_tokens(prompts)
-        # `prompt_tokens` is empty for models whose tokenizer has to be loaded first.
+        # A rollout of demonstrations has no bound on answers, and `prompt_tokens` is empty for models whose
+        # tokenizer has to be loaded first.
         if sampling is None or not lengths:
             return
         longest = max(lengths) + sampling.max_tokens

@@ -137,13 +137,13 @@ class HlGauss(CriticLoss):
 
     @property
     def deviation(self) -> float:
-        """σ."""
+        """σ, the standard deviation of the Gaussian around a return."""
         return self.sigma or SIGMA_IN_BINS * (self.max - self.min) / self.bins
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         objective = experiment.trainer.objective
-        has_penalties = getattr(objective, "kl_coef", 0) > 0
+        has_penalties = getattr(objective, "kl_coef", 0) > 0  # objectives of users may have no such setting
         if has_penalties and getattr(objective, "kl_placement", None) == "reward":
             yield Finding(
                 "the critic's loss 'hl_gauss' has a range of returns, and KL penalties in the reward have no"
@@ -190,7 +190,8 @@ class HlGauss(CriticLoss):
         value_clip: float | None,
     ) -> tuple[Tensor, Tensor]:
         cross_entropy_N = -(self.targets(returns_N) * outputs_NK.log_softmax(-1)).sum(-1)
-        return (weights_N * cross_entropy_N).sum(), cross_entropy_N.new_zeros(())
+        clipped_share = cross_entropy_N.new_zeros(())  # this loss doesn't clip
+        return (weights_N * cross_entropy_N).sum(), clipped_share
 
     def _edges(self, like: Tensor) -> Tensor:
         """Returns the edges of the bins, shape [K + 1], with the device and the precision of `like`."""

@@ -29,7 +29,8 @@ PROMPT, GOLD = "{prompt}", "{gold}"
 
 def fill_template(template: str, prompt: str, placeholder: str, privileged: str) -> str:
     """Returns the template with the prompt and the privileged text in the places of their placeholders."""
-    # Not str.format, since problems and answers contain braces.
+    # Not str.format, since problems and answers contain braces. The template is split at the prompt, so that
+    # a placeholder in the problem's text stays.
     before, _, after = template.partition(PROMPT)
     return before.replace(placeholder, privileged) + prompt + after.replace(placeholder, privileged)
 
@@ -53,7 +54,7 @@ def privileged_prompt(
     privileged_problem = replace(problem, prompt=prompt, messages=messages)
     try:
         return codec.encode_prompt(privileged_problem)
-    except ValueError as error:
+    except ValueError as error:  # its message doesn't say which problem and template it is about
         raise ValueError(f"problem {problem.id!r} with the credit's template: {error}") from error
 
 

@@ -98,7 +98,7 @@ def _stretches(segments: Sequence[Segment]) -> tuple[Stretch, ...]:
     """Returns where each segment ends and the thread that it belongs to; nothing for answers without
     threads."""
     if not any(segment.branch for segment in segments):
-        return ()
+        return ()  # each token was sampled after all before it, as readers assume where there are none
     ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
     return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
@@ -112,7 +112,7 @@ def scoring_row(answer: Trajectory) -> Episode:
         reward=answer.reward,
         group=answer.problem.id,
         trajectory=answer.id,
-        policy_version=0,
+        policy_version=0,  # any: only training reads it
     )
 
 
@@ -139,6 +139,7 @@ def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> M
     for episode in episodes:
         assert episode.advantages is not None
         trained = episode.advantages[episode.trained]
+        # A difference from NaN is NaN, and not zero, so that the first token begins a run, too.
         run_starts = np.flatnonzero(np.diff(trained, prepend=np.nan))
         local_advantages += trained[run_starts].tolist()
         local_lengths += np.diff(run_starts, append=len(trained)).tolist()

@@ -116,10 +116,10 @@ def gae(
     next_value: Any = 0.0
     next_advantage: Any = 0.0
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):
-        # δ_t + γλ A_{t+1}
-        next_advantage = reward + gamma * next_value - value + gamma * lam * next_advantage
-        next_value = value
-        advantages.append(next_advantage)
+        delta = reward + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
+        advantages.append(advantage)
+        next_value, next_advantage = value, advantage
     advantages.reverse()
     returns = [advantage + value for advantage, value in zip(advantages, values, strict=True)]
     return advantages, returns

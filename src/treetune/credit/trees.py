@@ -52,7 +52,7 @@ class TreeCredit(Credit):
     * ``local``: V(n) − V(p), where V(p) includes n: SPO-tree's (Guo et al., arXiv:2505.23564, section 4.2).
     * ``global_and_local``: g(n) + (g(n) − g(p)), where g(n) is the mean, over the l(n) answers below n, of
       their rewards minus the mean reward of all other answers, divided by √l(n), and g(prompt) is 0; a node
-      that is no better than p takes the difference of p. TreeRL's (Hou et al., arXiv:2506.11902), as its
+      with the same g as p takes the difference of p. TreeRL's (Hou et al., arXiv:2506.11902), as its
       public code has it; section 3.2 has no mean of others and divides g(n) − g(p) as a whole.
     * ``subgroups``: of an answer the mean, over the prompt and all nodes of its path but the last, of its
       reward minus the mean reward below (TreePO, Li et al., arXiv:2508.17445, section 3.3).
@@ -110,7 +110,7 @@ class TreeCredit(Credit):
             cut_at_nodes = replace(leaf, step_ends=ends)
             episode = make_episode(context, cut_at_nodes, advantages[index], values_before_nodes)
             if self.weight != "each":
-                scales = [1.0] * len(path) if self.weight == "once" else None
+                scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `reach`
                 episode = sharing.trained_once(index, episode, scales)
             episodes.append(episode)
         return episodes
@@ -137,7 +137,7 @@ class TreeCredit(Credit):
                 for parent, siblings in sharing.children.items()
                 for node in siblings
             }
-        else:
+        else:  # "global_and_local"
             values = leaf_values(sharing, rewards)
             advantage_of_node = _global_and_local(sharing, values)
         return values, [[advantage_of_node[node] for node in path] for path in sharing.paths]
@@ -175,6 +175,7 @@ def _leave_one_out(
     """Returns V and V − b of each node."""
     values = branch_values(sharing, rewards)
     baselines: dict[int, float] = {}
+    # In the order of their numbers, parents come before their children, which use the parent's baseline.
     for parent in (ROOT, *sorted(sharing.below)):
         siblings = sharing.children.get(parent, ())
         for node in siblings:
@@ -198,13 +199,14 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
     answers = len(sharing.paths)
     global_advantage = {ROOT: 0.0}  # g
     local_advantage: dict[int, float] = {}  # g(n) − g(p)
-    for parent in (ROOT, *sorted(sharing.below)):
+    for parent in (ROOT, *sorted(sharing.below)):  # parents before their children
         for node in sharing.children.get(parent, ()):
             # A reward minus the mean of the n − 1 others is n / (n − 1) times the reward minus the mean of
-            # all.
+            # all. With a single answer, it is 0 times any number.
             above_others = (values[node] - values[ROOT]) * answers / max(1, answers - 1)
             global_advantage[node] = above_others / math.sqrt(len(sharing.below[node]))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
+            # As in TreeRL's code. The prompt has no difference that a node could take.
             if abs(local_advantage[node]) < SAME and parent != ROOT:
                 local_advantage[node] = local_advantage[parent]
     return {node: global_advantage[node] + local_advantage[node] for node in local_advantage}

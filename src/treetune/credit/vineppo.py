@@ -64,7 +64,10 @@ from treetune.vocabulary import Episode, Metrics
 
 
 def step_advantages(
-    values: Sequence[float | None], reward: float, baselines: Sequence[float | None] | None = None
+    values: Sequence[float | None],
+    reward: float,
+    baselines: Sequence[float | None] | None = None,
+    lam: float = 0.0,
 ) -> list[float]:
     """Returns A_i = r_i + V_{i+1} − V_i for every step, or r_i + V_{i+1} − b_i with `baselines`.
 
@@ -73,28 +76,49 @@ def step_advantages(
 
     Example: ``step_advantages([0.4, 0.7, 0.6], reward=1.0)`` is about ``[0.3, -0.1, 0.4]``. Without a value
     before the second step, ``[0.4, None, 0.6]``, the first two steps are credited as one, and each of them
-    has its advantage: ``[0.2, 0.2, 0.4]``.
+    has its advantage: ``[0.2, 0.2, 0.4]``. With ``lam=1`` each step is compared with the reward:
+    ``[0.6, 0.3, 0.4]``.
 
     Args:
         values: V before each step. None where V is not known; the first is known.
         reward: The answer's reward.
         baselines: b before each step, None where `values` has None: for estimators that compare with another
             number than the value (`Value.baseline`).
+        lam: λ. In place of V_{i+1}, the step gets the λ-return G_i = (1 − λ) V_{i+1} + λ G_{i+1}, where G of
+            the last step is the reward (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
     """
     advantages: list[float] = []
     baselines = values if baselines is None else baselines
     baseline = baselines[0]
     # The value after step i is the one before step i + 1; after the last step the reward takes its place.
-    values_after = [*values[1:], reward]
+    values_after = lambda_returns([*values[1:], reward], lam)
     for steps_so_far, value_after in enumerate(values_after, start=1):
         if value_after is None:
             continue  # no boundary here: this step is credited together with the next one
         assert baseline is not None, "without a first value there is nothing to compare the others with"
         uncredited_steps = steps_so_far - len(advantages)
         advantages += [value_after - baseline] * uncredited_steps
-        # The next step is compared with this one.
+        # What the next step is compared with; after the last step there is none.
         baseline = baselines[steps_so_far] if steps_so_far < len(values) else None
     return advantages
+
+
+def lambda_returns(values_after: Sequence[float | None], lam: float) -> list[float | None]:
+    """Returns G_i = (1 − λ) V_{i+1} + λ G_{i+1} for every step; see `step_advantages`.
+
+    Example: ``lambda_returns([0.8, None, 0.0, 1.0], lam=0.5)`` is ``[0.65, None, 0.5, 1.0]``.
+
+    Args:
+        values_after: The value after each step, None where it is not known. The last one is the reward.
+        lam: λ; with 0, the values are returned as they are.
+    """
+    returns = list(values_after)
+    later_return = returns[-1]
+    for step in range(len(returns) - 2, -1, -1):
+        value = returns[step]
+        if value is not None and later_return is not None and lam:
+            returns[step] = later_return = (1 - lam) * value + lam * later_return
+    return returns
 
 
 @Credit.register("monte_carlo")
@@ -139,8 +163,14 @@ class MonteCarlo(Credit):
     """`top_p` of continuations; None: the rollout's."""
     top_k: Annotated[int, Ge(-1)] | None = None
     """`top_k` of continuations; None: the rollout's."""
+    lam: Annotated[float, Ge(0), Le(1)] = 0.0
+    """λ, the weight of what the answer itself earned after the next state. With 0, VinePPO: a step is worth
+    the value after it minus the value before it. With 1, a step is worth the answer's own reward minus the
+    value before it; with states `turns` this is C3's replay (arXiv:2603.06859), in which the answer's turn
+    and `samples` alternatives in the same context are compared, leaving out the turn itself. The gradient
+    stays unbiased if the values are. Larger λ are noisier, unless the values after a step are very noisy."""
     pipelined: bool = True
-    """True: an answer's continuations are requested as soon as it is graded, behind all requests for answers.
+    """True: an answer's continuations are requested as soon as it is graded, after all requests for answers.
     This applies to those that `values` wants whatever the other answers are. False: they are requested when
     all answers are sampled. The samples and the numbers are the same either way, since every graded answer is
     continued: it gets its credit before a selection leaves any out (also those of groups that ``until_mixed``
@@ -208,7 +238,7 @@ class MonteCarlo(Credit):
             values += [None] * unestimated
             baselines += [None] * unestimated
             errors += [math.inf] * unestimated
-        advantages = step_advantages(values, trajectory.reward, baselines)
+        advantages = step_advantages(values, trajectory.reward, baselines, self.lam)
 
         # Steps that are credited as one all have the value before the first of them.
         values_of_steps: list[float] = []
@@ -239,6 +269,7 @@ class MonteCarlo(Credit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
+        # `CreditForRewards` is left out, so that shaping is refused: it would not shape the continuations.
         features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
         if self.values.continues:
             features.append(Continuations())
@@ -306,7 +337,7 @@ class MonteCarlo(Credit):
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         if not self.values.continues:
             return 0, 0
-        most_states = self.max_states or limit  # a state before every token at most
+        most_states = self.max_states or limit  # at most, there is a state before every token
         usual_states = min(most_states, self.states.usual_states(tokens))
         least_samples, most_samples = self.values.budget(self.samples).bounds
         usual = round(answers * usual_states * least_samples)
@@ -323,7 +354,7 @@ class MonteCarlo(Credit):
             return False
         sampling = context.settings.sampling
         if not self.values.continues or sampling is None:
-            return True
+            return True  # there are no continuations, which could be sampled otherwise than the answers
         return replace(sampling, **self._overrides()) == sampling  # type: ignore[arg-type]
 
     def _overrides(self) -> dict[str, float]:
@@ -332,7 +363,9 @@ class MonteCarlo(Credit):
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        continues_early = bool(self.values.first_states(1))  # at least the prompt
+        # Every answer has at least one state, the prompt. An estimator that doesn't continue it whatever the
+        # other answers are continues nothing early.
+        continues_early = bool(self.values.first_states(1))
         if not (self.pipelined and continues_early and self.states.begins_early(context)):
             return None
         return EarlyContinuations(
@@ -365,10 +398,10 @@ def _has_value_of_each_state(valuation: Valuation, values: Sequence[StepValues])
     """Returns whether there is a `Value` or None for each state of each answer. The estimator may be a
     user's, so that `values` may be anything."""
     try:
-        counts = [len(of_answer) for of_answer in values]
+        counts = [len(step_values) for step_values in values]
         if counts != [len(answer.states) for answer in valuation.answers]:
             return False
-        flat = [value for of_answer in values for value in of_answer]
+        flat = [value for step_values in values for value in step_values]
         return all(isinstance(value, Value | None) for value in flat)
     except TypeError:  # something has no length
         return False
@@ -380,8 +413,8 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all have the same reward.
     """
-    rewards_by_state = [estimate.rewards for estimate in estimates if estimate.rewards]
-    if not rewards_by_state:
+    rewards_of_states = [estimate.rewards for estimate in estimates if estimate.rewards]
+    if not rewards_of_states:
         return {}
     samples = sum(len(estimate.earned) for estimate in estimates)
     return {
@@ -389,9 +422,9 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
         "credit/value_samples": float(samples),
         "credit/value_tokens": float(sum(estimate.tokens for estimate in estimates)),
         "credit/value_unfinished": sum(estimate.unfinished for estimate in estimates) / samples,
-        "credit/value_mean": mean([mean(rewards) for rewards in rewards_by_state]),
-        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_by_state]),
-        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_by_state]),
+        "credit/value_mean": mean([mean(rewards) for rewards in rewards_of_states]),
+        "credit/value_std": mean([pstdev(rewards) for rewards in rewards_of_states]),
+        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in rewards_of_states]),
     }
 
 
@@ -410,7 +443,7 @@ def _report_ungraded(
     answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
     if not ungraded and not answers:
         return {}
-    if not ungraded:
+    if not ungraded:  # the estimator gave prompts no value for another reason
         context.log.say(
             f"iteration {context.iteration + 1}: {answers} answers are left out, since their prompt has no"
             " value"

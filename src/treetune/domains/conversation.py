@@ -107,7 +107,7 @@ class Conversation:
         if completion.finish_reason == "length" and uses_all_tokens:
             self._end("length", "tokens_spent")
             return False
-        self.events["cut"] += completion.finish_reason == "length"
+        self.events["cut"] += completion.finish_reason == "length"  # only the turn reached its limit
         return True
 
     def take_turn(self, turn: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
@@ -128,6 +128,7 @@ class Conversation:
         if len(self.turns) == self.limits.max_turns:
             self._end("length", "turns_spent")
             return
+        # The policy reads either the results of native calls or the observation.
         longest = self.limits.observation_characters
         texts = [text for _, _, text in turn.results] or [turn.observation]
         self.events["observations_cut"] += any(len(text) > longest for text in texts)
@@ -138,7 +139,7 @@ class Conversation:
         observation = turn.observation[:longest]
         last_token = int(self.segments[-1].token_ids[-1])
         injected_ids = encode_between_turns(self.codec, results or observation, last_token, self.frame)
-        if len(injected_ids) >= self._free_tokens:
+        if len(injected_ids) >= self._free_tokens:  # no token would be left for the next turn
             self._end("length", "tokens_spent")
             return
         self.observed.append(results or [{"role": "user", "content": observation}])
@@ -177,7 +178,7 @@ class Conversation:
                 " continue from its middle: let it draw random numbers only from its seed, or set again to"
                 " 'copy' or 'never'"
             )
-        self.segments = list(segments)
+        self.segments = list(segments)  # these, and not their copies, may hold snapshots
 
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""
@@ -185,8 +186,8 @@ class Conversation:
         for segment in segments:
             if segment.origin == "sampled":
                 self._add_turn(segment)
-        self.segments = list(segments)
-        self.turns = [Turn(reward=reward) for reward in rewards]
+        self.segments = list(segments)  # with the observations, which `_add_turn` doesn't add
+        self.turns = [Turn(reward=reward) for reward in rewards]  # of past turns only the rewards are needed
 
     def transcript(self, message: Callable[[str], dict[str, Any]]) -> tuple[str, list[Any], list[float]]:
         """Returns the `transcript` of a problem: the text, the messages of each turn, and the rewards.
@@ -194,6 +195,7 @@ class Conversation:
         `message` turns an action into a message of a chat.
         """
         turns = []
+        # After the last turn the policy read nothing.
         for action, observed in zip(self.actions, [*self.observed, []], strict=True):
             policy_message = message(action)
             # Each call gets the id of the next result of its tool.
@@ -266,6 +268,7 @@ def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: 
     if not limits.reads_specials or codec.decode_all is None:
         text = codec.decode(segment.token_ids)
     else:
+        # Tags of calls may be special tokens, too. The tokens that end a turn are no part of the action.
         text = codec.decode_all([token for token in segment.token_ids.tolist() if token not in codec.end_ids])
     return opening + before_stop(text, limits.stop)
 

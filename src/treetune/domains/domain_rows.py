@@ -2,8 +2,7 @@
 
 This is the schema of verl and Reasoning360. ``data_source`` (``<domain>__<name>``) decides about the grader,
 ``prompt`` is a list of messages, ``reward_model`` contains the ground truth, and ``extra_info`` further
-values for
-graders. Example::
+values for graders. Example::
 
     {"data_source": "math__dapo", "prompt": [{"role": "user", "content": "2 + 2 = ?"}],
      "reward_model": {"style": "rule", "ground_truth": "4"}, "extra_info": {"index": 17}}
@@ -105,7 +104,8 @@ def normalise_row(row: Mapping[str, Any]) -> Row:
         apply_chat_template=applies_template,
     )
     if isinstance(reward[GROUND_TRUTH], Mapping | list):
-        full[EXTRA_INFO][GOLD_IS_JSON] = True
+        full[EXTRA_INFO][GOLD_IS_JSON] = True  # reward functions of other libraries get it back as it was
+    # Keep the row's other keys of the reward model, such as its style.
     reward_fields = {name: value for name, value in reward.items() if value is not None}
     full[REWARD_MODEL] = {STYLE: "rule", **reward_fields, GROUND_TRUTH: full[REWARD_MODEL][GROUND_TRUTH]}
     return {**row, **full}
@@ -130,6 +130,7 @@ def problem_of(row: Mapping[str, Any], id: str) -> Problem:
         gold=row[REWARD_MODEL][GROUND_TRUTH],
         data={**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE], ABILITY: row[ABILITY]},
         domain=domain_of(row[DATA_SOURCE]),
+        # A single question becomes a chat of one message anyway. Then problems of all tasks look the same.
         messages=() if as_is or is_single_question else messages,
         as_is=as_is,
     )
@@ -168,8 +169,9 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    kinds: dict[str, str] = {}
-    columns: dict[str, str] = {}
+    # The first pass finds the type of each column, and the second one writes.
+    kinds: dict[str, str] = {}  # of the keys of extra_info
+    columns: dict[str, str] = {}  # the kinds of further columns
     for row in rows:
         _note_kinds(kinds, row[EXTRA_INFO])
         _note_kinds(columns, {name: value for name, value in row.items() if name not in SCHEMA})
@@ -329,10 +331,11 @@ def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, bool):
+    """Returns the kind of a value (see `arrow_schema`)."""
+    if isinstance(value, bool):  # before int, of which bool is a subclass
         return "bool"
     if isinstance(value, int):
-        return "int" if -(2**63) <= value < 2**63 else "json"
+        return "int" if -(2**63) <= value < 2**63 else "json"  # Parquet's integers have 64 bits
     if isinstance(value, float):
         return "float"
     if isinstance(value, str):

@@ -46,7 +46,7 @@ def file_function(path: str, searched: list[str]) -> Any:
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None and spec.loader is not None, "it ends with .py"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
+    sys.modules[module_name] = module  # before it is executed, as by an `import`
     spec.loader.exec_module(module)
     if not hasattr(module, name):
         raise ValueError(f"path is {path!r}, and {file} has no {name!r}")
@@ -74,7 +74,7 @@ def name_in_process(file: Path) -> str:
     is_library = stem in sys.stdlib_module_names or PathFinder.find_spec(stem, elsewhere) is not None
     if is_library and stem not in sys.modules:
         path = sys.path[:]
-        sys.path[:] = elsewhere
+        sys.path[:] = elsewhere  # without the file's own folder, in which the import would find the file
         try:
             importlib.import_module(stem)
         except ImportError:
@@ -82,8 +82,9 @@ def name_in_process(file: Path) -> str:
         finally:
             sys.path[:] = path
     loaded = sys.modules.get(stem)
-    is_own = loaded is None or Path(getattr(loaded, "__file__", None) or "/").resolve() == file.resolve()
-    if is_own and not is_library:
+    # A module of this name may come from another folder's file: two files `reward.py`.
+    is_free = loaded is None or Path(getattr(loaded, "__file__", None) or "/").resolve() == file.resolve()
+    if is_free and not is_library:
         return stem
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=6).hexdigest()
     return f"reward_file_{stem}_{digest}"
@@ -99,8 +100,10 @@ def message_of(message: Mapping[str, Any]) -> Any:
 
     ``{"role": "user", "content": "2 + 2?"}`` becomes a ``UserMessage``.
     """
+    # The module with the classes of messages has had several names.
     modules = map(sys.modules.get, ("verifiers.types", "verifiers.legacy.types", "verifiers.v1.types"))
-    kind = getattr(next(filter(None, modules), None), f"{message['role'].title()}Message", Said)
+    loaded_module = next(filter(None, modules), None)
+    kind = getattr(loaded_module, f"{message['role'].title()}Message", Said)
     calls = []
     for call in message.get("tool_calls", ()):
         # In verifiers, arguments are JSON text, both in the call and in its function.
@@ -122,6 +125,7 @@ def verifiers_state(row: Row) -> dict[str, Any]:
     for turn, reward in zip(turns, rewards):
         # The first message of a turn is the model's, and the others are replies to it.
         turn_messages = list(map(message_of, turn))
+        # verifiers has None for a step without a reward of its own.
         step = {"prompt": messages, "completion": turn_messages[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
         messages = [*messages, *turn_messages]
@@ -182,6 +186,7 @@ def call_arguments(
         by_name = {"task": task, "trace": SimpleNamespace(**trace), "runtime": None}
     else:
         if list(parameters)[1:2] == ["problem"]:
+            # A row in another Python has only the problem's values, and no Problem.
             return [response, row.get("problem", SimpleNamespace(**row))], {}
         return [response, row["gold"]], {}
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -201,7 +206,7 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
     returned, numbers = result, {}
-    if isinstance(result, list | tuple) and len(result) == 1:
+    if isinstance(result, list | tuple) and len(result) == 1:  # of a function for a batch of answers
         result = result[0]
     if result is None:
         return [], {}
@@ -242,7 +247,7 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
     weighted_functions, objects = _weighted_functions(function, row)  # none for a plain function
     if weighted_functions:
         total, numbers = [0.0] * len(steps), {}
-        row = {**row, "data": {**row["data"], **objects}}
+        row = {**row, "data": {**row["data"], **objects}}  # the functions get these by their names, too
         for part, weight in weighted_functions:
             _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
             rewards, _ = read_rewards(part(**by_name), part.__name__, len(steps))
@@ -271,6 +276,8 @@ def _weighted_functions(reward_object: Any, row: Row) -> tuple[list[tuple[Any, f
     """
     is_class_of_task = hasattr(reward_object, "data_type")
     if is_class_of_task:
+        # A task is made of a pydantic object with the problem's columns. Its rewards are methods that
+        # verifiers has marked with their weights.
         columns = {"prompt": row["prompt"], "answer": gold_of(row), **row["data"]}
         data_type = reward_object.data_type()
         fields = data_type.model_fields
@@ -288,9 +295,16 @@ def _weighted_functions(reward_object: Any, row: Row) -> tuple[list[tuple[Any, f
 
 
 def main() -> None:
+    """Loads the function of the command line, writes "ready", and grades an answer for each line of standard
+    input.
+
+    A line is ``[response, row, arguments]``. The reply is what `grade_answer` returns, or the text of the
+    error that the function raised.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a function prints goes to the error stream
     path, *searched = sys.argv[1:]
+    # The first entry is this file's folder, whose modules must not hide the function's.
     sys.path[:] = [os.getcwd(), *searched, *sys.path[1:]]
     module, _, name = path.rpartition(":")
     if module.endswith(".py"):

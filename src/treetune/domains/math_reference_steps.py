@@ -79,6 +79,7 @@ class MathReference(StepSplitter):
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
+        # The five stages that the head of this file describes
         masked = _MaskedText(response)
         parts = masked.split_into_sentences()
         parts = masked.cut_after_formulas_that_end_sentences(parts)
@@ -110,6 +111,7 @@ class _MaskedText:
     """
 
     def __init__(self, text: str) -> None:
+        # From the first character for private use on, which texts hardly ever contain
         self._mark = next(chr(code) for code in range(0xE000, 0x110000) if chr(code) not in text)
         self._text = text
         self._formulas: list[str] = []
@@ -127,6 +129,7 @@ class _MaskedText:
         last_end = 0
         for start, end in spans:
             before = self._text[last_end:start]
+            # Formulas that are already masked keep their order, before the span and within it.
             formulas += [next(earlier_formulas) for _ in range(before.count(self._mark))]
             formulas.append(self._unmask(self._text[start:end], earlier_formulas))
             pieces += [before, self._mark]
@@ -148,7 +151,8 @@ class _MaskedText:
         return _merge_with_next(parts, self._is_short)
 
     def _is_short(self, part: str) -> bool:
-        width = len(part) + (FORMULA_WIDTH - 1) * part.count(self._mark)
+        """Returns whether a masked part is short and doesn't end a sentence."""
+        width = len(part) + (FORMULA_WIDTH - 1) * part.count(self._mark)  # a mark is one character already
         return width < SHORT and not part.rstrip().endswith(".")
 
     def cut_after_formulas_that_end_sentences(self, parts: list[str]) -> list[str]:
@@ -158,7 +162,7 @@ class _MaskedText:
         for part in parts:
             text, length, ends_in_full_stop = "", 0, False
             for character in part:
-                if ends_in_full_stop:
+                if ends_in_full_stop:  # the piece ended with the last character, a formula
                     pieces.append(_Piece(text, length, True))
                     text, length, ends_in_full_stop = "", 0, False
                 text += character
@@ -237,6 +241,7 @@ class _MaskedText:
 
 
 def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
+    """Yields the spans from an opening to the next closing, with both of them."""
     start = text.find(opening)
     while start >= 0:
         end = text.find(closing, start + len(opening))
@@ -247,8 +252,10 @@ def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int,
 
 
 def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans from each dollar to the next one. Of two neighbouring dollars, the second one
-    opens."""
+    """Yields the spans from each dollar to the next one.
+
+    Two neighbouring dollars aren't an empty formula: the second one opens.
+    """
     start: int | None = None
     for dollar in _DOLLAR.finditer(text):
         if start is None or dollar.start() == start + 1:
@@ -259,6 +266,7 @@ def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _spans_of_environments(text: str) -> Iterator[tuple[int, int]]:
+    r"""Yields the spans from each ``\begin{…}`` to the next ``\end`` of the same name. Others are ignored."""
     never_closed: set[str] = set()  # so that the text is searched once for each missing end
     position = 0
     while (begin := _BEGIN_ENVIRONMENT.search(text, position)) is not None:

@@ -52,10 +52,10 @@ _WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
 def _sentence_end_before(characters: str) -> re.Pattern[str]:
     """Returns a pattern of sentence ends; `characters` may begin the next sentence after a space."""
     return re.compile(
-        rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"
-        rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"
+        rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"  # "x is 2. Then"
+        rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"  # before a script without spaces
         rf"|(?<![{_STOPS}])[{_STOPS}]++{_WIDE_CLOSINGS}(?=\s*\S)"  # a run of stops is tried once
-        rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"
+        rf"|．{_WIDE_CLOSINGS}(?=\s*[^\s\d])"  # a wide full stop, which is a decimal point before a digit
         rf"|(?:\u037e|(?<=[\u0370-\u03ff]);){_CLOSINGS}(?=\s+[{_CAPITAL}])"  # the question mark of Greek
     )
 
@@ -149,9 +149,10 @@ def _end_of_inline(text: str, start: int) -> int | None:
     position = start
     while (sign := _END_OF_INLINE.search(text, position)) is not None:
         if sign["gap"]:
-            return None
+            return None  # a blank line: the dollar opens no formula
         if sign["end"]:
             inside = text[start : sign.start()]
+            # Prose between two dollars is text between two prices.
             return sign.end() if inside and not _PROSE.search(inside) else None
         position = sign.end()
     return None
@@ -182,7 +183,7 @@ class Sentences(StepSplitter):
         possible_cuts = set(_possible_cuts(response, spans)) - {0, len(response)}
         offsets = [0]
         for cut in sorted(possible_cuts):
-            if self._is_step(response[offsets[-1] : cut]):
+            if self._is_step(response[offsets[-1] : cut]):  # otherwise it is merged with the next part
                 offsets.append(cut)
         if len(offsets) > 1 and not self._is_step(response[offsets[-1] :]):
             offsets.pop()  # the last part is merged with the one before it
@@ -238,7 +239,7 @@ def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
     for sign in _ROW.finditer(text, span.start, span.end):
         if sign["inner"] is not None:
             environments.append(sign["inner"].rstrip("*"))
-        elif sign["end"] is None:
+        elif sign["end"] is None:  # an \end, before which there may be no \begin
             del environments[-1:]
         elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
             yield sign.end()

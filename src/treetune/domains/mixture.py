@@ -128,8 +128,9 @@ class DomainTask(Task):
 
     @override
     def size(self, split: Split) -> int | None:
-        selected = split == "train" and self.domain.difficulty is not None
-        return None if selected else self.task.size(split)
+        # How many problems have the difficulty is known only after all have been read.
+        is_selected = split == "train" and self.domain.difficulty is not None
+        return None if is_selected else self.task.size(split)
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
@@ -240,6 +241,7 @@ class Curriculum(Weighting):
                 for name, value in values.items():
                     learnable = measured.get(LEARNABLE.format(name))
                     if learnable is not None:  # the domain was drawn
+                        # p (1 - p) is at most 1/4, so that 4 times it is at most 1, the first Q.
                         values[name] = value + self.rate * (4 * learnable - value)
             yield {name: base_weights[name] * (self.floor + value) for name, value in values.items()}
 
@@ -281,6 +283,7 @@ class Mixture(Task):
     def needs(self) -> tuple[Need, ...]:
         if not isinstance(self.weighting, Curriculum) and not self.remembers_pass_rates:
             return ()
+        # From a single answer the rate would be 0 or 1, and no problem would count as mixed.
         because = "it is drawn by how often the policy is right on a problem"
         return Need(SampledAnswers(), because), Need(Answers(2), because)
 
@@ -408,6 +411,7 @@ class Mixture(Task):
 
     @override
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
+        """Returns `count` problems, as many of each domain as its weight asks for, evenly mixed."""
         pools = _group_by_domain(problems)
         sizes = {name: len(pool) for name, pool in pools.items()}
         counts: list[Mapping[str, int]] = []  # for each iteration up to this one
@@ -420,6 +424,7 @@ class Mixture(Task):
         chosen = {}
         for name, pool in pools.items():
             counts_of_domain = [counts_of_iteration[name] for counts_of_iteration in counts]
+            # Without a problem to prefer, the draw is the same as without `prefer_mixed`.
             if any(problem.id in mixed_ids for problem in pool):
                 preferences = [self.prefer_mixed if problem.id in mixed_ids else 1.0 for problem in pool]
                 generator = derived_random(drawing.seed, drawing.iteration, "preferred problems", name)
@@ -443,10 +448,11 @@ class Mixture(Task):
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
     ) -> list[Problem]:
+        """Returns all problems that haven't been taken, in the order in which they are to be added."""
         taken_ids = {problem.id for problem in taken}
         pools = _group_by_domain(problems)
         sizes = {name: len(pool) for name, pool in pools.items()}
-        *_, weights = self._weights(sizes, drawing)
+        *_, weights = self._weights(sizes, drawing)  # of the last iteration, which is the present one
         remaining: dict[str, list[Problem]] = {}
         for name, pool in pools.items():
             remaining[name] = [problem for problem in pool if problem.id not in taken_ids]
@@ -494,7 +500,7 @@ def allocate_problems(
     while True:
         quotas = _quotas(names, weights, free)
         exhausted = [name for name in names if quotas[name] >= sizes[name]]
-        if not exhausted:
+        if not exhausted:  # also if no domain is left
             break
         for name in exhausted:
             allocated[name] = sizes[name]

@@ -320,6 +320,8 @@ class MultiTurn(GrowingRollout):
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
+        """Returns the answer of an ended conversation, with the rewards of its turns by the rules of `reward`
+        and `unfinished_reward`."""
         rewards = conversation.rewards  # a new list: the environment's reward of each turn
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
@@ -336,7 +338,7 @@ class MultiTurn(GrowingRollout):
         message, outcome = grade.message, grade.outcome
         assert conversation.finish is not None, "a conversation is graded when it has ended"
         if conversation.outcome != "ok":
-            rewards = [0.0] * len(rewards)
+            rewards = [0.0] * len(rewards)  # the environment hung or failed
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
             # The reward is known here, so that it doesn't matter whether the grader was available.

@@ -79,14 +79,14 @@ class RoutedRows(RowsTask):
         findings_of_rows = list(super().check(experiment))
         yield from findings_of_rows
         if any(finding.level == "error" for finding in findings_of_rows):
-            return
+            return  # the files below can't be read
         names = () if self.source is not None else (*self.train, *self.validation, *self.test)
         paths = [Path(name) for name in names]
         if isinstance(self.source, InFiles):
             for split in get_args(Split):
                 with contextlib.suppress(ValueError):  # reported when the split is read
                     paths += self.source.files(split)
-        first_files: dict[str, Path] = {}
+        first_files: dict[str, Path] = {}  # the first file with each source, for the message
         for path in filter(is_quickly_read, paths):
             try:
                 sources = distinct_texts(path, DATA_SOURCE)
@@ -98,7 +98,7 @@ class RoutedRows(RowsTask):
             except ValueError as error:
                 yield Finding.of(error, "train")
                 return
-            first_files = dict.fromkeys(sources, path) | first_files
+            first_files = dict.fromkeys(sources, path) | first_files  # what an earlier file has stays
         unknown = [source for source in first_files if BySource(routes=self.routes).route(source) is None]
         if unknown:
             shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
@@ -114,15 +114,18 @@ class RoutedRows(RowsTask):
     def domain_names(self) -> Sequence[str] | None:
         if self.domain is None:
             return ()
+        # None: only the rows themselves have the names.
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
     def _near(self, source: str) -> str:
         """Returns a question about a route with a similar name, in brackets; an empty text if there is
         none."""
+        # A route is the beginning of a source, so that only as many characters are compared.
         similar = [route for route in self.routes if nearest(source[: len(route)], [route])]
         return f" (did you mean the route {max(similar, key=len)!r}?)" if similar else ""
 
     def _domain(self, row: Mapping[str, Any]) -> str:
+        """Returns the domain of a row by the setting `domain`; an empty text if it has none."""
         if self.domain == "data_source":
             return domain_of(row[DATA_SOURCE])
         if self.domain == "ability":
@@ -211,7 +214,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
     for index, problem in enumerate(task.problems(split)):
         data = dict(problem.data)
         task_of_problem = task.of(problem)
-        if isinstance(task_of_problem, DomainTask):
+        if isinstance(task_of_problem, DomainTask):  # the wrapper of a mixture's task, which has no type
             task_of_problem = task_of_problem.task
         name = type(task_of_problem).registered_name()
         source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"

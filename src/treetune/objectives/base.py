@@ -194,7 +194,7 @@ class Objective(Registrable):
     def precompute(
         self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
     ) -> Tensor:
-        """Returns a value for each of the iteration's N trained tokens that the loss needs, float32 [N].
+        """Returns numbers that the loss needs, one for each of the iteration's N trained tokens, float32 [N].
 
         Called once before the first step, only with `needs_reference_kl`.
 

@@ -74,7 +74,7 @@ class ClipCovariance(ClippedPolicyGradient):
     @override
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         surrogate_N, is_clipped_N = super().surrogate(batch, logprobs_N, log_ratio_N)
-        if batch.marked_N is None:
+        if batch.marked_N is None:  # an analysis of single answers, in which no tokens are chosen
             return surrogate_N, is_clipped_N
         return surrogate_N.masked_fill(batch.marked_N, 0.0), is_clipped_N | batch.marked_N
 
@@ -125,7 +125,7 @@ class KlCovariance(PolicyGradient):
         surrogate_N = -advantages_of(batch) * ratio_of(log_ratio_N)
         if batch.marked_N is not None:
             surrogate_N = surrogate_N + self.penalty * log_ratio_N.abs() * batch.marked_N
-        is_clipped_N = torch.zeros_like(surrogate_N, dtype=torch.bool)
+        is_clipped_N = torch.zeros_like(surrogate_N, dtype=torch.bool)  # the penalty stops no gradient
         return surrogate_N, is_clipped_N
 
 

@@ -145,7 +145,7 @@ class SoftAdaptive(PolicyGradient):
         positive, negative = advantages_N.new_tensor([self.tau_positive, self.tau_negative])
         tau_N = torch.where(advantages_N > 0, positive, negative)
         gate_N = 4 / tau_N * torch.sigmoid(tau_N * (ratio_of(log_ratio_N) - 1))
-        is_clipped_N = torch.zeros_like(gate_N, dtype=torch.bool)
+        is_clipped_N = torch.zeros_like(gate_N, dtype=torch.bool)  # the gate stops no gradient entirely
         return -advantages_N * gate_N, is_clipped_N
 
 
@@ -184,16 +184,16 @@ class DivergenceBounded(PolicyGradient):
         import torch
 
         advantages_N = advantages_of(batch)
-        policy_N = logprobs_N.detach().exp()
-        old_N = (logprobs_N - log_ratio_N).detach().exp()
+        p_N = logprobs_N.detach().exp()
+        q_N = (logprobs_N - log_ratio_N).detach().exp()  # of the old policy
         if self.divergence == "tv":
-            distance_N = (policy_N - old_N).abs()
+            distance_N = (p_N - q_N).abs()
         else:
-            # Probabilities of 1 would give log 0.
-            log_ratio_of_others_N = ((1 - old_N + 1e-8) / (1 - policy_N + 1e-8)).log()
-            distance_N = -old_N * log_ratio_N.detach() + (1 - old_N) * log_ratio_of_others_N
-        is_too_likely_N = (policy_N > old_N) & (distance_N > self.limit_high)
-        is_too_unlikely_N = (policy_N < old_N) & (distance_N > self.limit_low)
+            # 1e-8, since probabilities of 1 would give log 0.
+            log_ratio_of_others_N = ((1 - q_N + 1e-8) / (1 - p_N + 1e-8)).log()
+            distance_N = -q_N * log_ratio_N.detach() + (1 - q_N) * log_ratio_of_others_N
+        is_too_likely_N = (p_N > q_N) & (distance_N > self.limit_high)
+        is_too_unlikely_N = (p_N < q_N) & (distance_N > self.limit_low)
         is_masked_N = torch.where(advantages_N > 0, is_too_likely_N, is_too_unlikely_N)
         weight_N = ratio_of(log_ratio_N.detach()).clamp(max=self.largest_ratio)
         weight_N = weight_N.masked_fill(is_masked_N, 0.0)

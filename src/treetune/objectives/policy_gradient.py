@@ -93,6 +93,7 @@ class PolicyGradient(Objective):
     @override
     def gives(self) -> tuple[Feature, ...]:
         # Weights by p_old / p_engine correct for answers that other weights have sampled.
+        # `importance_sequence` only leaves out sequences.
         has_weights = self.importance_cap is not None or self.importance_band is not None
         return (UseOfAdvantages(), StaleAnswers()) if has_weights else (UseOfAdvantages(),)
 
@@ -164,6 +165,7 @@ class PolicyGradient(Objective):
             RATIO: batch.mean(ratio_of(log_ratio_N.detach())),
             **correction_metrics,
         }
+        # With the other placements, the trainer has subtracted the KL from rewards or advantages already.
         if self.kl_coef > 0 and self.kl_placement == "loss":
             assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
             kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
@@ -171,7 +173,7 @@ class PolicyGradient(Objective):
                 kl_N = kl_N.clamp(*self.kl_clamp)
             if self.kl_reduction == "token_mean":
                 kl_loss = self.kl_coef * (batch.weights_N * kl_N).sum()
-            else:
+            else:  # "sequence_sum"
                 kl_loss = self.kl_coef * batch.sequence_weight * kl_N.sum()
             metrics["train/kl_loss"] = kl_loss.detach()
             loss = loss + kl_loss
@@ -200,7 +202,7 @@ class PolicyGradient(Objective):
             metrics["train/importance_capped"] = batch.mean(k_N > cap)
         elif band is not None:
             weights_N = k_N
-        else:
+        else:  # k only decides which sequences are left out
             weights_N = torch.ones_like(k_N)
         is_masked_N = torch.zeros_like(k_N, dtype=torch.bool)
         if band is not None:

@@ -76,6 +76,7 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     is_within_C = ranks_C <= limit
     # Beyond the limit, c is treated as if it had rank 2: a cyclic shift of two tokens exchanges them.
     shifted_ranks_C = ranks_C.where(is_within_C, 2)
+    # A chunk may have no positions, and so no largest rank. At least 2, since c and m may be exchanged.
     width = max(2, int(shifted_ranks_C.max())) if len(ranks_C) else 2
     top_logits_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
     index_K = torch.arange(top_logits_CK.shape[-1], device=logits_CV.device)
@@ -85,6 +86,7 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     logp_CK = torch.where(index_K == label_index_C1, label_logits_C1, top_logits_CK) - total_C[:, None]
     next_logp_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
     log_target_CK = torch.where(index_K == label_index_C1, logp_CK[:, :1], next_logp_CK)
+    # The tokens up to c change; none if c is the first choice already.
     counts_CK = (index_K <= label_index_C1) & (ranks_C > 1)[:, None]
     return log_target_CK, logp_CK, counts_CK
 
@@ -171,10 +173,12 @@ class CorrectPaths(Objective):
     @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         is_taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
+        # At least 1, for a minibatch without a correct answer, whose weights are all 0.
         count = len(lengths) if self.normalise_by == "batch" else max(1, sum(is_taken))
-        return [
-            1 / (count * length) if taken else 0.0 for taken, length in zip(is_taken, lengths, strict=True)
-        ]
+        weights = []
+        for length, taken in zip(lengths, is_taken, strict=True):
+            weights.append(1 / (count * length) if taken else 0.0)
+        return weights
 
     @override
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
@@ -189,7 +193,7 @@ class CorrectPaths(Objective):
             policy = logp_c_C, log_one_minus(logits_CV, labels_C, total_C)
             if self.target == "max":
                 target = logp_m_C, log_one_minus(logits_CV, best_C, total_C)
-            else:
+            else:  # "fixed"
                 log_half_C = logp_c_C.new_full(logp_c_C.shape, -math.log(2))
                 target = log_half_C, log_half_C
             if self.detach_target:
@@ -202,9 +206,8 @@ class CorrectPaths(Objective):
                 divergence_C = divergence_C.where(is_behind_C, 0.0)
         if self.mask != "none":
             is_above_half_C = logp_c_C.detach() > -math.log(2)
-            divergence_C = divergence_C.where(
-                is_above_half_C if self.mask == "above" else ~is_above_half_C, 0.0
-            )
+            is_left_C = is_above_half_C if self.mask == "above" else ~is_above_half_C
+            divergence_C = divergence_C.where(is_left_C, 0.0)
         return divergence_C, logp_c_C.detach().exp(), logp_m_C.detach().exp()
 
     def _divergence_from_rank_target(self, logits_CV: Tensor, labels_C: Tensor, total_C: Tensor) -> Tensor:

@@ -126,13 +126,14 @@ class ValueImplicit(ClippedPolicyGradient):
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.ref_logprobs_N is not None and batch.ref_kl_N is not None, "the trainer compares them"
-        changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)
+        changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)  # ρ − κ
         targets_N = advantages_of(batch)
         value_loss = logprobs_N.new_zeros(())
         for changes_T, targets_T in zip(
             batch.by_sequence(changes_N), batch.by_sequence(targets_N), strict=True
         ):
-            value_loss = value_loss + 0.5 * (changes_T.sum() - targets_T.mean()).square()
+            target = targets_T.mean()  # all tokens of an answer have the same
+            value_loss = value_loss + 0.5 * (changes_T.sum() - target).square()
         value_loss = batch.sequence_weight * value_loss
         actor_loss, metrics = super().loss(replace(batch, advantages_N=batch.own_advantages_N), logprobs_N)
         loss = value_loss + self.actor_coef * actor_loss

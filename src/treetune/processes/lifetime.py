@@ -41,6 +41,11 @@ TERMINATED = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended."""
 
 POLL_S, END_POLL_S = 0.5, 0.1
+"""The seconds between two looks at the launcher, and at a group of processes that is being ended."""
+
+STATE, START_TIME = 0, 19
+"""The indices of two fields in `process_fields`, which begin with the third field of /proc/PID/stat."""
+
 ORPHAN_GRACE_S = 20.0
 """The longest that a rank without its launcher may take to close its server and exit, before it is killed."""
 
@@ -63,11 +68,12 @@ class ProcessIdentity:
     @staticmethod
     def of(pid: int) -> ProcessIdentity | None:
         fields = process_fields(pid)
-        return ProcessIdentity(pid, fields[19]) if fields else None
+        return ProcessIdentity(pid, fields[START_TIME]) if fields else None
 
     def alive(self) -> bool:
+        """Returns whether this process still runs. Zombies (Z) and dead processes (X) don't."""
         fields = process_fields(self.pid)
-        return bool(fields) and fields[19] == self.started and fields[0] not in ("Z", "X")
+        return bool(fields) and fields[START_TIME] == self.started and fields[STATE] not in ("Z", "X")
 
 
 def process_fields(pid: int) -> list[str]:
@@ -76,6 +82,7 @@ def process_fields(pid: int) -> list[str]:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
+    # The second field is the program's name in parentheses, which may contain spaces and parentheses itself.
     return text.rpartition(")")[2].split()
 
 
@@ -92,6 +99,7 @@ def launcher_processes() -> list[psutil.Process]:
 
 
 def _command(pid: int) -> str:
+    """Returns the command line of a process; empty if it can't be read."""
     with contextlib.suppress(psutil.Error):
         return " ".join(psutil.Process(pid).cmdline())
     return ""
@@ -103,9 +111,10 @@ def end_with_launcher() -> None:
     Raises:
         Stopped: A process of the launcher is gone already.
     """
+    # The kernel sends SIGTERM when the parent dies. The thread below watches the launcher's other process.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
-    if _is_orphan(launcher):
+    if _is_orphan(launcher):  # a process of the launcher died before the calls above
         raise Stopped(TERMINATED)
     if not launcher:
         return
@@ -122,6 +131,7 @@ def end_with_launcher() -> None:
 
 
 def is_alive(process: psutil.Process) -> bool:
+    """Returns whether a process runs. A zombie, which has ended and is not reaped yet, doesn't."""
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     return False
@@ -251,6 +261,8 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
+        # A signal of ENDING after CHECKPOINT limits the wait to the grace. CHECKPOINT after any other signal
+        # adds nothing.
         if self.asked_by is None or number in ENDING:
             self._ask(number)
         return False
@@ -259,7 +271,7 @@ class GracefulStop:
         """Asks for an end at the boundary, and starts the timer of the grace."""
         self.asked_by, self._asked_at = number, time.monotonic()
         within = ""
-        if number in ENDING:
+        if number in ENDING:  # CHECKPOINT waits for the boundary as long as it takes
             signal.setitimer(signal.ITIMER_REAL, self.grace_s)
             within = f", within {self.grace_s:.0f} s"
         about = ""
@@ -346,15 +358,15 @@ def exit_on_signals() -> None:
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal stopped_by, ignored_signal
-        if number == signal.SIGALRM and ignored_signal is not None:
+        if number == signal.SIGALRM and ignored_signal is not None:  # `raise_again` has set this timer
             number, ignored_signal = ignored_signal, None
             raise Stopped(128 + number)
         if stopped_by is None:
             if _graceful:
-                if number == signal.SIGALRM:
+                if number == signal.SIGALRM:  # the grace is over
                     number = _graceful[-1].end_grace()
                 elif not _graceful[-1].take_signal(number):
-                    return
+                    return  # the loop ends at its next boundary
             if number == signal.SIGALRM:  # the timer of a stop that is over by now
                 return
             stopped_by = number
@@ -362,6 +374,7 @@ def exit_on_signals() -> None:
                 # If other code catches the exception and drops it, the loop ends at its next boundary.
                 _graceful[-1].asked_by = number
             raise Stopped(128 + number)
+        # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
         if number == stopped_by and number != CHECKPOINT and not launcher_processes():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -429,10 +442,10 @@ def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     while (members := _members(process.pid)) and time.monotonic() < deadline:
-        process.poll()
+        process.poll()  # reaps the process if it has ended
         time.sleep(END_POLL_S)
     for member in members:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
             member.kill()
     process.wait(GRACE_S)
 
@@ -441,7 +454,7 @@ def _members(group: int) -> list[psutil.Process]:
     """Returns the living processes of a group, without zombies."""
     members = []
     for process in psutil.process_iter():
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             if os.getpgid(process.pid) == group and is_alive(process):
                 members.append(process)
     return members

@@ -153,6 +153,7 @@ class Pool:
         self._wake_read, self._wake_write = -1, -1
         """A pipe: a byte in it ends the thread's `_wait`."""
         self._mean_seconds = _BATCH_SECONDS
+        """The running mean of the seconds of a call. At the beginning, a batch has a single call."""
 
     def register(self, servant: Servant, name: str, *, threads: int | None = None) -> int:
         """Registers a servant, and returns its number for `submit`.
@@ -325,7 +326,7 @@ class Pool:
             return True
         worker.kill()
         if not worker.is_ready:
-            # It was starting, or loading a servant.
+            # It was starting, or loading a servant. After the first death, another worker is tried.
             if outcome == "timeout" or None in self._died_at:
                 raise WorkerStartError(f"a worker process did not start: {message}")
             self._died_at.add(None)
@@ -334,6 +335,7 @@ class Pool:
             if outcome == "timeout":
                 message = call.overdue_message
             log.warning("%s on an answer to problem %s: %s", outcome, call.about, message)
+            # A call at which a worker has died for the first time stays in the batch, and is tried once more.
             if outcome == "timeout" or call.number in self._died_at:
                 worker.batch.popleft()
                 self._finish(
@@ -345,6 +347,7 @@ class Pool:
         return False
 
     def _finish(self, call: ServantCall, result: Any) -> None:
+        """Settles a call, and takes its seconds into the running mean, by which batches are sized."""
         self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
         self._settle(call, result)
 
@@ -371,6 +374,7 @@ def start_worker(
     Returns:
         The process, and the first message, which the caller must send to it.
     """
+    # The worker imports the same treetune as this process, wherever that is.
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
@@ -488,11 +492,11 @@ class WorkerProcess:
         is_alive = True
         try:
             while True:
-                data = os.read(self.results, _READ_BYTES)
-                if not data:
+                received = os.read(self.results, _READ_BYTES)
+                if not received:  # the process has closed the pipe
                     is_alive = False
                     break
-                self._inbox += data
+                self._inbox += received
         except BlockingIOError:
             pass
         results = []
@@ -572,6 +576,7 @@ class CallClock:
         return self._paused_s
 
     def stop(self) -> None:
+        """Stops the clock. Safe to call twice, and from any thread."""
         with self._changed:
             if self._runs_since is not None:
                 now = time.monotonic()
@@ -603,9 +608,9 @@ class ServiceThreads:
     """Threads that call a servant which waits for something outside of this process, such as a judge.
 
     At most `concurrency` calls run at a time. A servant may stop a call's clock while the call waits for its
-    turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue
-    gets the result ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't
-    count among the running ones, so that another one can take its place. Threads end with this process.
+    turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue gets the result
+    ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't count among the
+    running ones, so that another one can take its place. Threads end with this process.
     """
 
     def __init__(
@@ -615,12 +620,8 @@ class ServiceThreads:
         settle: Callable[[ServantCall, Any], None],
         make_lost_result: MakeLostResult,
     ) -> None:
-        self._servant, self._concurrency, self._settle, self._make_lost_result = (
-            servant,
-            concurrency,
-            settle,
-            make_lost_result,
-        )
+        self._servant, self._concurrency = servant, concurrency
+        self._settle, self._make_lost_result = settle, make_lost_result
         self._changed = threading.Condition()
         """Guards all that follows. Notified when a call is added, a call begins, or the pool is closed."""
         self._queue: deque[ServantCall] = deque()
@@ -633,6 +634,7 @@ class ServiceThreads:
         self._watcher: threading.Thread | None = None
 
     def add(self, call: ServantCall) -> None:
+        """Queues a call, and starts the threads that it needs. Does not block."""
         with self._changed:
             self._queue.append(call)
             if self._watcher is None:
@@ -698,7 +700,7 @@ class ServiceThreads:
                     reason = f"not asked: {self._stuck_count} earlier calls have not returned"
                     given_up += [(call, reason) for call in self._queue]
                     self._queue.clear()
-                self._start_thread_if_needed()
+                self._start_thread_if_needed()  # in the place of one that is stuck
             # Without the lock, since settling a call may run callbacks of its future.
             for call, reason in given_up:
                 self._settle(call, self._make_lost_result("unavailable", reason, 0.0))

@@ -85,9 +85,10 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
     os.dup2(2, 1)
 
     def send(*message: Any) -> None:
-        data = frame(message)
-        while data:
-            data = data[os.write(results, data) :]
+        unsent = frame(message)
+        while unsent:
+            n_written = os.write(results, unsent)
+            unsent = unsent[n_written:]
 
     setup = read(requests)
     sys.path[:] = setup["path"]
@@ -122,7 +123,7 @@ def main() -> None:
     servants: dict[int, Servant] = {}
     while True:
         message = read(requests)
-        if isinstance(message, list):
+        if isinstance(message, list):  # a batch of calls; else a servant with its number
             for number, servant, arguments in message:
                 result = servants[servant].answer(*arguments)
                 send("result", time.monotonic(), number, result)

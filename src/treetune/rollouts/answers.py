@@ -68,6 +68,7 @@ class SampledRollout(Rollout):
         for task in experiment.task.parts():
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
+            # The tokenizer has to be loaded first, or `check_lengths` has found the mistake already.
             if not lengths or max_tokens >= context_length:
                 continue
             if longest_prompt is not None and min(lengths) > longest_prompt:
@@ -94,7 +95,7 @@ class SampledRollout(Rollout):
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
-            stop=getattr(self, "stop", ()),
+            stop=getattr(self, "stop", ()),  # only some of these rollouts have the setting
         )
 
     def encode_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
@@ -252,6 +253,7 @@ def encode_prompt(
         ValueError: The prompt is empty, longer than `max_prompt_tokens`, or leaves no room for the response.
     """
     prompt_ids = context.codec.encode_prompt(problem)
+    # A chat template gives a prompt tokens even if the problem has no text.
     if not problem.prompt or not len(prompt_ids):
         raise ValueError(f"problem {problem.id!r} has an empty prompt")
     if max_prompt_tokens is not None and len(prompt_ids) > max_prompt_tokens:
@@ -318,6 +320,7 @@ def apply_unfinished_reward(
     The grade of such an answer keeps what the grader extracted. Its reward is known even if the grader was
     unavailable.
     """
+    # `is_decided` is False for None, too; a type checker needs to see it here.
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"

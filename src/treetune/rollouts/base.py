@@ -62,7 +62,8 @@ class Rollout(Registrable):
 
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that all prompts of a run offer through the model's chat
-        template; empty where none are called so. May start what offers them."""
+        template; empty for a rollout without tools, and for tools that are called in another way. May start
+        the servers of tools, to ask them for their schemas."""
         return ()
 
     def prepare(self, codec: TextCodec) -> None:
@@ -155,7 +156,8 @@ class Selection(Registrable):
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         """Returns a part of all ranks' `episodes`, and metrics of them.
 
-        Groups are whole, and problems keep their order. Called on the first rank alone, so it must not
-        communicate with other ranks. What it draws derives from the context's seed and iteration.
+        In `episodes`, all rows of a problem are neighbours, and the problems are in their order. Called on
+        the first rank alone, so it must not communicate with other ranks. What it draws derives from the
+        context's seed and iteration.
         """
         raise NotImplementedError

@@ -71,6 +71,7 @@ class Demonstrations(Rollout):
         for task in experiment.task.parts():
             problems += task.examples(EXAMPLES)
         try:
+            # With seed 0, any other would do: these are only examples of the demonstrations.
             texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
         except ValueError as error:
             yield Finding.of(error, "$.task")
@@ -106,6 +107,7 @@ class Demonstrations(Rollout):
                 )
                 response_ids = joined([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)
+                # With "stop", `encode_prompt` below raises an error that names the problem.
                 if self.too_long == "leave_out" and length > context.settings.context_length:
                     left_out += 1
                     continue

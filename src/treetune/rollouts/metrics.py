@@ -19,8 +19,8 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 def pool_columns(
     context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
-    """Returns the columns of all ranks, each the ranks' columns one after the other in rank order. A rank may
-    miss some. Collective."""
+    """Returns each column with the values of all ranks, in rank order. A rank need not have all columns.
+    Collective."""
     pooled_columns: dict[str, list[float]] = {}
     for columns_of_rank in context.ranks.exchange(name, dict(columns)):
         for column, values in columns_of_rank.items():
@@ -77,10 +77,11 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     columns_of_problems: dict[str, list[float]] = {"once_hit": [], "unique": [], "mixed": []}
     for group in groups.values():
         graded_of_group = [t for t in group if t.grade.is_known]
-        if graded_of_group:
+        if graded_of_group:  # otherwise it isn't known whether the problem was solved
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
+        # For each problem, graded or not: below, the column's length is the number of problems.
         columns_of_problems["mixed"].append(float(len({t.score for t in graded_of_group}) > 1))
     local = {f"episodes/{name}": values for name, values in columns_of_answers.items()}
     local |= {f"episodes/{name}": values for name, values in columns_of_problems.items()}

@@ -237,7 +237,7 @@ class PartialAnswers(RolloutAround):
         async def continue_answer(answer: Trajectory, remaining_tokens: int) -> None:
             request = Request(
                 joined([answer.prompt_ids, answer.response_ids]),
-                seed=seed + answer.sample,
+                seed=seed + answer.sample,  # as the engine seeds sample i of a request for several
                 n=1,
                 sampling=limit_tokens(remaining_tokens),
             )
@@ -251,7 +251,7 @@ class PartialAnswers(RolloutAround):
             await begin_answers()
             return
         continuations = []
-        for _, answer in sorted(answers.items()):
+        for _, answer in sorted(answers.items()):  # by their numbers, not in the order in which they arrived
             remaining_tokens = self._remaining_tokens(context, answer)
             if remaining_tokens:
                 continuations.append(continue_answer(answer, remaining_tokens))

@@ -78,9 +78,9 @@ def rows_of(column: pa.ListArray) -> Iterator[Column | None]:
     """Yields each row of a list column as a view of its buffer (a copy for booleans, which are bits); None
     for null."""
     flat = column.values.to_numpy(zero_copy_only=False)
-    ends = column.offsets.to_numpy().tolist()
+    offsets = column.offsets.to_numpy().tolist()  # one more than there are rows
     missing = column.is_null().to_pylist() if column.null_count else itertools.repeat(False)
-    for begin, end, is_missing in zip(ends, ends[1:], missing):
+    for begin, end, is_missing in zip(offsets, offsets[1:], missing):
         yield None if is_missing else flat[begin:end]
 
 
@@ -311,7 +311,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     def segments(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
         parts: dict[str, Iterable[Any]] = {}
         for field in column.values.type:
-            values = column.values.field(field.name)
+            values = column.values.field(field.name)  # of the segments of all answers
             if field.name == "branch":
                 parts[field.name] = [branch_of(row) for row in values.to_pylist()]
             else:
@@ -330,6 +330,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
                 return (row or () for row in tuples_of(column))
         if name == "prompt_ids":
             return rows_of(column)
+        # A Python object for each value: too slow for columns of tokens, which are read above.
         plain = column.to_pylist()
         match name:
             case "problem":

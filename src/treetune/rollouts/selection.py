@@ -93,7 +93,7 @@ class CorrectOnly(Selection):
         for episode in episodes:
             if episode.score < self.reward_threshold:
                 continue
-            if kept_by_group[episode.group] == self.max_per_problem:
+            if kept_by_group[episode.group] == self.max_per_problem:  # never, if there is no bound
                 continue
             kept_by_group[episode.group] += 1
             kept.append(episode)
@@ -200,7 +200,7 @@ class PreferencePairs(Selection):
                 rows.append(replace(accepted[accepted_index], pair=pair, chosen=True))
                 rows.append(replace(rejected[rejected_index], pair=pair, chosen=False))
             possible_pairs += pairs_of_group
-        kept = list({row.trajectory: row for row in rows}.values())
+        kept = list({row.trajectory: row for row in rows}.values())  # an answer may be in several pairs
         return rows, selection_metrics(episodes, kept) | {
             "selection/pairs": float(len(rows) // 2),
             "selection/pairs_possible": float(possible_pairs),

@@ -78,6 +78,7 @@ class StoredEpisodes(Collection[Episode]):
         self.path = path
         with path.open("rb") as file:
             verify_stream(file, str(path), REMEDY)
+            # Only the metadata is read here: the kind of the file, and the number of its rows.
             with _stream(file, str(path), "episodes", REMEDY) as (_, self._count):
                 pass
 
@@ -171,7 +172,8 @@ def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
 
 
 def answer_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Returns an answer as a line of an evaluation's ``answers.jsonl``."""
+    """Returns an answer as a line of an evaluation's ``answers.jsonl``. Keys that few answers need are only
+    there where they have a value."""
     return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
@@ -244,7 +246,7 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     """Yields the rows of a batch of such a file."""
     from treetune.rollouts.rows import rows_of
 
-    # Files of earlier versions have no log-ratios.
+    # Files of earlier versions have no log-ratios, which are the last column.
     columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
     for trajectory, logprobs, entropies, *optional_columns in rows:
@@ -270,7 +272,7 @@ def read_tokens(path: Path) -> list[str]:
     with path.open("rb") as file, _reader(file, str(path), "tokens", "") as reader:
         try:
             table = reader.read_all()
-        except MemoryError as error:
+        except MemoryError as error:  # a damaged file may have any sizes in it
             raise ValueError(f"{path} claims to be larger than memory") from error
         table.validate(full=True)  # files of earlier versions have no checksum
     if table.schema.names != ["text"] or table.schema.types != [pa.string()]:
@@ -334,14 +336,17 @@ def _read_file(path: Path, kind: str, parse: FromBatch[Row], remedy: str) -> lis
 
 
 def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[Row], remedy: str = "") -> Iterator[Row]:
-    seen = 0
+    """Yields the rows of a stream. Raises ValueError for a stream that is damaged, of another kind, or cut
+    short, also after it has yielded rows."""
+    rows_read = 0
     with _stream(source, name, kind, remedy) as (reader, count):
         for batch in reader:
             batch.validate(full=True)  # files of earlier versions have no checksum
-            seen += batch.num_rows
+            rows_read += batch.num_rows
             yield from parse(batch)
-    if seen != count:
-        raise ValueError(f"{name} is cut short: {seen} of {count} {kind}" + (f"; {remedy}" if remedy else ""))
+    if rows_read != count:
+        message = f"{name} is cut short: {rows_read} of {count} {kind}"
+        raise ValueError(f"{message}; {remedy}" if remedy else message)
 
 
 @contextmanager
@@ -357,11 +362,12 @@ def _stream(source: Any, name: str, kind: str, remedy: str) -> Iterator[tuple[An
 
 @contextmanager
 def _reader(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
+    """Opens an Arrow stream. Errors of Arrow within the block become ValueErrors that name the file."""
     import pyarrow as pa
 
     try:
         with pa.ipc.open_stream(source) as reader:
             yield reader
-    except (pa.ArrowException, OSError) as error:
-        because = f"{name} is not a whole Arrow file of {kind} ({error})"
-        raise ValueError(f"{because}; {remedy}" if remedy else because) from error
+    except (pa.ArrowException, OSError) as error:  # Arrow also raises OSError for a stream that is cut short
+        message = f"{name} is not a whole Arrow file of {kind} ({error})"
+        raise ValueError(f"{message}; {remedy}" if remedy else message) from error

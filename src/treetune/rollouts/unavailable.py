@@ -130,7 +130,7 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
         NothingGraded: The first iteration, on all ranks, has a domain without any other grade.
     """
     if context.iteration != 0:
-        return
+        return  # on all ranks alike, before the exchange
     finished = [answer for answer in answers if answer.grade.message != CUT_OFF]
     local_counts = Counter(answer.problem.domain for answer in finished)
     local_nones = Counter(

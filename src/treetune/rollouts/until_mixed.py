@@ -198,6 +198,7 @@ def _share_between_ranks(
         for_each_rank = []
         for rank in range(world_size):
             share = contiguous_share(problems, rank, world_size)
+            # Of the other rank's share, this rank has only the problems that it has sampled itself.
             trees_for_rank = [by_problem[problem.id] for problem in share if problem.id in by_problem]
             for_each_rank.append(trajectories_to_bytes(answers_of(trees_for_rank)))
         answers: list[Trajectory] = []

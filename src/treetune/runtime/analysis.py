@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 ONE_LINE_REMEDY = "leave the analysis out, or set the rollout's parallel to false"
+"""The remedy for an analysis that needs answers without parallel threads (the feature `OneLine`)."""
 
 RESULT, STATES = "result.json", "states.jsonl"
 """The files of an analysis: the numbers with the settings, and the states."""
@@ -36,6 +37,7 @@ def write_result(
     """Writes the rows of an analysis into the file `name`, and its numbers with the digest of that file."""
     with whole_file(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
+    # Last, since an analysis with a result counts as finished.
     write_record(folder / RESULT, {**result, "digests": {name: digest_of(folder / name)}})
 
 
@@ -94,7 +96,10 @@ class Analyzer(Registrable):
         return self.name or self.type_name
 
     def points(self, config: Any, directory: Any) -> list[int]:
-        """Returns the points that it analyses, in ascending order. It imports nothing slow.
+        """Returns the points that it analyses, in ascending order.
+
+        The command calls it before it imports PyTorch, to report a mistake at once, so it must import nothing
+        slow itself.
 
         Raises:
             ValueError: The experiment doesn't have the files that it needs.
@@ -120,5 +125,6 @@ class Analyzer(Registrable):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        """Returns a figure of the numbers of one or several experiments, by name."""
+        """Returns one figure of the results of one or several experiments: of the contents of their
+        ``result.json``, by the experiments' names."""
         raise NotImplementedError

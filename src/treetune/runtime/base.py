@@ -82,7 +82,9 @@ class EvaluationSet(Part):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
-            "max_prompt_tokens": experiment.context_length - 1,  # no problem is left out
+            # The longest prompt that leaves room for an answer of one token. So the rollout leaves out no
+            # problem, which the run's own limit might do.
+            "max_prompt_tokens": experiment.context_length - 1,
         }
         # A user's rollout may not have all of these fields.
         names = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
@@ -98,12 +100,14 @@ class EvaluationSet(Part):
         except ValueError as error:
             yield Finding.of(error, self._find_key(str(error)))
             return
+        # Without `max_tokens`, answers are as long as the rollout's, which checks its lengths itself.
         if self.max_tokens is not None and rollout.sampling is not None:
             yield from check_lengths(rollout, experiment.context_length)
 
     def _find_key(self, message: str) -> str:
         """Returns the set's key that a message of the rollout is about. The rollout's keys have the same
-        names."""
+        names. If the message names no key that the set has, it is `samples`, the only one that is always
+        set."""
         for key in ("temperature", "samples", "max_tokens", "top_p"):
             if key in message and getattr(self, key) is not None:
                 return key
@@ -277,20 +281,22 @@ class StopAfter(Part):
                 "choose a constant learning rate after warm-up steps, or leave stop_after out",
             )
 
-    def further_iterations(self, of_iterations: Sequence[int]) -> int | None:
+    def further_iterations(self, tokens_by_iteration: Sequence[int]) -> int | None:
         """Estimates the number of further iterations, if each samples as many tokens as the last one.
 
         Args:
-            of_iterations: The tokens that each iteration has sampled so far.
+            tokens_by_iteration: The tokens that each finished iteration has sampled.
 
         Returns:
             0 if the run is over; None if there has been no iteration yet.
         """
-        if not of_iterations:
+        if not tokens_by_iteration:
             return None
-        remaining_tokens = self.sampled_tokens - sum(of_iterations)
+        remaining_tokens = self.sampled_tokens - sum(tokens_by_iteration)
+        # At least 1, since an iteration may have sampled nothing.
+        tokens_of_last = max(1, tokens_by_iteration[-1])
         # Rounded to the nearest end of an iteration; a half is rounded up.
-        return max(0, math.floor(remaining_tokens / max(1, of_iterations[-1]) + 0.5))
+        return max(0, math.floor(remaining_tokens / tokens_of_last + 0.5))
 
 
 Overlap = Literal["none", "one_step"]
@@ -408,6 +414,8 @@ class PolicyIteration(Runtime):
         if self.engines.judge is not None:
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
+            # By getattr, since not every type of engine has these settings. The servers at `addresses` run
+            # already, perhaps on other machines, so that their sleep needs no GPU here.
             named_devices = getattr(engine, "devices", None)
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:
@@ -443,6 +451,8 @@ class PolicyIteration(Runtime):
     @classmethod
     @override
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        """Returns the keys that may have other values when a run is resumed, since they change no result of
+        the iterations so far."""
         keys = {
             "analyzers",
             "changed_inputs",
@@ -530,7 +540,9 @@ def check_name(name: str, key: str, expected: str, nested: bool = True) -> Itera
         nested: Whether the name may have several parts, separated by slashes.
     """
     parts = name.split("/") if nested else [name]
-    if not all(name.isprintable() and part.strip(" .") and "/" not in part for part in parts):
+    # A part of dots and spaces alone is empty, or means another folder: "." and "..".
+    has_unusable_part = any("/" in part or not part.strip(" .") for part in parts)
+    if has_unusable_part or not name.isprintable():
         yield Finding(
             f"{name!r} can't be the name of a folder",
             key,
@@ -566,6 +578,7 @@ def check_split(task: Task, split: Split, n_problems: int | None, key: str) -> I
     try:
         size = task.size(split)
     except ValueError as error:
+        # An experiment has no key for the split that it trains on, so the key of the number is named.
         yield Finding.of(error, key if split == "train" else "split")
         return
     if size is not None and n_problems is not None and n_problems > size:

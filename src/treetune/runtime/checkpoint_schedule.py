@@ -64,11 +64,13 @@ def tidy_checkpoints(
     if keep_every is not None:
         kept_weights |= {number for number in regular if number % keep_every == 0}
     if last_good is not None:
+        # 0 if there is none. No checkpoint has this number, since it means the start weights.
         kept_weights |= {max((number for number in numbers if number <= last_good), default=0)}
     deleted = []
     for number in numbers[:-KEPT_WHOLE]:
         folder = directory.checkpoint(number)
         if number in kept_weights:
+            # An earlier call may have deleted it already, which is no error.
             shutil.rmtree(folder / "trainer", ignore_errors=True)
         else:
             shutil.rmtree(folder)

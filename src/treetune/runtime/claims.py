@@ -86,6 +86,7 @@ class Claims:
         if newest is not None and not self._is_free(newest):
             return None
         folder.mkdir(parents=True, exist_ok=True)
+        # Only one process can create the file with the next number, so no two processes take the same claim.
         file = folder / f"{int(newest.name) + 1 if newest else 0:04d}"
         try:
             with file.open("x") as new_file:
@@ -94,7 +95,7 @@ class Claims:
             return None  # another process was faster
         return Claim(file, self._beat_s)
 
-    def held(self, folder: Path) -> bool:
+    def is_held(self, folder: Path) -> bool:
         """Returns whether a process holds the claim, as far as this process can tell by now."""
         newest = _newest(folder)
         return newest is not None and not self._is_free(newest)
@@ -112,8 +113,10 @@ class Claims:
             return True
         if content.get("machine") == _machine():
             return not ProcessIdentity(content["pid"], content["started"]).alive()
-        # The holder is on another machine, whose processes can't be listed: its signs of life count. Opening
-        # a file makes network file systems ask the server for its present state.
+        # The holder is on another machine, whose processes can't be listed, or has not written its identity
+        # yet. So its signs of life count, which are changes of the file's time. How long ago the last change
+        # was is measured by this process's own clock, since other machines' clocks may be wrong. Opening a
+        # file makes network file systems ask the server for its present state.
         with file.open("rb") as opened:
             last_change = os.fstat(opened.fileno()).st_mtime_ns
         now = time.monotonic()
@@ -138,6 +141,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _own_identity() -> dict[str, Any]:
+    """Returns the content of a claim of this process, by which others judge whether it is alive."""
     process = ProcessIdentity.of(os.getpid())
     assert process is not None
     return {

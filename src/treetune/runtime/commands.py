@@ -32,7 +32,11 @@ from treetune.runtime.training import open_trainer
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
-    """Runs a command on a checked experiment. Returns the exit code."""
+    """Runs a command on a checked experiment. Returns the exit code.
+
+    Args:
+        options: The options of the command line. No command here reads them.
+    """
     assert isinstance(root, PolicyIteration)
     lifetime.exit_on_signals()
     lifetime.end_with_launcher()
@@ -43,13 +47,18 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 def preflight(config: PolicyIteration) -> None:
     """Raises ValueError if something is missing that the model, engines, graders or problems need.
 
-    It runs before anything slow is imported, and so that a run doesn't end for it after days of training.
+    It runs before anything slow is imported. Some of these mistakes, such as an evaluation set with too few
+    problems, would otherwise end a run only after days of training.
     """
     import treetune.parts  # noqa: F401  (a program may have built the configuration without importing them)
 
     config.model.require()
     if config.credit.reference is not None:
         config.credit.reference.require()
+    reward_model = config.credit.trained_reward_model
+    if reward_model is not None and reward_model.start is not None:
+        reward_model.start.require()
+    # These calls are made for their errors: the judge's model or a set's problems may be missing.
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
     for finding in config.missing_devices():
@@ -74,6 +83,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     directory = ExperimentDirectory.of(config)
     done = directory.resumable() or 0
     if done and is_over_after(config, directory, done):
+        # Nothing is left to do, but a configuration that a run would refuse is refused all the same.
         prepare_shaping(config)
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
@@ -81,6 +91,8 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     refuse_what_does_not_fit(config)
     refuse_an_engine_without_a_gpu(config)
     prepare_shaping(config)
+    # These errors end the start here, before PyTorch is imported and the ranks join. While another process
+    # runs the experiment, its files change, and `Session.open` refuses this start.
     if directory.resumable() and not directory.is_running():
         refuse_another(directory.path, plain, config)
         refuse_collapsed(config, directory)

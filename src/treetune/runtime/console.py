@@ -44,10 +44,14 @@ class Console:
     """
 
     def __init__(self, log_file: Path | None, visible: bool, timeline: Timeline | None = None) -> None:
-        self.timeline, self._lane = timeline or Timeline(), "work"
-        self._visible, self._live = visible, visible and sys.stderr.isatty()
+        self.timeline = timeline or Timeline()
+        self._lane = "work"
+        """The row of the timeline's drawing in which phases are shown."""
+        self._visible = visible
+        self._live = visible and sys.stderr.isatty()
         self.log = logging.getLogger(LOGGER)
         self.log.setLevel(logging.INFO)
+        # Handlers of the root logger, which libraries may add, would otherwise print each message again.
         self.log.propagate = False
         self._handlers: list[logging.Handler] = []
         self._file: logging.Handler | None = None
@@ -69,6 +73,7 @@ class Console:
     def note(self, message: str) -> None:
         """Writes a message to the log file only."""
         if self._file is not None:
+            # Handed to the file's handler alone: the logger would pass it to standard error as well.
             self._file.handle(self.log.makeRecord(self.log.name, logging.INFO, "", 0, message, (), None))
 
     def for_thread(self) -> Console:
@@ -123,8 +128,8 @@ class Console:
     def record_failure(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Writes the traceback of a failure to the log file; standard error shows only its message. The
-        arguments are those of ``__exit__``."""
+        """Writes the traceback of a failure to the log file; standard error shows only its message. An exit
+        and a Ctrl-C are no failures. The arguments are those of ``__exit__``."""
         if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
         text = "".join(traceback.format_exception(kind, error, trace))
@@ -132,9 +137,11 @@ class Console:
         self._file.handle(record)
 
     def close(self) -> None:
+        """Closes the log file and the timeline. The logger is global, so its handlers are removed, too."""
         for handler in self._handlers:
             self.log.removeHandler(handler)
-            with contextlib.suppress(OSError):  # what a full disk kept from being written
+            # Closing writes what is still buffered, which fails on a full disk; `LogFile` has reported that.
+            with contextlib.suppress(OSError):
                 handler.close()
         self._handlers = []
         self.timeline.close()
@@ -189,6 +196,8 @@ class PhaseStatus:
 
 @contextmanager
 def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[Progress]:
+    """Shows a line with a progress bar on the terminal until the block ends. Yields the function that updates
+    it. The arguments are those of `Console.phase`."""
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
@@ -209,6 +218,7 @@ def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[P
         def show(done: int, total: int) -> None:
             nonlocal last_shown
             now = time.monotonic()
+            # The last state is always shown; states in between at most every `REFRESH_EVERY_S`.
             if done == total or now - last_shown >= REFRESH_EVERY_S:
                 last_shown = now
                 progress.update(bar, completed=done, total=total, details=describe())
@@ -222,7 +232,10 @@ def name_iterations(first: int, last: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds in a suitable unit: ``40 s``, ``12 min``, ``3.5 h``."""
+    """Returns seconds in a suitable unit: ``40 s``, ``12 min``, ``3.5 h``.
+
+    A number that would be rounded to 100 is given in the next larger unit.
+    """
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     if seconds < 99.5 * 60:
@@ -247,12 +260,14 @@ class Clock:
         self._timeline, self._iteration, self._lane = timeline or Timeline(), iteration, lane
         self._start = time.perf_counter()
         self._earlier = 0.0
+        """The seconds of phases that earlier processes finished. They passed before `_start`."""
         self.seconds: dict[str, float] = defaultdict(float)
         self.tokens: dict[str, int] = defaultdict(int)
         """The tokens sampled in each phase, on all ranks."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
+        """Adds the seconds of a block to a phase, also if the block raises."""
         assert name in PHASES, name
         start = time.perf_counter()
         try:
@@ -262,8 +277,8 @@ class Clock:
             self.seconds[name] += time.perf_counter() - start
 
     def move(self, name: str, to: str, spans: Sequence[tuple[float, float]], tokens: int) -> None:
-        """Moves spans of time (in seconds since 1970) and tokens from one phase to another, whose work was
-        done within it."""
+        """Moves spans of time (in seconds since 1970) and tokens from the phase `name` to the phase `to`,
+        whose work was done in these spans."""
         assert name in PHASES and to in PHASES, (name, to)
         for start, end in spans:
             self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
@@ -273,8 +288,8 @@ class Clock:
         self.tokens[to] += tokens
 
     def record_overlap(self, name: str, other: str, start: float, end: float) -> None:
-        """Records a span of one phase in the timeline that ran within another phase, to which its seconds
-        count."""
+        """Records in the timeline a span of the phase `name` that ran within the phase `other`. Its seconds
+        count towards `other`."""
         self._timeline.past(f"phases during {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager

@@ -150,6 +150,7 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
     """Returns the state of every sign that is switched on, and whose metrics the rows have."""
     findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
+        # Without sampled answers only the gradients can show anything.
         if not watched.sampled and sign != "gradient_noise":
             continue
         rows_with_metric = [row for row in rows if _has_metric(sign, watched, row)]
@@ -182,6 +183,11 @@ def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iter
 
     The metrics of iteration i (from 0) describe answers that the weights after i iterations sampled. So if a
     sign is seen since iteration i, the weights after i - 1 iterations are the last good ones.
+
+    Args:
+        findings: The signs after the last iteration.
+        iteration: The number of the last iteration, from 0. Without a sign, the weights that sampled it are
+            the newest good ones, since no metrics describe those that it has trained.
 
     Returns:
         None if no sign may stop the run; a number below 0 if the start weights show one.
@@ -244,8 +250,8 @@ def _describe_if_low(
     Example: ``below 0.05 of what it was at the beginning (0.02 of 0.7)``.
 
     Args:
-        floor: A bound.
-        share: A bound as a share of the metric's mean over the `first` rows.
+        floor: The lower bound; None for none.
+        share: The lower bound as a share of the metric's mean over the `first` rows; None for none.
     """
     (metric,) = METRICS[sign]
     value = rows[-1][metric]
@@ -273,6 +279,8 @@ def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Ro
 
 
 def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have; None
+    if it doesn't."""
     assert watched.max_tokens is not None and settings.limit_share is not None
     tokens = rows[-1]["episodes/response_tokens"]
     if tokens <= settings.limit_share * watched.max_tokens:
@@ -290,19 +298,25 @@ def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
 
 
 def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
-    share, floor = _mixed_share(rows[-1]), settings.mixed_floor
+    """Returns a text if the answers of the last row teach nothing, since they differ too rarely in score or
+    all have the advantage 0; None otherwise."""
+    row, floor = rows[-1], settings.mixed_floor
+    share = _mixed_share(row)
     assert floor is not None
-    if share is None or share >= floor:
-        if rows[-1].get("credit/advantage_zero") != 1:
-            return None
+    if share is not None and share < floor:
+        reward = row.get("episodes/reward")
+        earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
+        return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
+    # Answers that differ in score may earn the same once they are shaped.
+    if row.get("credit/advantage_zero") == 1:
         differ = "" if share is None else f", though answers differ in score for {share:.3g} of the problems"
         return f"every advantage is 0{differ}"
-    reward = rows[-1].get("episodes/reward")
-    earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
-    return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
+    return None
 
 
 def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+    """Returns a text if the gradient norms of the last `window` iterations vary too much; None if they don't,
+    or if there are fewer iterations."""
     ceiling = settings.gradient_variation_ceiling
     assert ceiling is not None
     norms = [row["train/grad_norm"] for row in rows[-settings.window :]]

@@ -56,6 +56,7 @@ Lock = Literal["run", "evaluation", "analysis", "notes"]
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
+# Several processes may evaluate an experiment, so there is no lock "evaluation": see `evaluator`.
 _LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
@@ -110,6 +111,7 @@ class ExperimentDirectory:
 
         A checkpoint without `state.json` was never finished.
         """
+        # The pattern allows more than four digits, and so also other ends of a name, which are left out.
         states = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
         return sorted(int(state.parent.name) for state in states if state.parent.name.isdigit())
 
@@ -121,6 +123,7 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if self._is_regular(i)]
 
     def _is_regular(self, i: int) -> bool:
+        """Returns whether a checkpoint was due by iterations. Those of earlier versions all were."""
         try:
             return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
         except (Damaged, FileNotFoundError):
@@ -134,6 +137,7 @@ class ExperimentDirectory:
         refuse_misplaced(state, folder / "state.json", i)
         for part, digest in state.get("parts", {}).items():
             sums = folder / part / SUMS
+            # A part without checksums was deleted: old checkpoints lose the trainer's state.
             if sums.is_file() and digest_of(sums) != digest:
                 raise Damaged(
                     f"{folder / part} is not what this checkpoint was written with: put it back, or delete"
@@ -156,6 +160,7 @@ class ExperimentDirectory:
     # Metrics
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Appends a row to ``metrics.jsonl`` with its checksum, and returns when it is on the disk."""
         with self.metrics.open("a") as file:
             file.write(json.dumps(sealed(row)) + "\n")
             file.flush()
@@ -213,7 +218,7 @@ class ExperimentDirectory:
                     f"another process holds the lock of the {lock} in {self.path}: wait for it, or give this"
                     " experiment another name (APP_EXPERIMENT_NAME)"
                 )
-            yield
+            yield  # closing the file releases the lock, and so does the end of the process
 
     @contextmanager
     def evaluator(self) -> Iterator[int]:
@@ -232,6 +237,7 @@ class ExperimentDirectory:
     def is_running(self) -> bool:
         """Returns whether a process holds the run's lock."""
         try:
+            # A shared lock, so that several processes may look at once. Closing the file releases it.
             with (self.path / _LOCKS["run"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
@@ -281,7 +287,10 @@ def verify_answers(path: Path) -> None:
     Reads them once, and again only if the file has changed.
     """
     summary = path.with_name("summary.json")
-    if summary.is_file() and (digest := read_record(summary, MEASURE_AGAIN).get("answers")):
+    if not summary.is_file():
+        return  # the set is not measured yet
+    digest = read_record(summary, MEASURE_AGAIN).get("answers")
+    if digest:  # summaries of earlier versions have none
         verify_once(path, MEASURE_AGAIN, digest)
 
 
@@ -386,6 +395,7 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
                 f"{folder} was sampled by a version that did not count its tokens: leave stop_after out, or"
                 " begin again under another experiment_name"
             )
+        # Credit without continuations samples no tokens, and has no such metric.
         continuations = metrics_of(folder / "credit.json").get(VALUE_TOKENS, 0.0)
         tokens.append(round(answers[SAMPLED_TOKENS] + continuations))
     return tokens

@@ -88,8 +88,8 @@ def evaluate(
 def _metrics_of_summary(label: str, summary: Mapping[str, Any]) -> Metrics:
     """Returns the metrics of a measured set, by names such as ``evaluation/test/pass_at_1``."""
 
-    def pick(beginning: str, values: Mapping[str, Any]) -> Metrics:
-        return {beginning + name: values[name] for name in EVALUATED if values[name] is not None}
+    def pick(name_prefix: str, values: Mapping[str, Any]) -> Metrics:
+        return {name_prefix + name: values[name] for name in EVALUATED if values[name] is not None}
 
     metrics = pick(f"evaluation/{label}/", summary)
     for domain, summary_of_domain in summary.get("domains", {}).items():
@@ -162,7 +162,10 @@ def measure(
             )
             # No rank writes to its journal before every rank has listed the journals above.
             session.ranks.barrier("evaluation begins")
-            answers_of_rank = answers_of(rollout.run(context, answerable)[0]) if answerable else []
+            answers_of_rank: list[Trajectory] = []
+            if answerable:
+                trees, _ = rollout.run(context, answerable)
+                answers_of_rank = answers_of(trees)
             services = by_group(resources.service_metrics(grader))
         unavailable.report_ungraded(context, f"evaluating {name}", answers_of_rank)
         trajectories = trajectories_on_first(session.ranks, "evaluation", answers_of_rank)
@@ -224,7 +227,7 @@ def by_domain(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
     """Returns the summary of each domain with a graded answer, as ``{"domains": {…}}``; empty if the answers
-    have fewer than two domains."""
+    have fewer than two domains, since a single one would only repeat the summary of all answers."""
     answers_by_domain: dict[str, list[Trajectory]] = {}
     for answer in trajectories:
         if answer.problem.domain:
@@ -301,7 +304,7 @@ def summarise(
     correct_counts = [sum(t.grade.correct for t in group) for group in groups.values()]
     means = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
     low, high = interval_of_mean(means, seed)
-    n = min(samples.values())
+    n = min(samples.values())  # that of every problem, as `measure` has checked
     # A k above every problem's number of graded samples would leave no problem for pass@k.
     largest_k = min(n, max(counts))
     ks = [2**i for i in range(n.bit_length()) if 2**i <= largest_k]
@@ -465,7 +468,7 @@ def measure_claimed(
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
-            # The process that held the claim may have finished after the first look.
+            # The process that held the claim may have finished between the first look and `take`.
             if is_measured(directory, number, evaluation_set):
                 verdict = "measured"
         verdict = session.ranks.from_first("claim", verdict)

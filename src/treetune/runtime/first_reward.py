@@ -14,7 +14,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
 
 EXAMPLES = 8
-"""Problems among which the first one is taken that a function of the user grades."""
+"""The number of problems among which one is looked for that a function of the user grades."""
 
 FORMS = ("\\boxed{{{gold}}}", "#### {gold}", "<answer>{gold}</answer>")
 """Forms in which reward functions often look for an answer. A function that looks for one of them finds no

@@ -67,7 +67,8 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         if plan.checkpoints.warning and rank == "0":
             print(f"note: {plan.checkpoints.warning}", file=sys.stderr)
         return
-    # Other machines may be smaller than the first rank's, so that one rank of each has to report it.
+    # Only the first rank prints the message of a SameOnAllRanks. Other machines may be smaller than the first
+    # rank's, so one rank of each raises another ValueError, whose message it prints itself.
     reports_for_machine = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
     error_class = ValueError if reports_for_machine else SameOnAllRanks
     raise error_class(
@@ -98,6 +99,7 @@ def write_prediction(session: Session) -> None:
     run's metrics."""
     if not session.ranks.is_first:
         return
+    # If no plan can be made, `refuse_what_does_not_fit` has said so before.
     with contextlib.suppress(ValueError):
         plan = plan_here(session.config)
         if plan is not None:

@@ -94,6 +94,8 @@ class RunFrames:
                 yield int(path.parent.name), episode
 
     def _answers(self) -> Iterator[dict[str, Any]]:
+        """Yields the rows of `answers`: first those that were sampled to train on, then those of
+        evaluations."""
         for path in sorted(self.path.glob("iterations/*/trajectories.arrow")):
             for answer in read_trajectories(path):
                 origin = {"set": SAMPLED, "iteration": int(path.parent.name), "answer": answer.id}

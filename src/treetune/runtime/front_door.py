@@ -54,11 +54,11 @@ def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
             raise ValueError(f"{option} is {number}; it must be a whole number above 0")
     if num_gpus is not None and ranks is not None and num_gpus != ranks:
         raise ValueError(f"--num_gpus is {num_gpus} and --ranks is {ranks}: there is one rank on each GPU")
-    wanted = num_gpus or ranks
-    if wanted is None and (text := os.environ.get("NUM_GPUS")) is not None:
+    requested = num_gpus or ranks  # if both are given, they are equal
+    if requested is None and (text := os.environ.get("NUM_GPUS")) is not None:
         if not text.isdigit() or int(text) < 1:
             raise ValueError(f"NUM_GPUS is {text!r}; it must be a whole number above 0")
-        wanted = int(text)
+        requested = int(text)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if num_gpus is not None and not available:
         reason = "this machine has no GPU" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} has none"
@@ -66,13 +66,13 @@ def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
             f"--num_gpus is {num_gpus}, and {reason}: leave it out to run on the CPU in one process, or give"
             f" --ranks {num_gpus} for {num_gpus} processes on the CPU"
         )
-    if wanted is not None and available and wanted > len(available):
+    if requested is not None and available and requested > len(available):
         gpus_are = "this machine has" if visible is None else f"CUDA_VISIBLE_DEVICES={visible} are"
         raise ValueError(
-            f"{wanted} ranks were asked for (--num_gpus, --ranks or NUM_GPUS), one on each GPU, and"
+            f"{requested} ranks were asked for (--num_gpus, --ranks or NUM_GPUS), one on each GPU, and"
             f" {gpus_are} {len(available)} GPUs: ask for {len(available)} or fewer"
         )
-    n_ranks = wanted or max(1, len(available))
+    n_ranks = requested or max(1, len(available))
     if n_ranks > 1 and any(name.startswith("MIG-") for name in available):
         raise ValueError(
             f"CUDA_VISIBLE_DEVICES={','.join(available)} has parts of GPUs (MIG), of which CUDA shows a"
@@ -110,14 +110,16 @@ def start_ranks(
             listener.bind(("127.0.0.1", 0))
             port = listener.getsockname()[1]
     devices: Sequence[str] = gpus()[:ranks]
+    # The folder in which the ranks find each other. The environment tells them its random name.
     meeting = tempfile.mkdtemp(prefix=f"{held_folders.PREFIX}meeting-")
     environment = {**os.environ, STARTED_BY: str(os.getpid()), held_folders.MEETING: meeting}
     environment["OMP_NUM_THREADS"] = threads_each(ranks)
     if not devices:
-        devices = [str(i) for i in range(ranks)]
+        devices = [str(i) for i in range(ranks)]  # on a CPU: the launcher starts a rank for each entry
         # Otherwise DeepSpeed warns three times that it finds no accelerator.
         environment.setdefault("DS_ACCELERATOR", "cpu")
     command = _launcher_command(nodes, node, devices, port)
+    # Ranks read their numbers from the environment, so the launcher adds no --local_rank to the arguments.
     command += ["--quiet", "--no_local_rank", str(MAIN), *arguments]
     libc = ctypes.CDLL(None)
     launcher = subprocess.Popen(
@@ -131,17 +133,16 @@ def start_ranks(
     received: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
-        """Sends the first signal to the ranks alone, which write a checkpoint and end. The launcher would
-        kill them after 30 seconds. The second signal ends launcher and ranks, the third kills them."""
-        earlier_ending = [earlier for earlier in received if earlier in ENDING]
+        """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
+        signal_of_group = signal_for_group(number, received)
         received.append(number)
-        if not earlier_ending:
+        if signal_of_group is None:
             n_signalled = signal_ranks(launcher.pid, number)
             # Before there are ranks, the launcher itself is ended; a request for a checkpoint is dropped.
             if n_signalled or number == CHECKPOINT:
                 return
-        signal_of_group = signal.SIGKILL if len(earlier_ending) > 1 else signal.SIGTERM
-        with contextlib.suppress(ProcessLookupError):
+            signal_of_group = signal.SIGTERM
+        with contextlib.suppress(ProcessLookupError):  # all of them have ended already
             os.killpg(launcher.pid, signal_of_group)
 
     for number in (*ENDING, CHECKPOINT):
@@ -179,8 +180,26 @@ def _code_of_run(code: int) -> int:
     return code
 
 
+def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
+    """Returns the signal that launcher and ranks get when a signal of this number comes.
+
+    Args:
+        earlier: The numbers of the signals that came before, in order.
+
+    Returns:
+        None for a signal that is passed on to the ranks alone: the first of ENDING, after which they write a
+        checkpoint and end, while the launcher would kill them after 30 seconds; and CHECKPOINT, which asks
+        for the same without haste. The second signal of ENDING ends them (SIGTERM), the third kills them.
+    """
+    n_endings = sum(earlier_number in ENDING for earlier_number in earlier)
+    if n_endings == 0 or number == CHECKPOINT:
+        return None
+    return signal.SIGTERM if n_endings == 1 else signal.SIGKILL
+
+
 def signal_ranks(launcher: int, number: int) -> int:
     """Sends a signal to the ranks that a node launcher has started, and returns how many there are."""
+    # The launcher or a rank may have ended meanwhile, which is no error.
     sent = 0
     with contextlib.suppress(psutil.Error):
         for rank in psutil.Process(launcher).children():
@@ -195,6 +214,7 @@ def _wait_for_group(group: int) -> None:
 
     Ranks end by themselves when their launcher is gone.
     """
+    # First it waits for processes that end by themselves, then for those that it has killed.
     for signal_number in (None, signal.SIGKILL):
         if signal_number is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -202,7 +222,7 @@ def _wait_for_group(group: int) -> None:
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             try:
-                os.killpg(group, 0)
+                os.killpg(group, 0)  # sends nothing, and fails if no process is left
             except ProcessLookupError:
                 return
             time.sleep(0.1)

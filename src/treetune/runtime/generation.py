@@ -114,8 +114,9 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
                 write_record(folder / MEMORY, memory)
             tokens, model = session.directory.path / TOKENS, session.model
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
-                write_tokens(tokens, model.codec, 1 + max(model.tokenizer.get_vocab().values()))
-            # Signals of earlier episodes, which a user has deleted to have them made again.
+                n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
+                write_tokens(tokens, model.codec, n_token_ids)
+            # These signals belong to earlier episodes, if a user has deleted those to have them made again.
             (folder / SIGNALS).unlink(missing_ok=True)
             # Last, because this file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
@@ -139,6 +140,7 @@ def _run_rollout_phase(
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
         refuse_another_iterations(folder / "trajectories.arrow", iteration)
+        # An interrupted run may have sampled continuations of credit already: their seconds count, too.
         metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
         return trees_of_rank(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
     all_problems = session.train_problems
@@ -319,6 +321,7 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
             compute their log-probs under another distribution than the one that they were sampled from.
     """
+    # A rollout without `sampling` should sample with the defaults of the three parameters.
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)

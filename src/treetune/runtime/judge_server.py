@@ -45,6 +45,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
     # The judge's weights stay in the folder of its model. Only the folder in which the ranks find the judge's
     # servers is needed.
     _, rendezvous_folder, _ = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    # The first rank downloads it, if that is needed.
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs
     launch = EngineLaunch(
@@ -56,7 +57,6 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
         ranks=Rendezvous(ranks.rank, ranks.world_size, rendezvous_folder, ranks.barrier),
     )
     servers = start_servers(settings.server, launch, launch.logs / "judge.log")
-
     try:
         yield make_judge(settings, servers)
     finally:
@@ -83,6 +83,7 @@ def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
                 server.failed(address, reason)
 
     def report_success() -> None:
+        # Called without the server that has answered, so earlier failures of all servers no longer count.
         for server in servers:
             server.succeeded()
 
@@ -102,8 +103,7 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
 
     Raises:
         ValueError: The judge can't answer: for example, its model has no chat template, or its tokenizer
-        can't
-            encode the prompt.
+            can't encode the prompt.
     """
     first_use = _find_first_use(task, problems)
     if first_use is None:
@@ -111,17 +111,19 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
     problem, grader = first_use
     assert isinstance(grader, JudgeGrader)
     system: list[Message] = [] if grader.system is None else [("system", grader.system)]
-    asking = replace(judge.asking, retries=0)
+    asking = replace(judge.asking, retries=0)  # a judge that can't answer is reported at once
     body = asking.question(judge.name, [*system, ("user", grader.question("", problem))], {})
 
     async def ask() -> None:
-        async with EndpointClient(asking, judge.place, lambda: False) as client:
+        async with EndpointClient(asking, judge.place, is_stopping=lambda: False) as client:
             await client.ask(body)
 
     try:
         asyncio.run(ask())
     except (EndpointError, Unanswered) as error:
-        if not isinstance(error, EndpointError | RequestRefused) and "HTTP 500" not in str(error):
+        # With HTTP 500 a server runs, but fails on this prompt, for example because it can't encode it.
+        can_never_answer = isinstance(error, EndpointError | RequestRefused) or "HTTP 500" in str(error)
+        if not can_never_answer:
             return  # the server was killed and will be restarted, and questions wait for that
         raise ValueError(
             f"the judge, engines.judge.model {judge.identity!r}, can't answer: {error}. It needs a chat"

@@ -198,6 +198,7 @@ class Lookahead:
             work()
 
     def _end(self) -> None:
+        """Ends the thread. Does nothing if there is none."""
         if not self._thread.is_alive():
             return
         self._work.put(None)  # ends the thread's loop, once it has finished what it does now

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import shutil
@@ -122,6 +123,7 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     Raises:
         ValueError: nvidia-smi fails.
     """
+    # nvidia-smi prints a text such as [N/A] for a GPU whose memory it doesn't know.
     memories = [int(line) * MIB for line in query_gpus("memory.total", environment) if line.isdecimal()]
     # DeepSpeed's launcher sets LOCAL_SIZE to the number of ranks on this machine, torchrun LOCAL_WORLD_SIZE.
     # Both set WORLD_SIZE to that of all machines.
@@ -133,13 +135,26 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
         device="cuda" if memories else "cpu",
         ranks=ranks,
         cores=len(os.sched_getaffinity(0)),
-        device_memory=min(memories, default=0),
+        device_memory=min(memories, default=0),  # a run has to fit on the smallest GPU
         host_memory=host_memory(),
         shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
         gpus=len(memories) or None,
         is_here=True,
     )
+
+
+def _visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
+    """Returns the names in CUDA_VISIBLE_DEVICES up to the first one that is no GPU's, where CUDA stops, too;
+    None if the variable isn't set.
+
+    Examples: ``0,1`` gives ``["0", "1"]``; the empty value and ``-1`` hide all GPUs, and give none.
+    """
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    names = [name.strip() for name in visible.split(",")]
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
 
 
 def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -151,14 +166,14 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
     Raises:
         ValueError: nvidia-smi fails.
     """
-    visible = environment.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.strip(" ,-1"):
+    visible = _visible_gpus(environment)
+    if visible == []:  # all are hidden
         return []
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"]
-    if visible:
-        command += [f"--id={visible}"]
+    if visible is not None:
+        command += [f"--id={','.join(visible)}"]
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=True
@@ -173,9 +188,10 @@ def query_gpus(field: str, environment: Mapping[str, str] = os.environ) -> list[
 
 def gpus() -> list[str]:
     """Returns the GPUs to use: those that CUDA_VISIBLE_DEVICES names or, if it isn't set, all by number."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    visible = _visible_gpus(os.environ)
     if visible is not None:
-        return [name for name in visible.split(",") if name]
+        return visible
+    # Without nvidia-smi there is no GPU. If it fails, `query_gpus` reports that; here no GPU is used.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
         count = sum(line.startswith("GPU") for line in answer.stdout.splitlines())
@@ -273,11 +289,11 @@ def memory_in_use() -> float:
     if torch.cuda.is_initialized():
         free, total = torch.cuda.mem_get_info()
         return float(total - free)
-    held = 0
+    resident_bytes = 0
     for process in processes_of_the_run():
-        with contextlib.suppress(psutil.Error):
-            held += process.memory_info().rss
-    return float(held)
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            resident_bytes += process.memory_info().rss
+    return float(resident_bytes)
 
 
 def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
@@ -287,8 +303,14 @@ def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[ps
     Raises:
         psutil.Error: The processes can't be listed.
     """
-    if launcher := launcher_processes():
+    launcher = launcher_processes()  # DeepSpeed's, nearest first
+    # Another launcher, such as torchrun, is the parent of its ranks. RANK and LOCAL_RANK don't show whether
+    # there is one, since a process without a launcher sets them itself (`Ranks.join`).
+    has_other_launcher = "LOCAL_WORLD_SIZE" in environment or environment.get("WORLD_SIZE", "1") != "1"
+    if launcher:
         root = launcher[-1]
+    elif has_other_launcher:
+        root = psutil.Process(os.getppid())
     else:
-        root = psutil.Process(os.getppid() if "LOCAL_RANK" in environment else os.getpid())
+        root = psutil.Process(os.getpid())
     return [root, *root.children(recursive=True)]

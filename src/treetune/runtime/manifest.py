@@ -187,6 +187,8 @@ def read_config(path: Path) -> dict[str, Any]:
     remedy = f"put it back from `treetune print_config …` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
+    # A start that changes the configuration adds its hash before it writes the configuration. If it is killed
+    # in between, the stored configuration still has an earlier hash.
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
     if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
         raise Damaged(f"{path / CONFIG} is damaged (the manifest has other hashes): {remedy}")
@@ -209,6 +211,7 @@ def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
         hashes_before = entry.get("own_modules", hashes_before)
     changed = {}
     for name, hash_now in sorted(own_modules().items()):
+        # A module that the run has not imported before counts as unchanged.
         if hashes_before.get(name, hash_now) != hash_now:
             changed[name] = relative(sys.modules[name].__file__ or name)
     return changed
@@ -271,7 +274,8 @@ def refuse_another(
     for difference in changed:
         if difference.key != ("iterations",):
             continue
-        # None if no iteration depends on how many there are.
+        # The number may change, unless the iterations so far depend on it, as by a learning rate that decays
+        # to the end of the run.
         why_length_matters = config.length_matters
         if why_length_matters is not None:
             raise ValueError(
@@ -283,10 +287,14 @@ def refuse_another(
 
 
 def inputs_of(config: PolicyIteration) -> dict[str, Any]:
-    """Returns digests of a run's inputs other than its configuration: start model, reference and rows."""
+    """Returns digests of a run's inputs other than its configuration: start model, reference, start of the
+    reward model, and rows."""
     inputs: dict[str, Any] = {"model": dict(config.model.identity())}
     if config.credit.reference is not None:
         inputs["reference"] = dict(config.credit.reference.identity())
+    reward_model = config.credit.trained_reward_model
+    if reward_model is not None and reward_model.start is not None:
+        inputs["reward_model"] = dict(reward_model.start.identity())
     rows = {split: rows_digest(config.task, split) for split in SPLITS}
     for evaluation_set in config.evaluation.sets:
         if evaluation_set.task is not None:
@@ -320,9 +328,12 @@ def describe_changed_inputs(
             if before is not None and now != before:
                 changes.append(f"the problems of {split} have changed (fingerprint {before}, now {now})")
         return changes
-    for name in ("model", "reference"):
+    for name, label in (
+        ("model", "start model"),
+        ("reference", "reference"),
+        ("reward_model", "start of the reward model"),
+    ):
         before, now = earlier_inputs.get(name, {}), inputs.get(name, {})
-        label = "start model" if name == "model" else name
         for key in ("digest", "commit"):
             if before.get(key) and now.get(key) and before[key] != now[key]:
                 path_before = before.get("path") or before.get("name")
@@ -332,6 +343,7 @@ def describe_changed_inputs(
                     f" and is {path_now} ({key} {now[key][:12]})"
                 )
     for name, before in earlier_inputs.get("rows", {}).items():
+        # Rows that the run no longer reads, such as those of a removed evaluation set, haven't changed.
         now = inputs["rows"].get(name, before)
         if before is not None and now != before:
             changes.append(

@@ -44,6 +44,8 @@ class Mirrors:
                 logger.warning("%s is off for this run: %s", type(sink).__name__, error)
 
     def log(self, iteration: int, metrics: Metrics) -> None:
+        """Sends an iteration's metrics to all sinks. A sink that fails is switched off for the rest of the
+        run."""
         for sink, handle in list(self._open):
             try:
                 sink.log(handle, iteration, metrics)
@@ -52,6 +54,7 @@ class Mirrors:
                 self._open.remove((sink, handle))
 
     def close(self) -> None:
+        """Closes all sinks, also after one has failed. Safe to call twice."""
         for sink, handle in self._open:
             try:
                 sink.close(handle)

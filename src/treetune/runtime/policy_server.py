@@ -199,7 +199,8 @@ class PolicyServer:
         """Loads offered weights into the engine, and verifies them."""
         if self.engine is None or self.folder is None or self._offer is None:
             return {}
-        (trainer, version), self._offer = self._offer, None
+        trainer, version = self._offer
+        self._offer = None
         with self._session.console.phase(f"weights after iteration {version} into the engine"):
             chunks = None
             if self.folder.adapters is not None:
@@ -211,6 +212,7 @@ class PolicyServer:
             report = self.engine.load(self.folder.of(version), version, canary, chunks)
             self.folder.keep_only(version)
         if report.gave_up:
+            # The faster transfer failed, and the weights were loaded from files, as all later ones are.
             self.folder.transfer = "file"
             self._session.console.say(report.gave_up)
         return {

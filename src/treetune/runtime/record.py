@@ -100,7 +100,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
     # The first rank alone writes messages.
-    repetition = done_again(directory, start) if session.ranks.is_first else ""
+    repetition = describe_repetition(directory, start) if session.ranks.is_first else ""
     is_new = not start and not repetition
     session.console.say(
         f"{'starting' if is_new else 'resuming'} {directory.path}: {n_problems} training problems,"
@@ -115,9 +115,13 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     return start
 
 
-def done_again(directory: ExperimentDirectory, start: int) -> str:
+def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     """Returns the end of a message on what a run repeats that resumes after `start` iterations; empty if it
-    repeats nothing."""
+    repeats nothing.
+
+    Example: ``, the last checkpoint: iterations 4 to 5 had been finished after it and are trained again
+    (about 3 min); what was sampled is kept``.
+    """
     rows: list[dict[str, Any]] = []
     while (path := directory.iteration(start + len(rows)) / "metrics.json").is_file():
         rows.append(read_record(path, METRICS_REMEDY))
@@ -126,6 +130,7 @@ def done_again(directory: ExperimentDirectory, start: int) -> str:
     iterations = name_iterations(start + 1, start + len(rows))
     are = "is" if len(rows) == 1 else "are"
     begin = f", the last checkpoint: {iterations} had been finished after it and {are}"
+    # Iterations whose episodes are stored are only trained again.
     if all(is_generated(directory, start + number) for number in range(len(rows))):
         seconds = sum(row.get("seconds/training", 0.0) for row in rows)
         return f"{begin} trained again (about {duration(seconds)}); what was sampled is kept"
@@ -145,6 +150,7 @@ def _newest_undamaged_checkpoint(session: Session) -> int:
         directory.refuse_misplaced_checkpoint(number)
         damage = damage_of(directory.checkpoint(number) / "trainer")
         if damage is None:
+            # Damaged newer checkpoints are reported only now that an older one can take their place.
             for message in damages:
                 session.console.say(f"{message}: resuming from the checkpoint before it, {number}")
             return number
@@ -225,6 +231,8 @@ class Record:
             with stop.interruptible() if may_interrupt else contextlib.nullcontext():
                 yield
         except Stopped:
+            # If not, the signal ends the process at once (`GracefulStop`), wherever the other ranks or the
+            # second thread are, so that no checkpoint can be written.
             if may_interrupt:
                 self._write_missing_checkpoint()
             raise
@@ -235,10 +243,10 @@ class Record:
     def _expect_boundary(self, boundary: str, *, finished: int, expected_s: float | None) -> None:
         """Tells the graceful stop how far the next boundary is, and which `finished` iterations an end before
         it would lose."""
-        kept = self._session.checkpointed
+        checkpointed = self._session.checkpointed
         would_lose = None
-        if finished > kept:
-            would_lose = f"the next start does {name_iterations(kept + 1, finished)} again"
+        if finished > checkpointed:
+            would_lose = f"the next start does {name_iterations(checkpointed + 1, finished)} again"
         self._stop.begin(boundary, would_lose, expected_s)
 
     def _agree_to_stop(self) -> int | None:
@@ -258,6 +266,7 @@ class Record:
         try:
             self._timed_checkpoint(session.done, regular=False)
         except (OSError, RuntimeError, ValueError) as error:
+            # The process ends nevertheless, with the signal's exit code.
             session.console.say(f"no checkpoint could be written on the way out: {error}")
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
@@ -298,6 +307,7 @@ class Record:
         session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
         self._iteration_s = iteration_s
         watch.stop_if_collapsed()
+        # A run that is over ends as usual, with exit code 0.
         if stopped_by is not None and not is_end:
             raise Stopped(128 + stopped_by)
 
@@ -330,7 +340,7 @@ class Record:
         # Everything is written into a hidden folder, which gets its name when it is complete.
         folder = final_folder.with_name(f".{final_folder.name}.partial")
         if session.ranks.is_first:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # what a killed run has left
             folder.mkdir(parents=True)
         session.ranks.barrier("the checkpoint's folder is made")
         with _explain_failure(final_folder):
@@ -338,6 +348,7 @@ class Record:
             trainer.save(folder / "trainer")
             weights = trainer.weights()
             critic = trainer.critic_weights()
+            reward_model = trainer.reward_model_weights()
             adapters = trainer.adapters()
             if session.ranks.is_first:
                 architecture = trainer.model.config
@@ -348,6 +359,12 @@ class Record:
                     trainer.settings.lora.write(adapters, base, folder / "adapter")
                 if critic:
                     write_critic(critic, architecture, folder / "critic")
+                if reward_model:
+                    assert trainer.reward_model is not None
+                    of_reward_model = trainer.reward_model.model.module.model.config
+                    write_policy(
+                        reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"
+                    )
                 digests = {}
                 for part in folder.iterdir():
                     seal_folder(part)
@@ -402,6 +419,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
         tokens/s 5120  test 0.480  12.4 s (generation 7.1, training 4.0)  8 min left
     """
     parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
+    # Without shaping, the reward is the score, and is shown alone.
     was_shaped = row.get("episodes/score") != row.get("episodes/reward")
     if was_shaped and "episodes/score" in row:
         parts.append(f"score {row['episodes/score']:.3f}")
@@ -414,7 +432,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     ):
         if key in row:
             parts.append(f"{name} {form.format(row[key])}")
-        if name == "reward":
+        if name == "reward":  # those of the domains come right after the mean of all
             parts += _rewards_of_domains(row)
     parts += describe_numbers(row)
     for key, value in row.items():
@@ -491,7 +509,8 @@ class CollapseWatch:
     @property
     def last_good(self) -> int | None:
         """The newest number of finished iterations before any sign: see `diagnostics.last_good`."""
-        return last_good(self.session.config.diagnostics, self.signs, _done(self.rows) - 1)
+        last_iteration = _done(self.rows) - 1
+        return last_good(self.session.config.diagnostics, self.signs, last_iteration)
 
     def stop_if_collapsed(self) -> None:
         """Raises Collapsed if a sign that may stop the run counts. Called after the commit."""
@@ -519,7 +538,7 @@ def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
     rows = []
     for i in range(done):
         path = directory.iteration(i) / "metrics.json"
-        if path.is_file():
+        if path.is_file():  # a user may have deleted a damaged one (`METRICS_REMEDY`)
             row = read_record(path, METRICS_REMEDY)
             refuse_misplaced(row, path, i)
             rows.append(row)

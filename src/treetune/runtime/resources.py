@@ -72,6 +72,7 @@ class RunResources:
         gc.freeze()
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.prepare(session.model.codec)
+        # A run without an engine grades too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
             run_services: list[object] = []

@@ -88,7 +88,7 @@ class Session:
             # Only the first rank locks: a lock belongs to one process, and the ranks are several.
             if ranks.is_first:
                 own_folder(directory.path, share=config.share)
-                # The lock is checkpointed until the stack closes, when the process leaves the experiment.
+                # The lock is held until the stack closes, when the process leaves the experiment.
                 if lock == "evaluation":
                     purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
                 else:
@@ -103,7 +103,7 @@ class Session:
             log_file = directory.logs / "run.log" if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)
             stack.callback(console.close)
-            stack.push(console.record_failure)
+            stack.push(console.record_failure)  # called at the end of the block, with its exception
             for remark in remarks:
                 console.say(remark)
             _silence_libraries()
@@ -186,7 +186,7 @@ class Session:
 
         sampling = self.config.rollout.sampling
         if sampling is None or sampling.temperature == 0:
-            return None
+            return None  # nothing is sampled, or always the most probable token
         nucleus = Nucleus(sampling.top_p, sampling.top_k)
         cuts_nothing = nucleus.is_all
         return None if cuts_nothing else nucleus
@@ -267,7 +267,8 @@ class StartModel:
         alphabet = self._config.task.alphabet
         if source.load_tokenizer(alphabet).get_vocab() != self.tokenizer.get_vocab():
             raise ValueError(
-                "the reference's tokens aren't the start model's: give one with the same tokenizer"
+                "the tokens of the reference, or of the reward model, aren't the start model's: give one with"
+                " the same tokenizer"
             )
         model = source.load_model(self._config.seed, alphabet)
         cast_parameters(model, getattr(torch, self._config.trainer.precision))

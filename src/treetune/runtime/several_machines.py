@@ -109,7 +109,7 @@ def refuse_machines_that_differ(
     lines_of_differences = differences(facts, views, directory)
     if lines_of_differences:
         # All ranks raise. Before that they wait for each other, since the store ends with the first rank, and
-        # others may still read from it.
+        # others may still read from it. If the wait fails, the differences are reported nevertheless.
         with contextlib.suppress(RuntimeError):
             meeting.exchange("all know the differences", True)
         lines = "\n".join(f"  {line}" for line in lines_of_differences)
@@ -221,6 +221,7 @@ def _code() -> str:
 
 
 def _mark(directory: Path, token: str, machine: int) -> Path:
+    """Returns the file that shows whether other machines see what this machine writes into the directory."""
     return directory / f".machine-{machine}-{token}"
 
 

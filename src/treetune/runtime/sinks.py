@@ -84,15 +84,17 @@ class _MirrorState:
             values = json.loads((directory / RECORD).read_text())[kind]
             is_same_run = all(values.get(name) == value for name, value in identity.items())
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            # There is no file or no entry yet, or the file has another content: the mirror begins anew.
             values, is_same_run = {}, False
         return _MirrorState(directory, kind, values if is_same_run else dict(identity))
 
     def write(self, **values: Any) -> None:
+        """Changes values of the entry, and writes it into `mirrors.json`. Other mirrors' entries stay."""
         self.values |= values
         path = self.directory / RECORD
         try:
             entries = json.loads(path.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # no file yet, or one that isn't JSON and is replaced
             entries = {}
         entries = entries | {self.kind: self.values}
         write_text(path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
@@ -134,6 +136,7 @@ class TrackioSink(Sink):
         was_begun_here = "first_missing" in state.values
         belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
         resume = "never" if belongs_to_another else "allow"
+        # Not embedded: a notebook would otherwise show the dashboard below the cell.
         run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
         # trackio writes in the background, so after a kill only it knows which steps it has.
         first_missing = getattr(run, "_next_step", state.values.get("first_missing", 0))
@@ -199,7 +202,7 @@ class WandbSink(Sink):
             mode=mode,  # type: ignore[arg-type]
         )
         # Online, the server knows which steps it has. Offline, they can only be read from the files that the
-        # last process has written.
+        # last process has written, in the folder of the entry that `state` still has from it.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step
@@ -217,6 +220,7 @@ class WandbSink(Sink):
             if key in metrics:
                 values[name] = metrics[key]
         is_due = self.answers_every is not None and (iteration + 1) % self.answers_every == 0
+        # The mirror has the points and tables of earlier iterations.
         if is_due and iteration >= handle.first_missing:
             table = self._table_of_answers(handle.directory, iteration)
             if table is not None:
@@ -260,6 +264,8 @@ def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
     last_written = -1
     for file in files:
         last_written = max(last_written, max(_steps_in(file), default=-1))
+    # The last process has logged from iteration `began` on. If it was killed before W&B wrote a point, its
+    # files have none, and `began` is still the first missing one.
     return max(values.get("began", 0), last_written + 1)
 
 
@@ -298,6 +304,7 @@ def _steps_in(file: Path) -> Iterator[int]:
         if record.WhichOneof("record_type") != "history":
             continue
         for item in record.history.item:
+            # A key is a text (`key`) or a path (`nested_key`).
             if "_step" in (item.key, *item.nested_key):
                 yield int(float(item.value_json))
 
@@ -378,7 +385,7 @@ def _points_in(folder: Path) -> dict[str, set[int]]:
 
     points: dict[str, set[int]] = {}
     for file in sorted(folder.glob("events.out.tfevents.*")):
-        for content in RawEventFileLoader(str(file)).Load():
+        for content in RawEventFileLoader(str(file)).Load():  # it ends before a damaged end
             event = Event.FromString(content)
             for value in event.summary.value:
                 points.setdefault(value.tag, set()).add(event.step)

@@ -23,7 +23,12 @@ from treetune.credit.base import Critic
 from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
-from treetune.credit.literature.token_level import Deviation, Distributions, ReferenceDistances
+from treetune.credit.literature.token_level import (
+    Deviation,
+    Distributions,
+    GroupDivergences,
+    ReferenceDistances,
+)
 from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -51,7 +56,10 @@ def make_trainer(session: Session) -> PolicyTrainer:
     from treetune.trainer.core import PolicyTrainer
 
     config, model = session.config, session.model
-    reference = config.credit.reference
+    reference, reward_model = config.credit.reference, config.credit.trained_reward_model
+    load_reward_model = None
+    if reward_model is not None and reward_model.start is not None:
+        load_reward_model = partial(model.load_like, reward_model.start)
     if config.trainer.reads_in_parts:
         load_model = model.load_in_parts
     elif config.trainer.shards_weights:
@@ -70,6 +78,9 @@ def make_trainer(session: Session) -> PolicyTrainer:
         from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
         restarts=config.restart == "every_iteration",
         load_reference=None if reference is None else partial(model.load_like, reference),
+        reward_model=reward_model,
+        load_reward_model=load_reward_model,
+        from_implicit_rewards=None if reward_model is None else config.credit.from_implicit_rewards,
     )
 
 
@@ -85,7 +96,8 @@ def open_trainer(
         trains: Whether the trainer will train, so that its reference may score answers during sampling.
     """
     session, server = resources.session, resources.server
-    with server.asleep():  # on a CPU, the server starts meanwhile
+    # On a GPU this waits for a server that is still starting; on a CPU, the server starts meanwhile.
+    with server.asleep():
         server.trainer = trainer = make_trainer(session)
         if state is not None:
             trainer.load(state)
@@ -98,6 +110,7 @@ def open_trainer(
         credit_services: list[object] = []
         if session.config.credit.asks_distributions:
             credit_services.append(distributions_for_credit(session, server, trainer.distributions))
+            credit_services.append(divergences_for_credit(session, server, trainer.group_divergences))
             if session.config.credit.asks_reference:
                 credit_services.append(distances_for_credit(session, server, trainer.reference_distances))
         # Replaced, since those of an earlier trainer, which is closed, must not be used.
@@ -115,9 +128,8 @@ def critic_for_credit(
 
     Args:
         values: Computes the value of the state before each trained token, of all ranks' answers, on all
-        ranks.
+            ranks.
     """
-
     settings = session.config.credit.critic_settings
     assert settings is not None, "a credit that asks the critic has settings for it"
     codec, context_length = session.model.codec, session.config.context_length
@@ -130,7 +142,7 @@ def critic_for_credit(
 
         ranks = session.ranks
         # All ranks compute the values of all answers together, and each keeps those of its own.
-        counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
+        counts = ranks.exchange("critic-counts", len(answers))
         rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
         rows = episodes_on_all(ranks, "critic-answers", rows_of_rank)
         if not rows:  # on no rank, so that all ranks return here
@@ -139,9 +151,9 @@ def critic_for_credit(
         with server.asleep():
             values_N = values(sequences).double().numpy()
         # `values_N` has the trained tokens of all answers, one answer after the other, rank after rank.
-        first = sum(counts[: ranks.rank])
+        first_answer = sum(counts[: ranks.rank])
         bounds = list(pairwise(sequences.starts))
-        bounds_of_rank = bounds[first : first + len(answers)]
+        bounds_of_rank = bounds[first_answer : first_answer + len(answers)]
         columns = []
         for answer, (start, end) in zip(answers, bounds_of_rank, strict=True):
             trained = are_sampled(answer.segments)
@@ -168,16 +180,18 @@ def reference_for_credit(
 
         ranks = session.ranks
         # All ranks compute the scores of all texts together, and each keeps those of its own.
-        counts = [count for (count,) in ranks.exchange("reference-counts", [len(texts)])]
+        counts = ranks.exchange("reference-counts", len(texts))
         rows = episodes_on_all(ranks, "reference-texts", [_row_of_text(text) for text in texts])
         if not rows:  # on no rank, so that all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
             logprobs_N = logprobs(sequences).numpy()
-        first = sum(counts[: ranks.rank])
-        bounds = list(pairwise(sequences.starts))[first : first + len(texts)]
-        return [logprobs_N[start:end] for start, end in bounds]
+        # `logprobs_N` has the tokens of all texts, one text after the other, rank after rank.
+        first_text = sum(counts[: ranks.rank])
+        bounds = list(pairwise(sequences.starts))
+        bounds_of_rank = bounds[first_text : first_text + len(texts)]
+        return [logprobs_N[start:end] for start, end in bounds_of_rank]
 
     return ReferenceScores(reference_logprobs)
 
@@ -189,7 +203,7 @@ def _row_of_text(text: ScoredText) -> Episode:
     return Episode(
         prompt_ids=text.prompt_ids,
         response_ids=text.text_ids,
-        trained=np.ones(len(text.text_ids), bool),
+        trained=np.ones(len(text.text_ids), bool),  # the trainer scores the tokens with this mark
         reward=0.0,
         group="",
         trajectory="",
@@ -226,17 +240,54 @@ def distances_for_credit(
     return ReferenceDistances(deviations_along)
 
 
+def divergences_for_credit(
+    session: Session, server: PolicyServer, score_divergences: Callable[[Sequences, Tensor], Tensor]
+) -> GroupDivergences:
+    """Returns the divergences of the policy's distributions from their means over the answers to a problem,
+    for the credit. The engine frees its memory while they are computed, if so configured.
+
+    Args:
+        score_divergences: Computes the divergence at each trained token, of all ranks' rows, on all ranks,
+            from the rows and the position of each trained token in its answer.
+    """
+
+    def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
+        def score(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor]:
+            import numpy as np
+            import torch
+
+            positions_N = np.concatenate([np.flatnonzero(row.trained) for row in rows])
+            return (score_divergences(sequences, torch.from_numpy(positions_N)),)
+
+        return [column for (column,) in _score_rows(session, server, episodes, score, columns=1)]
+
+    return GroupDivergences(divergences_along)
+
+
 def _score_episodes(
     session: Session,
     server: PolicyServer,
     episodes: Sequence[Episode],
     score: Callable[[Sequences], tuple[Tensor, Tensor]],
 ) -> list[tuple[Column, Column]]:
-    """Returns two columns of values for each episode of this rank, with a value for each response token: 0 at
+    """Returns two columns of values for each episode of this rank; see `_score_rows`."""
+    columns = _score_rows(session, server, episodes, lambda sequences, _: score(sequences), columns=2)
+    return [(first_T, second_T) for first_T, second_T in columns]
+
+
+def _score_rows(
+    session: Session,
+    server: PolicyServer,
+    episodes: Sequence[Episode],
+    score: Callable[[Sequences, Sequence[Episode]], tuple[Tensor, ...]],
+    columns: int,
+) -> list[list[Column]]:
+    """Returns columns of values for each episode of this rank, with a value for each response token: 0 at
     tokens that aren't trained. Collective.
 
     Args:
-        score: Computes two values of each trained token, of all ranks' rows, on all ranks.
+        score: Computes the columns of values of each trained token, of all ranks' rows, on all ranks.
+        columns: Their number.
     """
     import numpy as np
 
@@ -247,24 +298,25 @@ def _score_episodes(
     # in an earlier row.
     trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
     # All ranks compute the values of all rows together, and each keeps those of its own.
-    counts = [count for (count,) in ranks.exchange("distribution-counts", [len(trained_rows)])]
+    counts = ranks.exchange("distribution-counts", len(trained_rows))
     rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
-    columns = [
-        (np.zeros(len(episode.response_ids)), np.zeros(len(episode.response_ids))) for episode in episodes
+    columns_by_episode = [
+        [np.zeros(len(episode.response_ids)) for _ in range(columns)] for episode in episodes
     ]
     if not rows:  # `rows` has those of all ranks, so either all ranks return here or none
-        return columns
+        return columns_by_episode
     sequences = Sequences.of(rows)
     with server.asleep():
-        first_N, second_N = (values_N.double().numpy() for values_N in score(sequences))
+        scores = [values_N.double().numpy() for values_N in score(sequences, rows)]
+    # The results have the trained tokens of all rows, one row after the other, rank after rank.
     first_row = sum(counts[: ranks.rank])
-    bounds = iter(list(pairwise(sequences.starts))[first_row:])
-    for episode, (first_T, second_T) in zip(episodes, columns, strict=True):
-        if episode.trained.any():
-            start, end = next(bounds)
-            first_T[episode.trained] = first_N[start:end]
-            second_T[episode.trained] = second_N[start:end]
-    return columns
+    bounds_of_rank = iter(list(pairwise(sequences.starts))[first_row:])
+    for episode, columns_of_episode in zip(episodes, columns_by_episode, strict=True):
+        if episode.trained.any():  # the others have no row
+            start, end = next(bounds_of_rank)
+            for column_T, values_N in zip(columns_of_episode, scores, strict=True):
+                column_T[episode.trained] = values_N[start:end]
+    return columns_by_episode
 
 
 def _row_of_episode(episode: Episode) -> Episode:
@@ -430,6 +482,7 @@ def stops_at_gap(session: Session) -> bool:
     """Returns whether a large gap ends the run. It doesn't if the objective corrects for it by weights."""
     settings = session.config.trainer
     objective = settings.objective
+    # By getattr, since not every objective has these settings.
     corrections = ("importance_cap", "importance_band", "importance_sequence")
     is_corrected = any(getattr(objective, name, None) is not None for name in corrections)
     return settings.on_logprob_gap == "stop" and not is_corrected
@@ -460,6 +513,7 @@ class _EpochChoice:
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
+        """The folder of the trainer's state after the best candidate so far."""
 
     def train_to_next_point(
         self, steps: Iterator[StepDone], show: Callable[[int, int], None]
@@ -572,6 +626,7 @@ def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     if rule == "best":
         # Of equally good candidates the earliest, since `-number` is largest for it.
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
+    # Each candidate up to the chosen one is strictly better than the one before it.
     number = 0
     while number + 1 < len(accuracies) and accuracies[number + 1] > accuracies[number]:
         number += 1

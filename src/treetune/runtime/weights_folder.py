@@ -91,7 +91,8 @@ class WeightsFolder:
         from treetune.models.saved_weights import saved_weights
 
         session, lora, folder = self._session, self.adapters, self.of(0)
-        problem = model = None
+        model: PreTrainedModel | None = None
+        problem: str | None = None
         if self._writes:
             model = session.model.load_on_cpu()
             problem = describe_missing_room(self.path, room_needed(model, adapters_alone=lora is not None))
@@ -148,13 +149,16 @@ class WeightsFolder:
         else:
             weights = with_head(weights, trainer.weight_names, config.tie_word_embeddings)
         weights = architecture_of(config).convert_to_saved(weights)
-        files: dict[str, str] = {}
+        file_of_weight: dict[str, str] = {}
+        """The name of the file that has a weight, by the weight's name. It becomes the folder's index."""
 
         def copy_weight(weight: Tensor) -> Tensor:
             """Returns a copy of a weight that lasts until its chunk is sent, on the device or on the CPU."""
             if self.transfer in ON_THE_DEVICE:
                 return weight.contiguous().clone()
-            return weight.to("cpu", copy=True).contiguous() if self._writes else weight
+            if not self._writes:
+                return weight  # this rank only takes part in gathering it
+            return weight.to("cpu", copy=True).contiguous()
 
         def write(chunk: Mapping[str, Tensor], path: Path) -> None:
             if ranks.device.type == "cuda":
@@ -178,7 +182,7 @@ class WeightsFolder:
                         dtype = next(iter(chunk.values())).dtype
                         describe_for_engine(config, session.model.tokenizer, folder, dtype)
                     writing.append(writers.submit(write, chunk, path))
-                    files |= dict.fromkeys(chunk, path.name)
+                    file_of_weight |= dict.fromkeys(chunk, path.name)
                 if self.transfer in ON_THE_DEVICE:
                     yield Chunk(path, number, is_last, "", chunk)
                 # Waits for files, so that at most WRITERS chunks are in memory. A digest needs the whole
@@ -187,7 +191,7 @@ class WeightsFolder:
                 while len(writing) > most_unwritten:
                     writing.popleft().result()
                 if is_last and self._writes:
-                    write_index(files, folder)
+                    write_index(file_of_weight, folder)
                 if self.transfer not in ON_THE_DEVICE:
                     digest = digest_of_weights(path) if needs_digest and ranks.is_first else ""
                     if needs_digest or is_last:
@@ -209,7 +213,8 @@ class WeightsFolder:
             try:
                 write_for_engine(*self.read_stored(version), session.model.tokenizer, folder)
             except (OSError, ValueError):
-                if version == 0 or version in session.directory.checkpoints():
+                is_still_there = version == 0 or version in session.directory.checkpoints()
+                if is_still_there:  # so it failed for another reason
                     raise
                 exists = False
         # Ranks that write nothing have to know it, too.
@@ -305,18 +310,18 @@ def make_weights_folder(
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    of_machine = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
+    folder_name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
     if writes:
         held_folders.sweep()
-        name_file = experiment / f".{of_machine}"
+        name_file = experiment / f".{folder_name}"
         if in_memory and os.access(MEMORY, os.W_OK):
             _delete_folder_of_killed_run(name_file)
             folder = held_folders.new_in_memory()
             write_text(name_file, str(folder))
         else:
-            folder = experiment / of_machine
+            folder = experiment / folder_name
             remove_folder(folder)
             new_own_folder(folder)
     path_by_rank = ranks.exchange("weights folders", (this_machine, None if folder is None else str(folder)))
@@ -327,7 +332,7 @@ def make_weights_folder(
             break
     assert folder is not None, "the first rank of each machine makes a folder"
     meeting = folder
-    if has_several_machines:
+    if has_several_machines:  # they share the experiment's folder, but not each other's /dev/shm
         meeting = experiment / make_name(*identity)
         if ranks.is_first and meeting != folder:
             remove_folder(meeting)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,8 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
+    # In the types that a reader gets, so that both compute the same checksum: a tuple becomes a list. Readers
+    # look only whether there is a FORMAT, and not at its number.
     plain = json.loads(json.dumps(value)) | {FORMAT: 2}
     return plain | {KEY: _checksum_of_record(plain)}
 
@@ -127,7 +130,7 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     Raises:
         Damaged: They differ, or the trailer is gone; the message ends with the `remedy`.
     """
-    size = file.seek(0, 2)
+    size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TRAILER_BYTES))
     last_bytes = file.read()
     file.seek(0)
@@ -180,7 +183,8 @@ def seal_of(path: Path) -> bytes | None:
     no such file."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TRAILER_BYTES))
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TRAILER_BYTES))
             return file.read()
     except FileNotFoundError:
         return None
@@ -241,6 +245,7 @@ def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
+    """Returns the digest of a file's content, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, _hash).hexdigest()
 
@@ -263,6 +268,7 @@ def config_hash(data: Any) -> str:
 
 
 def _canonical(value: Any) -> Any:
+    """Returns a configuration in the form that is hashed, which is the same for equal configurations."""
     if isinstance(value, dict):
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

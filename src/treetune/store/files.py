@@ -22,11 +22,11 @@ def why_not_written(error: BaseException, path: Path) -> str:
     own message."""
     # Libraries in Rust put the number of the error into their message; others give none.
     match = re.search(r"os error (\d+)", str(error))
-    number: int | None = None
+    error_number: int | None = None
     if isinstance(error, OSError):
-        number = error.errno
+        error_number = error.errno
     elif match:
-        number = int(match[1])
+        error_number = int(match[1])
     name = getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else path
     nearest_folder = next(folder for folder in (path, *path.absolute().parents) if folder.is_dir())
@@ -39,24 +39,30 @@ def why_not_written(error: BaseException, path: Path) -> str:
             )
         if step != path and step.is_file():
             return f"{step} is a file where a folder belongs: move it away"
-    if number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
+    # Without free inodes the error is the same as on a full disk. Some file systems count none, so that
+    # `f_files` is 0. A library that gives no number may have met either.
+    if error_number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
         return (
             f"the file system of {nearest_folder} has no inodes left, {space.f_files} are used: delete small"
             " files (or folders of them), whatever their size"
         )
-    if number == errno.EFBIG:
+    if error_number == errno.EFBIG:
         return f"{path} would be larger than a file may be here: raise `ulimit -f`, or take another disk"
-    if number == errno.EDQUOT:
+    if error_number == errno.EDQUOT:
         return f"your quota on the file system of {nearest_folder} is used up ({free}): see `quota -s`"
-    if number == errno.EISDIR:
+    if error_number == errno.EISDIR:
         return f"{path} is a folder where a file belongs: move it away"
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{path} can't be written by this user ({os.strerror(number)}): give another folder, or rights"
-    if number == errno.ENOSPC or (number is None and not space.f_bavail):
+    if error_number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        reason = os.strerror(error_number)
+        return f"{path} can't be written by this user ({reason}): give another folder, or rights"
+    if error_number == errno.ENOSPC or (error_number is None and not space.f_bavail):
         return f"there is no space left on the file system of {nearest_folder} ({free}): free some"
+    if error_number == errno.ENOENT:
+        return str(error)  # a missing folder has nothing to do with space
     largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if largest >= 0 else ""
-    return f"{error}" if number == errno.ENOENT else f"{error}; {free}{limit}"
+    has_limit = largest != resource.RLIM_INFINITY
+    limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if has_limit else ""
+    return f"{error}; {free}{limit}"
 
 
 @contextmanager
@@ -106,9 +112,12 @@ def own_folder(path: Path, *, share: bool = False) -> None:
         # Read from /proc, since os.umask can only return it by setting another one, for all threads.
         lines = Path("/proc/self/status").read_text().splitlines()
         umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
+        mode_before = stat.S_IMODE(status.st_mode)
         # The set-group-ID and sticky bits of a group's folder stay.
-        mode = stat.S_IMODE(status.st_mode) & ~0o777 | permissions & ~umask
-        if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != mode:
+        special_bits = mode_before & ~0o777
+        mode = special_bits | (permissions & ~umask)
+        is_owner = status.st_uid == os.geteuid()  # only the owner may change the mode
+        if is_owner and mode != mode_before:
             path.chmod(mode)
 
 
@@ -139,6 +148,7 @@ def remove_folder(path: Path) -> None:
     if is_folder:
         shutil.rmtree(path, ignore_errors=True)
     else:
+        # This user may not delete another user's file in /dev/shm or /tmp. `new_own_folder` reports it then.
         with contextlib.suppress(OSError):
             path.unlink()
 

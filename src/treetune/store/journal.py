@@ -104,6 +104,7 @@ class Journal(AbstractContextManager["Journal"]):
             for row in rows:
                 text = json.dumps(row, separators=(",", ":"))
                 line = (f"{text}\n" if self._plain else sealed_line(text)).encode()
+                # An index that was made already is kept up to date.
                 if self._index is not None and (key := _key(row)) is not None:
                     self._index[key] = self.path, self._end, len(line)
                 self._end += len(line)
@@ -138,6 +139,8 @@ class Journal(AbstractContextManager["Journal"]):
                 self._close_file()
 
     def _open(self) -> None:
+        """Opens the file to append to it, and cuts off an incomplete last line. Raises ValueError if another
+        process has an exclusive journal open."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a+b", buffering=0)
         try:
@@ -161,7 +164,7 @@ class Journal(AbstractContextManager["Journal"]):
     def _positions(self) -> dict[str, tuple[Path, int, int]]:
         """Returns the index, for which it reads all files once."""
         if self._index is None:
-            self.flush()
+            self.flush()  # so that the file has all rows
             self._index = {}
             for path in (*self._others, self.path):
                 for start, length, row in _rows(path, None):
@@ -193,7 +196,9 @@ def row_of(line: bytes) -> bytes:
         if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")
         return line
-    row = line[len(_HEAD) + len('00000000","row":') : -len(_END)]
+    # The row begins after the eight digits of the checksum and its own key.
+    row_start = len(_HEAD) + len('00000000","row":')
+    row = line[row_start : -len(_END)]
     if line != sealed_line(row.decode(errors="replace")).encode():
         raise Damaged("its checksum doesn't match its content")
     return row

@@ -88,6 +88,8 @@ class Timeline:
             return self._number
 
     def _write(self, row: dict[str, Any]) -> None:
+        """Appends a row, and before the first one the row about this process. Writes nothing more after an
+        error."""
         with self._lock:
             if self._journal is None:
                 return
@@ -154,20 +156,21 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
                 _finish_last(processes, spans)
                 processes.append(ProcessRows(row["process"], row["host"], at, at, False, ()))
                 continue
-            if not processes:
+            if not processes:  # the row about the process itself is damaged
                 continue
             if "begin" in row:
                 number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
                 spans[number] = Span(lane, name, at, None, row)
             elif "end" in row:
                 number = row.pop("end")
-                if number in spans:
+                if number in spans:  # unless the row of its beginning is damaged
                     span = spans[number]
                     spans[number] = replace(span, end=at, about=span.about | row)
-            else:
+            else:  # {"closed": …}
                 processes[-1] = replace(processes[-1], closed=True)
             processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            # The row isn't one that a `Timeline` writes.
             if damaged is not None and line.endswith(b"\n"):  # else a crash cut it short
                 damaged.append(line_number)
     _finish_last(processes, spans)

@@ -45,6 +45,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "overlap": "credit_seconds generation_seconds staleness",
         "preference": "accuracy chosen_reward log_odds_ratio margin ranking reference_ranking rejected_reward"
         " shortfall",
+        "reward_model": "accuracy grad_norm loss return",
         "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible tokens",
@@ -61,6 +62,10 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
     "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
+    "reward_model": (
+        lambda root: root.credit.trained_reward_model is not None,
+        "its credit trains no reward model",
+    ),
     "overlap": (lambda root: root.overlap == "one_step", "its overlap is 'none'"),
     "train/reference": (
         lambda root: root.trainer.reference_scores == "while_sampling",

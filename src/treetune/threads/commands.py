@@ -27,6 +27,8 @@ def chat_template(options: Options) -> int:
     say(explanations[think_model.system_in])
     if think_model.opens_thought:
         say("prompts open a thought now")
+    elif options.opening is not None and not options.opening.strip():
+        say("no opening is added, since --opening is empty")
     else:
         say("prompts opened a thought before, and still do")
     if think_model.end_token is not None:

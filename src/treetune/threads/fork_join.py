@@ -254,7 +254,8 @@ class ForkJoin:
                     line.inject(self._glue.end_thread)
                 return
 
-            # Fork, and wait for the threads; they are written at the same time.
+            # Fork, and wait for the threads; they are written at the same time. Without threads, there is
+            # nothing to join, and the line continues after the outlines or ends below.
             threads = self._fork(line)
             if threads:
                 written_threads = [thread for thread in threads if not thread.left_out]
@@ -298,10 +299,10 @@ class ForkJoin:
             line.dropped = True
             self.events["dropped"] += 1
             self.events["dropped_tokens"] += line.length()
-            return
+            return  # it is no part of the answer, and needs no closing tag
         if self._limits.stragglers == "truncate":
             self.events["truncated"] += 1
-        else:  # with "go_on", the thread had all tokens of its share
+        else:  # with "go_on", the thread had all tokens of its share, and the answer ends as published
             self._end("length", "budget_spent")
         line.inject(self._glue.end_thread)
 

@@ -90,10 +90,10 @@ class OutlineNumbers:
 def text_segments(text: str) -> list[TextSegment]:
     """Cuts a written answer into the segments that a rollout would have made; together they are the text.
 
-    Sampled are the text up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and the text from
-    ``</Parallel>`` on. Injected are the newlines and thread headers between them, and the opening tag of a
-    conclusion. Blocks within threads are cut in the same way. A text without blocks is one segment, an empty
-    text has none.
+    The text up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and the text from
+    ``</Parallel>`` on are sampled. The newlines and thread headers between them, and the opening tag of a
+    conclusion, are injected. Blocks within threads are cut in the same way. A text without blocks is one
+    segment, an empty text has none.
 
     Raises:
         ValueError: The text has another format or other white space than a rollout would inject. A model that
@@ -186,7 +186,7 @@ class _Reader:
             self._at += len("</Outline>")
             self._skip_space()
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
-        # A rollout opens threads for these numbers: read leniently, they must be the same.
+        # As a rollout reads them, which opens a single thread for two outlines with the same number.
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
             fault = "two outlines have the same number" if written else "there are no outlines"
@@ -194,6 +194,7 @@ class _Reader:
         return written
 
     def _end_of_thread(self, number: str) -> None:
+        """Reads ``</Thread>``, which is at the beginning of a line."""
         if not self._text.startswith("</Thread>", self._at):
             raise self._wrong(f"thread {number} isn't closed", "</Thread> on a line of its own")
         if self._text[self._at - 1] != "\n":
@@ -259,12 +260,14 @@ Conclusions = Literal["allowed", "required", "refused"]
 
 _BLOCK_TAGS = re.compile(r"</?Parallel>")
 _NUMBER = re.compile(r"\s*([0-9]{1,9}):")
+"""At most 9 digits: Python's `int` refuses a number of thousands of digits, which a model may write."""
 _PART_OPENING = re.compile(r"<(Outline|Thread|Conclusion)>")
 _SIGN_OF_PART = {"Outline": "1", "Thread": "2", "Conclusion": "3"}
 _NO_SIGN = str.maketrans("123", "xxx")
 """Replaces the digits of the text itself, which aren't signs of parts."""
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
-"""The skeleton of a block in the right order (`_parts`)."""
+"""The skeleton of a block in the right order (`_parts`). ``*+`` repeats without backtracking, which would
+take quadratic time in what a model wrote."""
 _SPACE_BETWEEN_THREADS = re.compile(r"2\s+2")
 """In the skeleton of a block, where each 2 is a thread."""
 _FILLER = "x"
@@ -329,6 +332,7 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
     """Returns what is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
     counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
     if len(set(counts)) > 1 or not counts[0]:
+        # Nothing more is reported: it isn't known where the parts begin and end.
         return [
             "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be equally many, "
             "and at least one".format(*counts)
@@ -381,6 +385,7 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
         closing = f"</{name}>"
         end = -1 if name in never_closed else body.find(closing, opening.end())
         if end < 0:
+            # The opening tag stays in the skeleton, which is then not in the right order.
             never_closed.add(name)
             skeleton.append(body[position : opening.end()].translate(_NO_SIGN))
             position = opening.end()
@@ -403,6 +408,7 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
         else:
             numbers.append(int(match[1]))
         messages += _faults_of_tags(f"{part} {position}", text)
+    # Their order is only looked at if none is missing, which is a fault of its own.
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
         messages.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")
@@ -445,6 +451,8 @@ class ThreadedDemonstration(DemonstrationFormat):
             parts = text_segments(text)
         except ValueError as error:
             raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
+        # The first part follows the prompt. The others are encoded by themselves, as the rollout encodes what
+        # it injects.
         encoded = [codec.encode_answer(problem, parts[0].text)]
         encoded += [token_array(codec.encode(part.text)) for part in parts[1:]]
         encoded[-1] = joined([encoded[-1], token_array([codec.eos_id])])

@@ -205,8 +205,9 @@ NO_TOKEN = -1
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
     """Returns the token counts of an answer.
 
-    Blocks are counted down to the depth at which the rollout forked. If it forked within threads only once
-    (depth 2), a block within a thread is a block, and the tags of a block within that one's threads are text.
+    Blocks are counted down to the depth at which the rollout forked in this answer. The model may write
+    deeper blocks without a fork: their tags are text. Example: in an answer with a fork within a thread,
+    blocks are counted in the main text and in its threads, but not in threads of threads.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
     was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
@@ -261,7 +262,8 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth(trajectory: Trajectory) -> int:
-    """Returns how deep the rollout forked within threads; at least 1."""
+    """Returns how deep the rollout forked within threads; at least 1, so that blocks on the main text count
+    even if the model wrote all of their tags."""
     return max((1, *(len(segment.branch) for segment in trajectory.segments)))
 
 

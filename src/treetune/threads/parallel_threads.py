@@ -221,7 +221,7 @@ class ParallelThreads(GrowingRollout):
         text = context.codec.decode(response_ids)
         if len(segments) == 1:  # an answer without threads has the task's steps
             ends = split_steps(context, start.problem, response_ids, text)
-        else:
+        else:  # each segment is a step
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
         return Trajectory(
             problem=start.problem,
@@ -315,6 +315,7 @@ class ThreadStates(WholeAnswers):
 
     @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
+        # What is injected between the samples follows from them.
         samples = [segment for segment in prefix.segments if segment.origin == "sampled"]
         state = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))
         return derive_seed(context.seed, context.iteration, prefix.problem.id, state, f"thread {purpose}")

@@ -106,7 +106,8 @@ class OfDemonstration(ReferenceLength):
         for problem in problems.values():
             seed = derive_seed(context.seed, problem.id, "reference length")
             solution = context.task.of(problem).sequential_demonstration(problem, seed)
-            lengths[problem.id] = float(len(context.codec.encode_answer(problem, solution)) + 1)
+            tokens = len(context.codec.encode_answer(problem, solution)) + 1  # and the end token
+            lengths[problem.id] = float(tokens)
         return [lengths[answer.problem.id] for answer in answers]
 
 
@@ -127,6 +128,7 @@ class Running(ReferenceLength):
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
+        # By the label of the shaping that has this reference; the mean length by problem.
         memory = context.get(ShapingMemory).setdefault("acceleration", {})
         changed: dict[str, float] = {}
         for problem_id, indices in groups_of(answers).items():
@@ -183,6 +185,7 @@ class Measured(ReferenceLength):
         measured = measured_lengths(self.answers)
         lengths: Lengths = []
         for problem in problems:
+            # A problem that the file doesn't have counts as one without correct answers.
             prompt, length = measured.get(problem.id, (problem.prompt, None))
             if prompt != problem.prompt:
                 raise ValueError(
@@ -241,6 +244,7 @@ def acceleration(critical_path: float, reference: float, form: Form) -> float:
 
     Example: a critical path of 80 against 100 is 0.2 (``saved``), or 0.25 (``ratio``).
     """
+    # An answer may have no tokens, and lengths are divided by each other.
     critical_path, reference = max(1.0, critical_path), max(1.0, reference)
     if form == "saved":
         return 1.0 - critical_path / reference
@@ -338,6 +342,7 @@ def group_penalties(
     if share < threshold:
         return [0.0] * len(lengths)
     alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
+    # There is a correct answer, since the threshold is above 0.
     shortest = min(length for length, is_correct in zip(lengths, correct, strict=True) if is_correct)
     return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
 

@@ -129,7 +129,8 @@ class ThreadShapley(Credit):
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         usual_sets = self._most_sets(THREADS_OF_A_BLOCK)
-        # An answer's length bounds the number of its threads; a block of all of them has the most sets.
+        # An answer's length bounds the number of its threads, and a block of all of them has the most sets.
+        # But a block of `exact_threads` may have more than a larger one, of which only orders are sampled.
         most_sets = max(self._most_sets(self.exact_threads), self._most_sets(limit))
         return answers * usual_sets * self.samples, answers * most_sets * self.samples
 
@@ -158,6 +159,7 @@ class ThreadShapley(Credit):
 
         # All sets of all blocks of this rank's answers are sampled together.
         wanted: list[Counterfactual] = []
+        # By the number of the answer and the index of the block among the answer's blocks.
         orders_of: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         sets_of: dict[tuple[int, int], list[Threads]] = {}
         for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
@@ -179,8 +181,8 @@ class ThreadShapley(Credit):
                 if worth is None:
                     unknown_blocks += 1
                     continue
-                of_block = self._values(block.threads, orders_of[number, index], worth)
-                values |= {(block.number, thread): value for thread, value in of_block.items()}
+                value_of_thread = self._values(block.threads, orders_of[number, index], worth)
+                values |= {(block.number, thread): value for thread, value in value_of_thread.items()}
             episodes.append(_episode(context, answer, outcome_advantages[number], values))
         unknown = sum(context.ranks.exchange("blocks without a worth", unknown_blocks))
         if unknown:
@@ -200,7 +202,7 @@ class ThreadShapley(Credit):
         return orders
 
     def _sets(self, threads: Sequence[int], orders: Iterable[Sequence[int]]) -> list[Threads]:
-        """Returns the sets of a block's threads that have to have a worth, each once."""
+        """Returns the sets of a block's threads whose worth is needed, each once."""
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
@@ -357,7 +359,7 @@ def _mean_rewards(
     worth = {}
     for threads, rewards in rewards_of_sets.items():
         counted = list(rewards)
-        if len(threads) == len(block.threads):
+        if len(threads) == len(block.threads):  # the set of all threads
             # The answer itself is one more sample with all threads. `reward` would contain shaping; sampled
             # answers have none.
             counted.append(answer.score)

@@ -183,7 +183,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
         return render(tokenizer, Chat(), list(messages))
     except ValueError as error:
         if len(messages) == 1:
-            raise
+            raise  # a template that refuses even a single question is of no use
         return f"{REFUSED} {error}"
 
 
@@ -211,6 +211,7 @@ def _new_end_token(tokenizer: PreTrainedTokenizerBase, end_token: str | None) ->
 def _write_end_token(folder: Path, token_id: int) -> None:
     """Writes the token that ends an answer into the model's files. In sampling, the former end tokens still
     end an answer, too."""
+    # Sampling reads generation_config.json, which lists all end tokens; config.json names the new one alone.
     for name, takes_several in (("config.json", False), ("generation_config.json", True)):
         path = folder / name
         if not path.is_file():

@@ -99,6 +99,7 @@ class DeepSpeedWarmupDecay(Schedule):
     def factor(self, step: int, total_steps: int) -> float:
         if step == 0:
             return 1.0  # DeepSpeed's scheduler sets no rate before the first step
+        # At least 2, as in DeepSpeed: the logarithm of 1 is 0, and the rate is divided by it.
         warmup = max(2, math.ceil(self.ratio * total_steps))
         scheduled = step - 1  # DeepSpeed's scheduler counts from 0 at the second step
         if scheduled < warmup:
@@ -263,6 +264,18 @@ class Trainer(Part):
         """Returns whether the reference's log-probs are computed in addition to the policy's."""
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
+    def scores_old_logprobs(self, *, several_steps: bool) -> bool:
+        """Returns whether the policy is scored before the first step.
+
+        If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which
+        saves a pass. They come too late for a KL penalty in rewards or advantages, and for what an objective
+        precomputes.
+        """
+        objective = self.objective
+        needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
+        has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
+        return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
+
     @property
     def shards_weights(self) -> bool:
         """Returns whether each rank keeps only its part of the weights (ZeRO-3)."""
@@ -287,6 +300,7 @@ class Trainer(Part):
                 "minibatch_size",
                 "lower it, or set it to null for one step an iteration",
             )
+        # Training that begins anew in every iteration has a schedule over the steps of one.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
         steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
         if self.schedule.warmup_steps > steps:
@@ -371,6 +385,8 @@ class Trainer(Part):
             )
 
     def _check_entropy(self, target: EntropyTarget) -> None:
+        """Raises ValueError if the objective has no coefficient to adjust, or if the coefficient begins
+        outside of the target's bounds."""
         names = {field.name for field in fields(self.objective)}  # type: ignore[arg-type]
         if "entropy_coef" not in names:
             raise ValueError(

@@ -71,6 +71,11 @@ class Minibatch:
 
     @staticmethod
     def of(sequences: Sequences, units: Sequence[Unit], objective: Objective) -> Minibatch:
+        """Makes the minibatch of these units of sequences.
+
+        Sequences to which the objective gives the weight 0 aren't computed, but count in `sequence_weight`
+        and `pair_weight`.
+        """
         starts = sequences.starts
         indices = [index for unit in units for index in unit]
         lengths = [starts[index + 1] - starts[index] for index in indices]
@@ -146,6 +151,7 @@ def plan_micro_batches(
     tokens_of = {unit: sum(lengths[i] for i in unit) for unit in units}
     units_by_rank: list[list[Unit]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]  # a heap: the rank with the fewest tokens comes first
+    # Units of equal size are in the order of their indices, so that every rank makes the same plan.
     for unit in sorted(units, key=lambda unit: (-width_of[unit], -tokens_of[unit], unit)):
         load, rank = heapq.heappop(loads)
         units_by_rank[rank].append(unit)
@@ -251,6 +257,7 @@ def sequences_of_rank(
         return Sequences.of(episodes)
     sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
     if sequences.critic_has_prompts:
+        # The critic computes the values of all sequences before the first step.
         of_critic = _with_tokens_of_rank(
             EpisodesOfCritic(episodes), settings, ranks, units_by_step, scores_all=True
         )
@@ -322,7 +329,8 @@ def _plan(
     else:
         rows_of_item = [(row,) for row in range(len(sequences.rows))]
         lengths = [row.length for row in sequences.rows]
-        units = units if keep_units else [(row,) for unit in units for row in unit]
+        if not keep_units:
+            units = [(row,) for unit in units for row in unit]
     planned = plan_micro_batches(
         lengths,
         units,

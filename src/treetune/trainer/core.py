@@ -15,6 +15,7 @@ import dataclasses
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.credit.base import CriticSettings
+from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
 from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
@@ -29,10 +31,11 @@ from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches, sequences_of_rank
-from treetune.trainer.deepspeed_model import ModelFactory, Reference
-from treetune.trainer.preparation import FromValues, IterationTensors, prepare, scores_old_logprobs
+from treetune.trainer.deepspeed_model import DeepSpeedModel, ModelFactory, Reference
+from treetune.trainer.preparation import FromImplicitRewards, FromValues, IterationTensors, prepare
 from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
+from treetune.trainer.reward_model import RewardModelTraining
 from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
 from treetune.trainer.tokens import Sequences, Unit, units_of
 from treetune.trainer.update import (
@@ -69,6 +72,9 @@ class PolicyTrainer:
             start weights in each iteration.
         critic: The settings of the critic; None for no critic.
         from_values: Computes advantages from the critic's values.
+        reward_model: The settings of an implicit reward model that is trained; None for none.
+        load_reward_model: Loads the model that it starts from, if it is not the start model.
+        from_implicit_rewards: Computes advantages from the reward model's rewards.
     """
 
     def __init__(
@@ -85,17 +91,21 @@ class PolicyTrainer:
         restarts: bool = False,
         nucleus: Nucleus | None = None,
         load_reference: Callable[[], nn.Module] | None = None,
+        reward_model: RewardModelSettings | None = None,
+        load_reward_model: Callable[[], nn.Module] | None = None,
+        from_implicit_rewards: FromImplicitRewards | None = None,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
         self.temperature, self.nucleus = temperature, nucleus
         self.iterations, self.restarts = iterations, restarts
-        self.from_values = from_values
+        self.from_values, self.from_implicit_rewards = from_values, from_implicit_rewards
         self.scorer = Scorer(settings, ranks, temperature)
         self.factory = ModelFactory(settings, load_model, ranks, seed, load_reference)
         self.policy = self.factory.policy()
         refuse_unlike_model(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
+            # By a function, since `restart` replaces the policy.
             self.reference = self.factory.reference(lambda: self.policy)
         self.prefetch: ReferencePrefetch | None = None
         """Scores answers under the reference while others are sampled, with ``reference_scores:
@@ -106,6 +116,10 @@ class PolicyTrainer:
         self.critic: CriticTraining | None = None
         if critic is not None:
             self.critic = CriticTraining(self.factory.critic(critic.loss), critic)
+        self.reward_model: RewardModelTraining | None = None
+        if reward_model is not None:
+            model = self.factory.reward_model(load_reward_model)
+            self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -172,9 +186,9 @@ class PolicyTrainer:
         answers. So the schedule counts every iteration as if it had as many steps as this one. Warm-up and
         decay then end at the right iteration.
         """
-        iterations_done = (0 if self.restarts else iteration) + steps_done / steps
+        iterations_before = 0 if self.restarts else iteration
         iterations = 1 if self.restarts else self.iterations
-        factor = self.settings.schedule.factor(round(iterations_done * steps), iterations * steps)
+        factor = self.settings.schedule.factor(iterations_before * steps + steps_done, iterations * steps)
         return self.settings.learning_rate * factor
 
     def take_step(
@@ -215,6 +229,8 @@ class PolicyTrainer:
             self.policy.backward(loss)
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
+            # Scaled, since ranks are summed: a dummy's tokens don't count, and those of a micro-batch that
+            # several ranks compute together count once.
             metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
@@ -235,6 +251,7 @@ class PolicyTrainer:
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
         metrics_of_step = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
+        # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
         is_skipped = bool(metrics_of_step.get(SKIPPED_BY_RATIO))
         grad_norm = self.policy.step(rate, without_gradient=is_skipped)
         metrics_of_step |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
@@ -324,6 +341,21 @@ class PolicyTrainer:
         assert self.reference is not None
         return self.scorer.reference_distances(self.policy, self.reference, sequences)
 
+    def group_divergences(self, sequences: Sequences, positions_N: Tensor) -> Tensor:
+        """Returns the divergences of the policy's distributions from their means over the answers to a
+        problem, for the credit; see `Scorer.group_divergences`. Collective."""
+        return self.scorer.group_divergences(self.policy, sequences, positions_N)
+
+    def learned_rewards(self, iteration: int, sequences: Sequences, ref_logprobs_N: Tensor) -> Tensor:
+        """Trains the reward model on the answers' outcomes, and returns its reward of every trained token,
+        shape [N]. Collective."""
+        assert self.reward_model is not None
+
+        def schedule(steps_done: int, steps: int) -> float:
+            return self.learning_rate(iteration, steps_done, steps) / self.settings.learning_rate
+
+        return self.reward_model.learn_and_score(iteration, sequences, ref_logprobs_N, schedule)
+
     def values(self, sequences: Sequences) -> Tensor:
         """Returns the critic's value of the state before every trained token, shape [N]. Collective."""
         assert self.critic is not None
@@ -338,6 +370,7 @@ class PolicyTrainer:
         `episodes`, which that policy has sampled. `on_signals` gets its scores of their tokens.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
+        assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
         settings, tensors = self.settings, None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
             sequences = sequences_of_rank(episodes, settings, self.ranks, [], scores_all=True)
@@ -359,18 +392,25 @@ class PolicyTrainer:
 
     def offload(self) -> None:
         """Moves everything that only training needs off the accelerator: optimiser, master weights,
-        gradients, the critic, and PyTorch's cache of freed memory. The policy can still be scored and
-        exported."""
+        gradients, the critic, the reward model, and PyTorch's cache of freed memory. The policy can still be
+        scored and exported."""
         self.policy.offload()
-        if self.critic is not None:
-            self.critic.model.offload(weights=True)
+        for model in self._learned_models():
+            model.offload(weights=True)
         self._free_memory()
 
     def reload(self) -> None:
         """Undoes `offload`."""
         self.policy.reload()
+        for model in self._learned_models():
+            model.reload()
+
+    def _learned_models(self) -> Iterator[DeepSpeedModel]:
+        """Yields the models that are trained in addition to the policy."""
         if self.critic is not None:
-            self.critic.model.reload()
+            yield self.critic.model
+        if self.reward_model is not None:
+            yield self.reward_model.model
 
     def _free_memory(self) -> None:
         gc.collect()
@@ -424,11 +464,18 @@ class PolicyTrainer:
         Collective."""
         return {} if self.critic is None else self.critic.model.state_dict()
 
+    def reward_model_weights(self) -> dict[str, Tensor]:
+        """Returns the reward model's weights by their names in the model, whole on the first rank; empty
+        without a reward model. Collective."""
+        return {} if self.reward_model is None else self._by_name(self.reward_model.model.state_dict())
+
     def save(self, directory: Path) -> None:
         """Writes the whole state of training, from which it resumes bit for bit. Collective."""
         self.policy.save(directory / "policy")
         if self.critic is not None:
             self.critic.model.save(directory / "critic")
+        if self.reward_model is not None:
+            self.reward_model.model.save(directory / "reward_model")
         if self.ranks.is_first:
             self.entropy.save(directory)
             if self.critic is not None:
@@ -441,6 +488,8 @@ class PolicyTrainer:
         if self.critic is not None:
             refuse_other_critic_loss(directory, self.critic.settings.loss)
             self.critic.model.load(directory / "critic")
+        if self.reward_model is not None:
+            self.reward_model.model.load(directory / "reward_model")
 
     def close(self) -> None:
         """Ends the thread that scores the reference."""
@@ -521,11 +570,18 @@ class IterationTraining:
         units = units_of(episodes, in_pairs=objective.needs_pairs)
         units_by_step = trainer.plan_steps(self._iteration, units)
         steps = len(units_by_step)
-        scores_old = scores_old_logprobs(settings, several_steps=steps > 1)
+        steps_per_epoch = steps // settings.epochs  # every epoch has the same number
+        scores_old = settings.scores_old_logprobs(several_steps=steps > 1)
         scores_all = settings.token_signals == "all" or (
             scores_old or settings.keeps_reference or trainer.critic is not None
         )
-        sequences = sequences_of_rank(episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all)
+        if trainer.reward_model is None:
+            sequences = sequences_of_rank(
+                episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all
+            )
+        else:
+            # The reward model has minibatches of its own, which other ranks compute.
+            sequences = Sequences.of(episodes)
         tensors = prepare(
             settings,
             episodes,
@@ -534,6 +590,10 @@ class IterationTraining:
             scores_old=scores_old,
             critic=trainer.critic is not None,
             from_values=trainer.from_values,
+            learned_rewards=(
+                None if trainer.reward_model is None else partial(trainer.learned_rewards, self._iteration)
+            ),
+            from_implicit_rewards=trainer.from_implicit_rewards,
         )
         if trainer.critic is not None:
             assert tensors.returns_N is not None, "a critic has returns to learn"
@@ -550,6 +610,8 @@ class IterationTraining:
         self._constant_metrics = tensors.metrics()
         if trainer.prefetch is not None:
             self._constant_metrics |= trainer.prefetch.metrics
+        if trainer.reward_model is not None:
+            self._constant_metrics |= trainer.reward_model.metrics
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
             if objective.marks_tokens and minibatch.units:
@@ -569,8 +631,8 @@ class IterationTraining:
             else:
                 self._steps_skipped += 1
             self._steps_done = number
-            epochs_done, within_epoch = divmod(number * settings.epochs, steps)
-            yield StepDone(number, steps, epochs_done if within_epoch == 0 else None)
+            ends_epoch = number % steps_per_epoch == 0
+            yield StepDone(number, steps, number // steps_per_epoch if ends_epoch else None)
 
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
         """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
@@ -584,7 +646,7 @@ class IterationTraining:
             on_signals(tensors_of_signals.signals(self._episodes, sequences))
         steps_taken = self._steps_done - self._steps_skipped
         metrics = dict(self._constant_metrics)
-        for name, value in self._sums.items():
+        for name, value in self._sums.items():  # empty if no step was taken
             metrics[name] = value / steps_taken
         if tensors.old_logprobs_N is not None:
             metrics |= tensors.gap_metrics() | tensors.reference_metrics()

@@ -46,6 +46,7 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage = settings.zero_stage
         self._norm: Tensor | None = None
+        """The norm of the last gradient, if `_clip` has measured it."""
         self._storages: list[torch.UntypedStorage] = []
         """The storages that are offloaded at present; empty if none are."""
         self._copies: list[Tensor] = []
@@ -99,6 +100,7 @@ class DeepSpeedModel:
         self._max_norm = max_norm
         if clip_norm is not None:
             optimizer.clip_grad = clip_norm
+        # `_clip` has set it, or DeepSpeed's optimiser has clipped by itself and knows it.
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -304,6 +306,7 @@ def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     the module. Collective."""
     import deepspeed
 
+    # It has no optimiser, and its shards stay on the device.
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
     shard_weights(module, config, settings, ranks)
@@ -320,6 +323,7 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
+    """Returns DeepSpeed's configuration, as `deepspeed.initialize` takes it."""
     on_gpu = ranks.device.type == "cuda"
     offload = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "contiguous_gradients": True}
@@ -330,6 +334,7 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # unused: the trainer cuts its own micro-batches
         "managed_gradient_accumulation": False,
+        # With 0, DeepSpeed would not call `_clip`, which measures the norm. No gradient is as long as 1e30.
         "gradient_clipping": settings.max_grad_norm or 1e30,
         "optimizer": {
             "type": "AdamW",
@@ -361,7 +366,7 @@ Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
 
 
 class ModelFactory:
-    """Makes policy, reference and critic.
+    """Makes policy, reference, critic and reward model.
 
     Args:
         load_model: Loads a fresh copy of the start model.
@@ -411,6 +416,16 @@ class ModelFactory:
         )
         return DeepSpeedModel(critic, self.settings, self.ranks)
 
+    def reward_model(self, load: Callable[[], nn.Module] | None) -> DeepSpeedModel:
+        """Loads an implicit reward model with an optimiser for all of its weights.
+
+        Args:
+            load: Loads the model; None for the start model.
+        """
+        return DeepSpeedModel(
+            PolicyModule(self._load_for_training(load), self.parallel), self.settings, self.ranks
+        )
+
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """Returns the reference model, which never changes.
 
@@ -433,14 +448,19 @@ class ModelFactory:
         if self.settings.zero_stage == 3 and not self.settings.offload_reference:
             sharded = shard_reference(model, self.settings, self.ranks)
             return lambda: nullcontext(sharded)
-        read_whole(model)
+        read_whole(model)  # its weights may still be in their files
         if self.settings.offload_reference:
             return keep_on_cpu(model, self.ranks.device)
         model.to(self.ranks.device)
         return lambda: nullcontext(model)
 
-    def _load_for_training(self) -> nn.Module:
-        model = self.attach_attention(self.load_model())
+    def _load_for_training(self, load: Callable[[], nn.Module] | None = None) -> nn.Module:
+        """Loads a model to train.
+
+        Args:
+            load: Loads it; None for the start model.
+        """
+        model = self.attach_attention((load or self.load_model)())
         if self.settings.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
@@ -484,12 +504,12 @@ def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        on_gpu: dict[nn.Parameter, nn.Parameter] = {}  # the copy of each weight on the CPU
+        copies: dict[nn.Parameter, nn.Parameter] = {}  # on the device, by the weight on the CPU
         for weight in on_cpu.values():
             copy = weight.data.to(device, non_blocking=True)
-            on_gpu[weight] = nn.Parameter(copy, requires_grad=False)
+            copies[weight] = nn.Parameter(copy, requires_grad=False)
         for submodule, name, weight in owners:
-            submodule._parameters[name] = on_gpu[weight]
+            submodule._parameters[name] = copies[weight]
         try:
             yield module
         finally:

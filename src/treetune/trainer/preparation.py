@@ -20,11 +20,16 @@ from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import Sequences, flat_of_trained
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import Column, Episode, Metrics
 
 FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
 """Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
 `Credit.from_values`."""
+
+
+FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
+"""Computes the advantages of a problem's answers from the rewards that a reward model gives to their tokens,
+and the answers' rewards; see `Credit.from_implicit_rewards`."""
 
 
 @dataclass
@@ -167,18 +172,6 @@ class Models(Protocol):
     def values(self, sequences: Sequences) -> Tensor: ...
 
 
-def scores_old_logprobs(settings: Trainer, *, several_steps: bool) -> bool:
-    """Returns whether the policy is scored before the first step.
-
-    If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which saves a
-    pass. They come too late for a KL penalty in rewards or advantages, and for what an objective precomputes.
-    """
-    objective = settings.objective
-    needs_old_logprobs = objective.needs_advantages or (settings.keeps_reference and settings.measure_kl)
-    has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
-    return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
-
-
 def prepare(
     settings: Trainer,
     episodes: Collection[Episode],
@@ -188,13 +181,18 @@ def prepare(
     scores_old: bool,
     critic: bool = False,
     from_values: FromValues | None = None,
+    learned_rewards: Callable[[Sequences, Tensor], Tensor] | None = None,
+    from_implicit_rewards: FromImplicitRewards | None = None,
 ) -> IterationTensors:
     """Runs the models that the method needs over all sequences, and computes the advantages. Collective.
 
     Args:
-        scores_old: Whether to score the policy (`scores_old_logprobs`).
+        scores_old: Whether to score the policy (`Trainer.scores_old_logprobs`).
         critic: Whether a critic is trained.
         from_values: Computes advantages from the critic's values; None if the episodes have advantages.
+        learned_rewards: Trains the implicit reward model, and returns its reward of every trained token, from
+            the sequences and the reference's log-probs; None if there is no such model.
+        from_implicit_rewards: Computes advantages from these rewards.
 
     Raises:
         ValueError: The objective needs advantages, and there are none.
@@ -231,6 +229,14 @@ def prepare(
         tensors.advantages_N, tensors.returns_N = _advantages_and_returns(
             from_values, starts, rewards_N, tensors.values_N
         )
+    elif learned_rewards is not None:
+        assert from_implicit_rewards is not None and tensors.ref_logprobs_N is not None
+        implicit_rewards_N = learned_rewards(sequences, tensors.ref_logprobs_N)
+        tensors.advantages_N = _advantages_from_implicit_rewards(
+            from_implicit_rewards, sequences, implicit_rewards_N
+        )
+        if penalty_is_in_reward:
+            tensors.advantages_N = tensors.advantages_N - rewards_to_come(starts, penalties_N)
     else:
         if critic:
             # The credit took the critic's values as estimates of the score, as it takes the mean score of
@@ -271,6 +277,24 @@ def _advantages_and_returns(
     return torch.cat(advantages), torch.cat(returns)
 
 
+def _advantages_from_implicit_rewards(
+    from_implicit_rewards: FromImplicitRewards, sequences: Sequences, implicit_rewards_N: Tensor
+) -> Tensor:
+    """Applies `from_implicit_rewards` to the answers to each problem."""
+    bounds = list(pairwise(sequences.starts))
+    answers_by_problem: dict[str, list[int]] = {}
+    for number, problem in enumerate(sequences.groups):
+        answers_by_problem.setdefault(problem, []).append(number)
+    advantages_N = torch.zeros_like(implicit_rewards_N)
+    for numbers in answers_by_problem.values():
+        rewards = [implicit_rewards_N[slice(*bounds[number])].double().numpy() for number in numbers]
+        outcomes = [sequences.rewards[number] for number in numbers]
+        advantages = from_implicit_rewards(rewards, outcomes)
+        for number, advantages_T in zip(numbers, advantages, strict=True):
+            advantages_N[slice(*bounds[number])] = torch.from_numpy(advantages_T).float()
+    return advantages_N
+
+
 def _refuse_threads(episodes: Iterable[Episode]) -> None:
     """Raises ValueError for an answer with threads, since a critic's returns go back along a single line of
     tokens."""
@@ -300,6 +324,7 @@ def token_rewards(
     rewards_N = torch.zeros(starts[-1])
     last_tokens = torch.tensor(starts[1:]) - 1
     rewards_N[last_tokens] = torch.tensor(rewards, dtype=torch.float32)
+    # `early` may be empty: then all rewards are earned at the end.
     for (start, end), early_of_sequence in zip(pairwise(starts), early):
         for token, reward in early_of_sequence:
             rewards_N[start + token] += reward
@@ -325,7 +350,7 @@ def normalise(advantages_N: Tensor, kind: str) -> Tensor:
     ``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: ``A / sqrt(var + 1e-8)``; ``none``: unchanged.
     """
     if kind == "none" or len(advantages_N) < 2:
-        return advantages_N
+        return advantages_N  # a single token has no standard deviation
     # In float64, so that the result in float32 doesn't depend on the order in which a million tokens are
     # summed.
     advantages = advantages_N.double()

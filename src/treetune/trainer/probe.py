@@ -48,7 +48,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
 
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
-        with refusing_idle_adapters(model):
+        with refusing_idle_adapters(model):  # one pass is enough to see which layers the model calls
             alone_N = compute_alone()
         again_N = compute_alone()
         _refuse(
@@ -80,6 +80,8 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
 
 
 def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tensor:
+    """Returns the log-probs of all tokens of a row but the first; with `whole`, from the model's own forward
+    pass."""
     predicting = torch.arange(len(row_T) - 1, device=row_T.device)
     inputs = ModelInputs(row_T[None], predicting, row_T[1:], max_positions=len(predicting))
     with torch.no_grad():
@@ -88,6 +90,7 @@ def _logprobs_of_row(policy: DeepSpeedModel, row_T: Tensor, whole: bool) -> Tens
 
 
 def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
+    """Raises ValueError if the mean gap exceeds the limit."""
     gap = float(gap_N.abs().mean())
     if not gap <= limit:  # NaN is refused, too
         raise ValueError(

@@ -85,6 +85,7 @@ class Meeting:
         else:
             address, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
             try:
+                # It doesn't wait for the other ranks: `exchange` does, and names those that are missing.
                 store = dist.TCPStore(
                     address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False
                 )
@@ -112,6 +113,7 @@ class Meeting:
         deadline = time.monotonic() + self.deadline_s
         values = []
         for rank in range(self.world_size):
+            # Above 0 also after the deadline, so that values which have arrived are still read.
             remaining_s = max(deadline - time.monotonic(), 0.001)
             try:
                 self.store.wait([f"{name}/{rank}"], datetime.timedelta(seconds=remaining_s))
@@ -197,7 +199,7 @@ def _private_folder(port: str, rank: int) -> Path:
         launcher = psutil.Process(os.getppid())
         name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
         folder = Path(tempfile.gettempdir()) / name
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError):  # another rank was faster, or it is refused below
             folder.mkdir(mode=0o700)
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode) or status.st_mode & 0o077:
@@ -266,6 +268,7 @@ class Ranks:
         import deepspeed
         import deepspeed.ops
 
+        # DeepSpeed looks for MPI if one of these variables, or of the two below, isn't set.
         for name, value_if_alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
             os.environ.setdefault(name, value_if_alone)
         world_size = int(os.environ["WORLD_SIZE"])
@@ -282,7 +285,7 @@ class Ranks:
             # wait for a dead rank for ever. Gloo's have a deadline.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
-        if not dist.is_initialized():
+        if not dist.is_initialized():  # a process that has joined already keeps its groups
             meeting = Meeting.join(os.environ, deadline_s)
             if meeting.machines == 1:
                 for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -320,6 +323,11 @@ class Ranks:
         return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
+        """Waits until all ranks have called this. If one doesn't, the message has the `name` and that rank.
+
+        The methods below that exchange objects begin with it, since their own errors don't say which rank is
+        missing.
+        """
         if self.world_size == 1:
             return
         try:
@@ -368,7 +376,7 @@ class Ranks:
         self.barrier(name)
         received = []
         for source in range(self.world_size):
-            output: list[Any] = [None]
+            output: list[Any] = [None]  # gets the object that `source` sends to this rank
             sent = list(for_ranks) if source == self.rank else None
             dist.scatter_object_list(output, sent, src=source, group=self.objects)
             received += output

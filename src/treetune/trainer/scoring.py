@@ -46,6 +46,7 @@ class PolicyScores(NamedTuple):
 
 
 def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+    """Returns the log-probs of the whole vocabulary, for the argument `statistics` of a policy."""
     return (logits_CV.log_softmax(-1),)
 
 
@@ -83,6 +84,79 @@ def _affinity(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
 def _kl(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
     """Returns ``Σ_v p(v)·(log p(v) - log q(v))``, [C]."""
     return (logprobs_CV.exp() * (logprobs_CV - other_logprobs_CV)).sum(-1)
+
+
+SAME_DISTRIBUTION = 1e-6
+"""Divergences below it count as 0, since rounding alone gives those of equal distributions."""
+
+
+class _GroupComparison:
+    """Computes the Jensen-Shannon divergence of each distribution from the mean of its group.
+
+    The members of a group are neighbouring positions. The model's head calls it with one chunk of positions
+    after the other; a group that a chunk divides waits for the next chunk.
+
+    Args:
+        sizes: The number of positions of each group, in their order.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = list(sizes)
+        self._groups_done = 0
+        self._waiting_CV: Tensor | None = None
+        """The probabilities of the group that the last chunk has divided."""
+        self._divergences: list[Tensor] = []
+
+    def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
+        # Without gradient, so that no chunk is computed a second time.
+        assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
+        chances_CV = logits_CV.softmax(-1)
+        if self._waiting_CV is not None:
+            chances_CV = torch.cat([self._waiting_CV, chances_CV])
+        sizes = []
+        positions = 0
+        for size in self._sizes[self._groups_done :]:
+            if positions + size > len(chances_CV):
+                break
+            sizes.append(size)
+            positions += size
+        self._groups_done += len(sizes)
+        # A copy, so that the rest of the chunk is freed.
+        self._waiting_CV = chances_CV[positions:].clone()
+        if sizes:
+            self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))
+        return ()
+
+    def divergences(self) -> Tensor:
+        """Returns the divergences of all positions, [N]."""
+        assert self._groups_done == len(self._sizes), "the head has scored each position once"
+        return torch.cat(self._divergences)
+
+
+def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Returns the Jensen-Shannon divergence of each distribution from the mean of its group, [C]:
+    ``H((p + m) / 2) - (H(p) + H(m)) / 2`` with the entropy H.
+
+    Args:
+        sizes: The number of distributions of each group, which are neighbours; their sum is C.
+    """
+    device = chances_CV.device
+    sizes_G = torch.tensor(sizes, device=device)
+    first_G = sizes_G.cumsum(0) - sizes_G
+    # The groups' first members, then their second ones, and so on: `index_add_` would add in another order
+    # each time on a GPU.
+    sums_GV = chances_CV.new_zeros(len(sizes), chances_CV.shape[-1])
+    for member in range(max(sizes)):
+        has_member_G = sizes_G > member
+        sums_GV[has_member_G] += chances_CV[first_G[has_member_G] + member]
+    means_GV = sums_GV / sizes_G[:, None]
+    group_C = torch.arange(len(sizes), device=device).repeat_interleave(sizes_G)
+    means_CV = means_GV[group_C]
+    entropy_of_mixture_C = torch.special.entr((chances_CV + means_CV) / 2).sum(-1)
+    entropy_C = torch.special.entr(chances_CV).sum(-1)
+    entropy_of_mean_C = torch.special.entr(means_GV).sum(-1)[group_C]
+    divergence_C = entropy_of_mixture_C - (entropy_C + entropy_of_mean_C) / 2
+    return divergence_C.where(divergence_C > SAME_DISTRIBUTION, 0.0)
 
 
 @dataclass(frozen=True)
@@ -161,6 +235,48 @@ class Scorer:
             return self._compare_reference(reference, batch, comparison)
 
         return self._score(sequences, forward)
+
+    def group_divergences(self, policy: Forward, sequences: Sequences, positions_N: Tensor) -> Tensor:
+        """Returns for every trained token the Jensen-Shannon divergence between its distribution and the mean
+        of those that the answers to the same problem have at the same position, float32 [N]; 0 if no other
+        answer has a token there. Collective.
+
+        All answers to a problem are in one micro-batch, which may therefore exceed `tokens_per_micro_batch`.
+
+        Args:
+            positions_N: The position of every trained token in its answer, int64.
+        """
+        assert self.settings.sequence_parallel_size == 1, "refused before the run"
+        rows_by_problem: dict[str, list[int]] = {}
+        for number, problem in enumerate(sequences.groups):
+            rows_by_problem.setdefault(problem, []).extend(sequences.rows_of((number,)))
+        units = [tuple(rows) for rows in rows_by_problem.values()]
+        problem_N = torch.zeros(sequences.n_tokens, dtype=torch.int64)
+        for number, unit in enumerate(units):
+            problem_N[sequences.flat_index(unit)] = number
+        # A number for each problem and position.
+        group_N = problem_N * (int(positions_N.max()) + 1) + positions_N
+        divergences_N = torch.zeros(sequences.n_tokens)
+        with torch.no_grad():
+            for batch in micro_batches(
+                sequences, units, self.settings, self.ranks, keep_units=True, with_gradient=False
+            ):
+                # The head sees the tokens of a group one after the other, and not those of an answer.
+                order_N = group_N[batch.flat_index_N].argsort(stable=True)
+                index_N = batch.flat_index_N[order_N]
+                _, sizes = group_N[index_N].unique_consecutive(return_counts=True)
+                comparison = _GroupComparison(sizes.tolist())
+                order_on_device_N = order_N.to(self.ranks.device)
+                assert batch.inputs.labels_N is not None
+                inputs = batch.inputs._replace(
+                    positions_N=batch.inputs.positions_N[order_on_device_N],
+                    labels_N=batch.inputs.labels_N[order_on_device_N],
+                )
+                policy(inputs, self.temperature, statistics=comparison)
+                if self.reports(batch):
+                    divergences_N[index_N] = comparison.divergences().cpu()
+        # One rank has written each token, and it is 0 on the others, so the sum is exact.
+        return self.ranks.sum(divergences_N)
 
     def _compare_reference(
         self, reference: Reference, batch: MicroBatch, comparison: _ChunkComparison
@@ -358,6 +474,8 @@ class ReferencePrefetch:
             ) from error
 
     def _score_in_thread(self, ids_T: Tensor, predicting: Tensor) -> Tensor:
+        """Scores a row, and keeps the first exception for the main thread, which may never ask for the result
+        of this row."""
         try:
             return self._score(ids_T, predicting)
         except Exception as error:

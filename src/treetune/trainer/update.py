@@ -78,6 +78,7 @@ def micro_batch_loss(
         ref_kl_N=of_batch(tensors.ref_kl_N),
         own_advantages_N=of_batch(tensors.own_advantages_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
+        # Measured by this pass, or else by the pass before the first step.
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),
         terms=tuple(terms),
@@ -180,7 +181,7 @@ def refuse_other_critic_loss(directory: Path, loss: CriticLoss) -> None:
 
     Its head then has another number of outputs, or was trained for other targets.
     """
-    file = directory / CRITIC_LOSS
+    file = directory / CRITIC_LOSS  # not written for the squared error
     stored = json.loads(file.read_text()) if file.is_file() else _settings_of(SquaredError())
     configured = _settings_of(loss)
     if stored != configured:

@@ -9,6 +9,7 @@ from tests.trainer.helpers import tiny_model
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.objectives.value_implicit import ValueImplicit
 from treetune.runtime.planning.memory import adapter_weights
 from treetune.trainer.base import Trainer
 
@@ -42,6 +43,7 @@ CASES = {
     "critic": (TINY, {}, {"critic": True}),
     "nucleus": (TINY, {"minibatch_size": 4}, {"top_p": 0.9}),
     "head_norms_and_vocabulary": (WIDE, {}, {}),
+    "whole_distributions": (MUCH_VOCABULARY, {"objective": ValueImplicit()}, {}),
     "adapters": (MUCH_VOCABULARY, {"lora": Lora(rank=4), "tokens_per_micro_batch": 128}, {}),
 }
 
@@ -53,7 +55,8 @@ def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
     torch.use_deterministic_algorithms(False)
     shape, settings, more = CASES[name]
     trainer = Trainer(
-        objective=ClippedPolicyGradient(), learning_rate=1e-4, **{"tokens_per_micro_batch": 512} | settings
+        learning_rate=1e-4,
+        **{"objective": ClippedPolicyGradient(), "tokens_per_micro_batch": 512} | settings,
     )
     case = Case(
         name=name, shape=shape, trainer=trainer, answers=12, prompt_tokens=32, answer_tokens=96, **more

@@ -218,6 +218,77 @@ def test_a_critic_s_weights_and_states_have_their_place_in_training():
     assert sizes["critic: optimizer and the rest"] > sizes["critic: weights"]
 
 
+def seconds_by_phase(*overrides):
+    planned = plan("polIter_rho1bSft2_grpo_MATH", *overrides)
+    return {estimate.phase: estimate.seconds for estimate in report.estimates(planned)}
+
+
+def weighted_by(**settings):
+    return {"credit": {"type": "weighted_by", "over": {"type": "group"}} | settings}
+
+
+def test_the_passes_that_credit_asks_of_the_trainer_are_planned():
+    plain = seconds_by_phase()
+    assert "scoring for credit" not in plain
+    assert "scoring for credit" not in seconds_by_phase(weighted_by(signal="surprise"))
+    by_entropy = seconds_by_phase(weighted_by(signal="entropy"))["scoring for credit"]
+    # The policy is scored once for the entropies; training scores the reference and the policy.
+    assert by_entropy == pytest.approx(plain["scoring"] / 2)
+    for settings, passes in (
+        ({"signal": "group_divergence"}, 1),
+        ({"signal": "deviation"}, 2),
+        ({"signal": "entropy", "over": {"type": "forking_tokens"}}, 2),
+    ):
+        seconds = seconds_by_phase(weighted_by(**settings))["scoring for credit"]
+        assert seconds == pytest.approx(passes * by_entropy)
+    metrics = predicted(plan("polIter_rho1bSft2_grpo_MATH", weighted_by(signal="entropy")))
+    assert metrics["seconds/credit"] == pytest.approx(by_entropy)
+
+
+def test_the_passes_of_vimpo_are_planned():
+    vimpo = (
+        "{credit: {type: 'group', std: false},"
+        " trainer+: {objective: {type: 'vimpo'}, advantage_normalisation: 'none'}}"
+    )
+    # Policy and reference run once more, since their whole distributions are compared.
+    assert seconds_by_phase(vimpo)["scoring"] == pytest.approx(2 * seconds_by_phase()["scoring"])
+    one_step = "{trainer+: {minibatch_size: null, epochs: 1}}"
+    assert seconds_by_phase(vimpo, one_step)["scoring"] == pytest.approx(
+        4 * seconds_by_phase(one_step)["scoring"]
+    )
+
+
+def test_a_reward_model_that_learns_is_planned_as_a_second_model():
+    prime = "{credit: {type: 'prime'}}"
+    plain_plan, planned = (plan("polIter_rho1bSft2_grpo_MATH", *more) for more in ((), (prime,)))
+    training = next(use for use in planned.uses if use.phase == "training")
+    sizes = {item.what: item.size for item in training.items}
+    assert sizes["reward model: weights"] == sizes["policy: weights"]
+    assert sizes["reward model: optimizer and the rest"] > sizes["reward model: weights"]
+    assert planned.checkpoints.weights == 2 * plain_plan.checkpoints.weights
+    plain, with_model = seconds_by_phase(), seconds_by_phase(prime)
+    assert with_model["scoring"] == pytest.approx(1.5 * plain["scoring"])
+    # It passes over the answers once, and the policy twice.
+    assert with_model["training"] == pytest.approx(1.5 * plain["training"])
+
+
+def test_comparisons_of_whole_distributions_need_memory():
+    def training_of(*overrides):
+        # The sort of a nucleus takes more memory than any comparison, and would hide the differences.
+        base = "{trainer+: {tokens_per_micro_batch: 4096}, rollout+: {top_p: 1.0}}"
+        planned = plan("polIter_rho1bSft2_grpo_MATH", base, *overrides)
+        return planned, planned.trainer.scoring
+
+    planned, plain = training_of()
+    logprobs = 4 * 2 * 4096 * planned.shape.vocabulary
+    _, deviation = training_of(weighted_by(signal="deviation"))
+    assert plain + 0.4 * logprobs < deviation < plain + 3 * logprobs
+    _, divergence = training_of(weighted_by(signal="group_divergence"))
+    assert divergence > plain
+    _, entropy = training_of(weighted_by(signal="entropy"))
+    assert entropy == plain
+
+
 def test_a_critics_head_and_its_longer_prompts_need_memory():
     def training_of(*overrides: str) -> dict[str, int]:
         uses = plan("polIter_rho1bSft2_ppo_MATH", *overrides).uses
@@ -357,6 +428,27 @@ class TestStart:
             {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True
         )
         assert (found.ranks, found.nodes) == (4, 2)
+
+    @pytest.mark.parametrize(
+        ("visible", "answers"),
+        [
+            ("1", ["--id=1"]),
+            ("11,1", ["--id=11,1"]),
+            ("GPU-1f", ["--id=GPU-1f"]),
+            ("", []),
+            ("-1", []),
+            ("-1,0", []),
+        ],
+    )
+    def test_the_gpus_that_are_visible_are_asked_for(self, visible, answers, tmp_path, monkeypatch):
+        nvidia_smi = tmp_path / "nvidia-smi"
+        nvidia_smi.write_text('#!/bin/bash\necho "${@: -1}"\n')  # its last argument
+        nvidia_smi.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        assert machine.query_gpus("memory.total", {"CUDA_VISIBLE_DEVICES": visible}) == answers
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        names = ",".join(machine.gpus())
+        assert answers == ([f"--id={names}"] if names else [])
 
 
 def test_sizes_are_told_in_readable_units():

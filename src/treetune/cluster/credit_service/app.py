@@ -145,13 +145,14 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
         return PlainTextResponse(counts.text(), media_type="text/plain; version=0.0.4")
 
     async def respond_to_request(request: Request) -> Response:
+        """Responds to a request for advantages, and counts it."""
         if counts.in_progress >= service.calls + MOST_WAITING:
             counts.requests[503] += 1
             return _failure(503, f"{MOST_WAITING} requests wait already: send it again later")
         started = time.monotonic()
         counts.in_progress += 1
-        status = 500
-        body = bytearray()
+        status = 500  # counted if an exception leaves this function
+        body = bytearray()  # `_respond` reads the body into it, and adds its length to `bodies`
         try:
             response, credited = await _respond(request, body, service, bodies)
             status = response.status_code
@@ -185,6 +186,7 @@ class _KeyRequired:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             authorization = dict(scope["headers"]).get(b"authorization", b"")
             scheme, _, key = authorization.partition(b" ")
+            # The time of `compare_digest` doesn't show how much of a wrong key is right.
             if not (scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)):
                 message = "send the service's key in the header `Authorization: Bearer KEY`"
                 response = _failure(401, message, {"WWW-Authenticate": "Bearer"})
@@ -221,7 +223,7 @@ async def _respond(
         # The message may have addresses of the owner, which clients don't get to know.
         LOG.warning("the engine failed: %s", error)
         return _failure(502, "the engine failed; the service's log says why"), None
-    except RuntimeError as error:
+    except RuntimeError as error:  # such as a grader that failed
         LOG.exception("a request failed")
         return _failure(500, str(error)), None
     except Exception:
@@ -248,6 +250,7 @@ async def _credit_request(
 
 
 def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Returns the response to a request that failed. With 503, the same request may succeed later."""
     if status == 503:
         headers = {"Retry-After": "1"}
     return JSONResponse(Failure(error=message).model_dump(), status, headers)

@@ -130,6 +130,7 @@ def _read_value(name: str, scalar: Any) -> Any:
 
 
 def _read_json(name: str, scalar: Any) -> Any:
+    """Returns the object of a JSON text. Raises ValueError with the column's name."""
     try:
         value = json.loads(scalar.as_py())
     except (ValueError, RecursionError) as error:
@@ -140,6 +141,8 @@ def _read_json(name: str, scalar: Any) -> Any:
 
 
 def _is_list_of(is_type: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Returns a function that says whether a type is one of lists, whose entries `is_type` accepts."""
+
     def fits(type_: Any) -> bool:
         import pyarrow as pa
 
@@ -196,6 +199,7 @@ _COLUMNS: Mapping[str, _Column] = {
 
 
 def _messages(body: bytes) -> Iterator[pa.Message]:
+    """Yields the messages of a stream: its schema, dictionaries and record batches."""
     import pyarrow as pa
 
     reader = pa.ipc.MessageReader.open_stream(body)
@@ -209,7 +213,7 @@ def _messages(body: bytes) -> Iterator[pa.Message]:
 def _refuse_compression(message: pa.Message) -> None:
     """Raises ValueError for a message with dictionaries or with compressed buffers.
 
-    pyarrow doesn't show whether a batch is compressed, so that its metadata is read here: a flatbuffer, in
+    pyarrow doesn't show whether a batch is compressed, so its metadata is read here. It is a flatbuffer, in
     which a table begins with the distance to the offsets of its fields.
     """
     metadata = message.metadata.to_pybytes()
@@ -232,9 +236,11 @@ def _field_position(metadata: bytes, table: int, field: int) -> int | None:
     """Returns the position of a table's field in a flatbuffer; None if the table doesn't have it."""
     (to_offsets,) = struct.unpack_from("<i", metadata, table)
     offsets = table - to_offsets
+    # The offsets begin with two sizes, that of the offsets first. Then each field has its offset in the
+    # table. All of them take two bytes.
     (size,) = struct.unpack_from("<H", metadata, offsets)
     position = 4 + 2 * field
-    if position + 2 > size:
+    if position + 2 > size:  # fields at the end may be left out
         return None
     (offset,) = struct.unpack_from("<H", metadata, offsets + position)
     return table + offset if offset else None

@@ -97,7 +97,7 @@ class CreditService(AbstractContextManager["CreditService"]):
             servers.api_key()  # now, and not at the first request
         tokenizer = settings.tokenizer
         if tokenizer is None and servers is None and isinstance(settings.engine, str | Path):
-            tokenizer = settings.engine
+            tokenizer = settings.engine  # a folder with a model, which has its tokenizer, too
         if tokenizer is None and settings.engine is not None:
             raise ValueError("the grader reads the text that the engine samples: give --tokenizer")
         if isinstance(tokenizer, str | Path):
@@ -120,6 +120,7 @@ class CreditService(AbstractContextManager["CreditService"]):
             grading = None if grader is None else GraderPool(grader)
             if grading is not None:
                 self._graders.append(grading)
+            # A copy, since a tokenizer can't be used by several threads at a time.
             self._slots.put_nowait(_Slot(copy.deepcopy(tokenizer), grading))
 
     async def credit(self, settings: CreditSettings, answers: Sequence[GradedAnswer]) -> CreditedAnswers:

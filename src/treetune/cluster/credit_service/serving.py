@@ -81,10 +81,12 @@ def _read_engine(texts: Sequence[str]) -> Any:
             " with the same model, or one engine"
         )
     (text,) = texts
+    # An object in Jsonnet, or the folder of a model.
     return _evaluate(text, "--engine") if "{" in text else Path(text)
 
 
 def _read_grader(text: str | None) -> Mapping[str, Any] | None:
+    """Returns the configuration of the command line's grader: Jsonnet, or its type alone."""
     if text is None:
         return None
     grader: Mapping[str, Any] = _evaluate(text, "--grader") if "{" in text else {"type": text}

@@ -120,7 +120,7 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
     tokens = len(response_ids)
     try:
         reward = float(answer.reward)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # refused below, as infinity and NaN are
         reward = math.nan
     if not math.isfinite(reward):
         raise ValueError(f"its reward is {answer.reward!r}: give a finite number, or leave the answer out")
@@ -142,6 +142,7 @@ def _check_answer(answer: GradedAnswer | Mapping[str, Any]) -> GradedAnswer:
                 f" tokens ({tokens})"
             )
     step_rewards = tuple(float(step_reward) for step_reward in answer.step_rewards)
+    # Up to rounding: a trainer may have added them up in float32.
     if step_rewards and not math.isclose(math.fsum(step_rewards), reward, rel_tol=1e-6, abs_tol=1e-6):
         raise ValueError(
             f"its step_rewards add up to {math.fsum(step_rewards):g}, and its reward is {reward:g}"
@@ -253,6 +254,7 @@ def trees_of_answers(
         groups.setdefault(answer.group, []).append(answer)
     trees = []
     for name, group in groups.items():
+        # A group has one prompt, and its texts for the grader are those of its first answer.
         first = group[0]
         prompt = first.prompt
         if not prompt and has_text:
@@ -270,7 +272,7 @@ def _decode(context: RolloutContext, token_ids: TokenIds, name: str) -> str:
     """Returns the text of tokens. Raises ValueError if the tokenizer doesn't have one of them."""
     try:
         return context.codec.decode(token_ids)
-    except (LookupError, OverflowError, TypeError) as error:
+    except (LookupError, OverflowError, TypeError) as error:  # tokenizers differ in what they raise
         raise ValueError(
             f"an answer or the prompt of the group {name!r} has tokens that the tokenizer can't decode, up to"
             f" {token_ids.max()}: give the tokenizer of the policy that sampled the answers"
@@ -310,7 +312,8 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
             cuts_by_answer[ancestor].add(tokens)
             fork = group[ancestor].fork
             ancestor = fork[0] if fork is not None and fork[1] >= tokens else None
-    # An answer has the cuts of its origin up to their fork, so that both have the same nodes there.
+    # An answer has the cuts of its origin up to their fork, so that both have the same nodes there. Origins
+    # come first, so that theirs are complete.
     for number, answer in enumerate(group):
         if answer.fork is not None:
             origin, tokens = answer.fork

@@ -109,7 +109,7 @@ class CreditedAnswers:
         for number, row in enumerate(self.advantages):
             padded[number, : len(row)] = row.cpu() if hasattr(row, "cpu") else row
         first = self.advantages[0]
-        is_tensor = hasattr(first, "detach")
+        is_tensor = hasattr(first, "detach")  # lists and arrays of all rows become one array
         return convert_like(padded, first) if is_tensor else padded
 
 
@@ -213,7 +213,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         """The engine that this object has opened and closes; None if the user gave one or servers, or before
         the first call."""
         self._grading = open_grading(grader if self.credit.needs_engine else None)
-        self._owns_grading = self._grading is not grader
+        self._owns_grading = self._grading is not grader  # a pool that the user gave is the user's to close
         self._lock = threading.Lock()
 
     def advantages(
@@ -257,6 +257,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         limits = CreditLimits(budget, deadline, can_be_cancelled=True)
         work = asyncio.ensure_future(asyncio.to_thread(self._assign, answers, iteration, limits))
         try:
+            # Without the shield, a cancellation would also cancel the future, and the thread's end could not
+            # be awaited below.
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             limits.end("the call was cancelled", "cancelled")
@@ -316,7 +318,8 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
         check_answers(self.credit, checked, task, sampling, context_length, has_text=has_text)
         with self._lock:
             limits.raise_if_over()  # it may have been cancelled while it waited for another call
-            # Another call may use the names of groups for other problems.
+            # The pool keeps grades by problem and text, and another call may have used the names of groups
+            # for other problems.
             self._grading.forget_grades()
             with self._engine_of_call(checked, context_length, limits) as engine:
                 if engine is not None:
@@ -359,6 +362,7 @@ class CreditAssigner(AbstractContextManager["CreditAssigner"]):
             return
         assert self._codec is not None, "the constructor asks for a tokenizer"
         if isinstance(source, CallersServers):
+            # Connected anew in each call: a trainer gives its servers new weights between two calls.
             example_ids, seconds_left = answers[0].response_ids, limits.seconds_left()
             with open_servers(
                 source, self._codec, self._special_ids, example_ids, context_length, seconds_left
@@ -462,7 +466,7 @@ def read_tokenizer(
 ) -> tuple[TextCodec | None, Mapping[str, int]]:
     """Returns the codec of a tokenizer, and the ids of its special tokens by their texts."""
     if tokenizer is None or isinstance(tokenizer, TextCodec):
-        return tokenizer, {}
+        return tokenizer, {}  # a codec doesn't list its special tokens
     from treetune.models.control_tokens import special_tokens
     from treetune.models.tokenizer import codec_of
 
@@ -486,7 +490,7 @@ def _make_codec_without_text() -> TextCodec:
         # Only credit that scores texts encodes some, and the constructor asks for its tokenizer.
         raise AssertionError("credit without an engine encodes nothing")
 
-    return TextCodec(encode=encode, decode=decode, eos_id=0)
+    return TextCodec(encode=encode, decode=decode, eos_id=0)  # any id: no answer is sampled
 
 
 # The result

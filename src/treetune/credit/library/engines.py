@@ -95,7 +95,7 @@ def can_score(source: Any) -> bool:
     """
     if isinstance(source, Engine):
         return source.scores
-    is_function = callable(source) and not hasattr(source, "generate")
+    is_function = callable(source) and not hasattr(source, "generate")  # models can be called, too
     return not is_function
 
 

@@ -79,13 +79,15 @@ class CreditLimits:
 
     def end(self, reason: str, limit: Literal["deadline", "cancelled"]) -> None:
         """Ends the call as soon as the engine notices. Any thread may call it."""
-        self._limit, self._reason = limit, reason
+        # In this order, since another thread reads the limit as soon as there is a reason.
+        self._limit = limit
+        self._reason = reason
         self.set_off_alarm()
 
     def renew_alarm(self) -> Future[None]:
         """Returns the alarm of the next call of the engine."""
         self._alarm = Future()
-        if self._reason:
+        if self._reason:  # it was ended between two calls of the engine
             self.set_off_alarm()
         return self._alarm
 
@@ -128,7 +130,7 @@ class LimitedEngine(EngineWrapper):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         if not requests:
-            return []
+            return []  # nothing would be answered, which is what sets off the alarm below
         limits = self._limits
         alarm = limits.renew_alarm()
         unanswered = len(requests)  # those that follow from answered ones are added
@@ -137,9 +139,9 @@ class LimitedEngine(EngineWrapper):
 
         def watch(new: Sequence[Request | Later]) -> list[Request | Later]:
             """Returns requests whose answers are counted. Engines number requests in this order."""
-            return [watch_one(request) for request in new]
+            return [watch_request(request) for request in new]
 
-        def watch_one(request: Request | Later) -> Request | Later:
+        def watch_request(request: Request | Later) -> Request | Later:
             if isinstance(request, Later):
                 return Later(request.ready, lambda: count_answered(request.requests()))
             are_scores.append(isinstance(request, ScoreRequest))
@@ -162,7 +164,7 @@ class LimitedEngine(EngineWrapper):
 
         def end_at_alarm() -> Sequence[Request]:
             limits.raise_if_over()
-            return ()
+            return ()  # `count_answered` has set off the alarm, since all requests are answered
 
         watched = watch(requests)
         if not limits.has_alarm:

@@ -83,7 +83,8 @@ def read_servers(engine: Any) -> CallersServers | None:
             "engine.weight_transfer is 'file', and the library loads no weights into servers: leave it out"
         )
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
-    return replace(CallersServers(**values), weight_transfer="none")
+    servers = CallersServers(**values)
+    return replace(servers, weight_transfer="none")  # ``auto`` would look for a way to load weights
 
 
 def is_address(engine: Any) -> bool:
@@ -126,7 +127,7 @@ def open_servers(
     launch = EngineLaunch(
         weights=NO_WEIGHTS,
         logs=Path(),
-        seed=0,
+        seed=0,  # each request has a seed of its own
         context_length=context_length,
         device="cuda",  # of the servers, whose precision is bfloat16 there unless `dtype` says otherwise
         end_ids=codec.end_ids,
@@ -154,7 +155,7 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
                 facts = client.meet(address, timeout, is_router=settings.servers is not None)
                 _compare_tokenizers(client, address, facts.name, codec, example_ids, timeout)
             except TemporaryFailure as failure:
-                if _is_unreachable(failure):
+                if _is_unreachable(failure):  # any other failure is left to the engine, as below
                     raise EngineError(
                         f"nothing listens at {url} ({failure.__cause__}): start a server there, such as"
                         f" `{SERVE}`, or correct the address in engine"
@@ -185,10 +186,11 @@ def _compare_tokenizers(
     Otherwise the server would continue other texts than those of the answers, and graders would read other
     texts than it has sampled.
     """
-    text = codec.decode(example_ids[:COMPARED_TOKENS]).rstrip("\ufffd")  # of a character that was cut
+    # The cut may split a character, whose first bytes are decoded as U+FFFD.
+    text = codec.decode(example_ids[:COMPARED_TOKENS]).rstrip("\ufffd")
     tokens_of_server = client.tokenize(address, model, text, timeout) if text else None
     if tokens_of_server is None:
-        return
+        return  # there is nothing to compare: no text, or a server that doesn't tokenize
     tokens_of_codec = list(map(int, codec.encode(text)))
     if tokens_of_server == tokens_of_codec:
         return

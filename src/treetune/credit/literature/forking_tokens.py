@@ -42,6 +42,11 @@ class ForkingTokens(OverAnotherCredit):
     def asks_distributions(self) -> bool:
         return True
 
+    @property
+    @override
+    def trainer_passes(self) -> int:
+        return super().trainer_passes + 1
+
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]

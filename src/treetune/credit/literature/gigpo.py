@@ -7,7 +7,7 @@ state, so that their tokens get 0.5 + 0.5 = 1 and −1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, NamedTuple
@@ -15,9 +15,10 @@ from typing import Annotated, NamedTuple
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
-from treetune.contracts import Answers, Need, OneLine
+from treetune.contracts import Answers, Experiment, Finding, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.credit.grpo import group_advantages
+from treetune.rollouts.base import Rollout
 from treetune.vocabulary import Trajectory, joined
 
 
@@ -31,9 +32,9 @@ class GroupInGroup(TokenCredit):
     group's answers that follow the same tokens of the environment. A turn that is alone in its anchor state
     has G_t − mean G = 0. With `std`, both terms are divided by their standard deviations.
 
-    An answer with a single turn has the prompt as its anchor state, so that both terms are equal. The
-    authors' code takes the mean of R over turns, so that long answers count more; here, as in the paper, it
-    is over answers.
+    An answer with a single turn has the prompt as its anchor state, so that both terms are equal; `check`
+    refuses rollouts in which all answers are such. The authors' code takes the mean of R over turns, so that
+    long answers count more; here, as in the paper, it is over answers.
 
     **Biased**: both means include the answer itself, and the same observation may occur in states of
     different value. With one turn and three answers the expected gradient is a third too long (cosine 1).
@@ -52,6 +53,20 @@ class GroupInGroup(TokenCredit):
         Need(Answers(2), "it compares each answer with the others to its problem"),
         Need(OneLine(turns=True), "it goes along an answer turn by turn", THREADS_REMEDY),
     )
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        rollout = experiment.rollout
+        # Another trainer's answers (`treetune.credit.advantages`) aren't checked: by chance, none of a batch
+        # may have a reply.
+        if isinstance(rollout, Rollout) and OneLine() in rollout.gives:
+            yield Finding(
+                "it compares turns that follow the same reply of an environment, and answers of this rollout"
+                " have no replies: no state but the prompt would recur, and both of its terms would be the"
+                " same",
+                "$.rollout.type",
+                "choose the rollout 'multi_turn', or the credit 'group'",
+            )
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
@@ -83,8 +98,9 @@ class GroupInGroup(TokenCredit):
         return rows
 
     def _returns(self, answer: Trajectory, turns: int) -> list[float]:
-        """Returns G_t for each turn. The last turn's reward is the answer's minus those of the other
-        turns."""
+        """Returns G_t for each turn. The last turn's reward is the answer's minus those of the other turns,
+        so that it includes the bonus of shaping."""
+        # An environment that doesn't reward turns leaves `step_rewards` empty.
         early_rewards = list(answer.step_rewards[:-1]) or [0.0] * (turns - 1)
         returns = [answer.reward - sum(early_rewards)]  # from the last turn to the first
         for reward in reversed(early_rewards):
@@ -112,5 +128,6 @@ def split_turns(answer: Trajectory) -> list[SampledTurn]:
             anchor = token_ids.tobytes()
         else:
             turns.append(SampledTurn(anchor, end))
+    # Tokens of the environment after the last turn are counted to it, so that each token is in a turn.
     *earlier, last = turns
     return [*earlier, last._replace(end=end)]

@@ -55,10 +55,9 @@ class ImplicitReward(Credit):
     An implicit reward model is a language model that was trained so that the sum of r over an answer predicts
     whether the answer is correct, e.g. with the cross-entropy of σ(Σ_t r_t) (Yuan et al., arXiv:2412.01981).
 
-    **Not all of PRIME**: the paper trains π_φ on the outcomes of each iteration's answers. Here it is given
-    and never changes, so it fits the policy less and less, and the policy can exploit it. The paper's variant
-    in which the start model takes the place of π_old is not implemented: it needs three models. The authors'
-    code whitens the advantages (`trainer.advantage_normalisation`).
+    **Not all of PRIME**: the paper trains π_φ on the outcomes of each iteration's answers, as `prime` does.
+    Here it is given and never changes, so it fits the policy less and less, and the policy can exploit it.
+    The authors' code whitens the advantages (`trainer.advantage_normalisation`).
 
     **Biased** unless, in each state, the sum of the rewards from a token on equals the token's true advantage
     plus a number that is the same for all tokens. On the tests' language, with β = 0.3 and a model that mixes
@@ -90,6 +89,11 @@ class ImplicitReward(Credit):
     @override
     def asks_reference(self) -> bool:
         return True
+
+    @property
+    @override
+    def trainer_passes(self) -> int:
+        return 1  # of the reward model
 
     @property
     @override
@@ -156,8 +160,8 @@ class ImplicitReward(Credit):
         advantages: list[Column] = []
         for tree in trees:
             first = len(advantages)  # the index of the tree's first answer
-            of_tree = rewards_by_answer[first : first + len(tree.leaves)]
-            advantages_of_process = process_advantages(of_tree, self.gamma)
+            rewards_of_tree = rewards_by_answer[first : first + len(tree.leaves)]
+            advantages_of_process = process_advantages(rewards_of_tree, self.gamma)
             outcomes = leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
             for process_T, outcome in zip(advantages_of_process, outcomes, strict=True):
                 advantages.append(self.weight * process_T + self.outcome_weight * outcome)
@@ -180,8 +184,8 @@ def process_advantages(rewards: Sequence[Column], gamma: float) -> list[Column]:
     means = [float(rewards_T.mean()) for rewards_T in rewards]
     advantages = []
     for answer, rewards_T in enumerate(rewards):
-        of_others = means[:answer] + means[answer + 1 :]
-        centred_T = rewards_T - sum(of_others) / len(of_others)
+        means_of_others = means[:answer] + means[answer + 1 :]
+        centred_T = rewards_T - sum(means_of_others) / len(means_of_others)
         returns_T = np.zeros(len(centred_T))
         later = 0.0  # the return from the next token on
         for t in range(len(centred_T) - 1, -1, -1):

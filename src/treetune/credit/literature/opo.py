@@ -51,7 +51,7 @@ def length_weighted_advantages(rewards: Sequence[float], lengths: Sequence[int])
 
     Example: ``length_weighted_advantages([1.0, 0.0], [30, 10])`` is ``[0.25, -0.75]``.
     """
-    # The advantages are exactly 0 then, where rounding would leave 1e-17.
+    # Equal rewards give advantages of exactly 0, where rounding would leave 1e-17.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     weighted_sum = sum(length * reward for length, reward in zip(lengths, rewards, strict=True))

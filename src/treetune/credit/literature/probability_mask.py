@@ -54,5 +54,6 @@ class ProbabilityMask(OverAnotherCredit):
             if trained.any():
                 rows.append(replace(episode, trained=trained))
             else:
+                # A credit returns a row for each answer, and the trainer takes none without a trained token.
                 rows.append(replace(episode, advantages=episode.advantages * 0.0))
         return rows

@@ -86,6 +86,7 @@ class ReMax(Credit):
         greedy_lengths: list[float] = []
         for tree, greedy_tree in zip(trees, greedy_trees, strict=True):
             (greedy_answer,) = greedy_tree.leaves
+            # Without a grade there is no baseline, and 0 keeps the gradient unbiased.
             baseline = greedy_answer.reward if greedy_answer.grade.is_known else 0.0
             advantages += [answer.reward - baseline for answer in tree.leaves]
             greedy_rewards.append(baseline)

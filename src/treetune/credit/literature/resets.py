@@ -58,6 +58,7 @@ class Resets(Credit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        # Of the rollouts, only `tree` has a branching, and of the branchings only `resets` needs grades.
         branching = getattr(experiment.rollout, "branching", None)
         if not getattr(branching, "needs_grades", False):
             yield Finding(
@@ -76,7 +77,7 @@ class Resets(Credit):
                 if leaf.fork is not None:
                     answers_by_reset.setdefault(leaf.fork, []).append(leaf)
             for fork, answers in answers_by_reset.items():
-                advantages = group_advantages([answer.reward for answer in answers], self.std, 1e-6)
+                advantages = group_advantages([answer.reward for answer in answers], self.std, eps=1e-6)
                 for answer, advantage in zip(answers, advantages, strict=True):
                     episode = make_episode(context, answer, [advantage] * len(answer.step_ends))
                     trained = episode.trained.copy()

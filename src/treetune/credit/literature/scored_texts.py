@@ -122,6 +122,7 @@ class GoldScores:
             if problem.id not in gold_ids_by_problem:
                 gold_ids_by_problem[problem.id] = _gold_ids(context, problem)
             text = ScoredText(joined([token_ids, lead_in_ids]), gold_ids_by_problem[problem.id])
+            # Strictly less, since vLLM samples a token after the text that it scores.
             fits = len(text.prompt_ids) + len(text.text_ids) < context.settings.context_length
             texts.append(text if fits else None)
         fitting_texts = [text for text in texts if text is not None]

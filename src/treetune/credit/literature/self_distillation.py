@@ -102,6 +102,7 @@ class SelfDistillation(Credit):
     @override
     def gives(self) -> tuple[Feature, ...]:
         advantages = Advantages(before_training=True)
+        # Rewards only enter into A_out, so that without it shaping would have no effect.
         return (advantages, CreditForRewards()) if self.outcome_weight else (advantages,)
 
     @property
@@ -122,6 +123,11 @@ class SelfDistillation(Credit):
     @override
     def asks_reference(self) -> bool:
         return self.scorer == "reference"
+
+    @property
+    @override
+    def trainer_passes(self) -> int:
+        return int(self.asks_reference)  # the teacher scores each answer once
 
     def __post_init__(self) -> None:
         missing = [placeholder for placeholder in (PROMPT, CONTEXT) if placeholder not in self.template]
@@ -165,11 +171,11 @@ class SelfDistillation(Credit):
         texts: list[ScoredText | None] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]
-            outcome_advantages += group_advantages(rewards, self.std, 1e-6)
+            outcome_advantages += group_advantages(rewards, self.std, eps=1e-6)
             for leaf in range(len(tree.leaves)):
                 texts.append(self._scored_text(context, tree, leaf))
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
-        upcoming = iter(scores)
+        upcoming = iter(scores)  # of the answers that have a text, in their order
         episodes = []
         logprob_gap, compared_tokens = 0.0, 0  # Σ −δ over this rank's tokens with a teacher, and their number
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
@@ -200,6 +206,7 @@ class SelfDistillation(Credit):
         if not privileged:
             return None
         prompt_ids = privileged_prompt(context.codec, answer.problem, self.template, CONTEXT, privileged)
+        # Strictly less, since vLLM samples a token after the text that it scores.
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
 
@@ -210,6 +217,7 @@ class SelfDistillation(Credit):
             return answer.problem.gold
         if self.context == "feedback":
             return answer.grade.message
+        # "right_answer": the first of the others, since the answer itself would be copied.
         for index, other in enumerate(tree.leaves):
             if index != leaf and other.grade.correct:
                 return other.text

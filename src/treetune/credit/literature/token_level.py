@@ -2,6 +2,7 @@
 
 * `Distributions`: the entropy and Σ π² of the policy's next-token distributions.
 * `ReferenceDistances`: the distance of the policy's distributions from the reference model's.
+* `GroupDivergences`: the divergence of the policy's distributions from their mean over a problem's answers.
 * `shared_prefixes`: which answers begin with the same tokens.
 * `OverAnotherCredit`: the base of credits that change another credit's advantages.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -62,6 +63,21 @@ class ReferenceDistances:
 
     along: Callable[[Sequence[Episode]], list[Deviation]]
     """Returns the deviations along each row of this rank; 0 at tokens that aren't trained. Collective."""
+
+
+@dataclass(frozen=True)
+class GroupDivergences:
+    """The divergences of the policy's distributions from their means over the answers to a problem: a service
+    of contexts of runs whose credit `asks_distributions`, and of the arena.
+
+    Example: at position 2, two answers to a problem have the distributions ``[0.9, 0.1]`` and ``[0.1, 0.9]``.
+    Their mean is ``[0.5, 0.5]``, from which both have the divergence 0.10.
+    """
+
+    along: Callable[[Sequence[Episode]], list[Column]]
+    """Returns for each row of this rank the Jensen-Shannon divergence, in nats, between the distribution of
+    each response token and the mean of those that the answers to the same problem have at the same position;
+    0 at tokens that aren't trained. Collective."""
 
 
 def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
@@ -119,6 +135,16 @@ class OverAnotherCredit(Credit):
 
     @property
     @override
+    def trainer_passes(self) -> int:
+        return self.over.trainer_passes
+
+    @property
+    @override
+    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        return self.over.compares_distributions_with
+
+    @property
+    @override
     def reference(self) -> ModelSource | None:
         return self.over.reference
 
@@ -143,4 +169,5 @@ class OverAnotherCredit(Credit):
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = self.over.assign(context, trees)
         episodes = self.weigh_tokens(context, episodes)
+        # In place of the other credit's metrics of advantages.
         return episodes, metrics | advantage_metrics(context, episodes)

@@ -116,6 +116,7 @@ class Trace(GoldScores, Credit):
         outcome_advantage: float,
     ) -> Episode:
         """Returns the training row of an answer, given the log-probs of y* after each of its states."""
+        # States get longer along an answer, so those after which y* doesn't fit are the last ones.
         fitting = [logprobs_T for logprobs_T in logprobs_of_states if logprobs_T is not None]
         if self.value == "log_gap":
             values = log_gap_values([float(logprobs_T.mean()) for logprobs_T in fitting], self.gap_offset)
@@ -130,7 +131,8 @@ class Trace(GoldScores, Credit):
         # For the viewer, steps without a value have the last one before them.
         last_value = values[-1] if values else 0.0
         values_of_steps = values + [last_value] * (steps - len(values))
-        rows = self.states.step_rows(answer, advantages, values_of_steps, [math.inf] * steps)
+        unknown_errors = [math.inf] * steps  # the values are no means of samples
+        rows = self.states.step_rows(answer, advantages, values_of_steps, unknown_errors)
         cut_at_states = replace(answer, step_ends=rows.ends)
         return make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
 

@@ -46,7 +46,7 @@ class DecoupledGae(Gae):
     ) -> tuple[Sequence[float], Sequence[float]]:
         lam = self.lam
         if self.alpha is not None and rewards:
-            # Below 0 for an answer of fewer than 1/α tokens.
+            # The formula gives a number below 0 for an answer of fewer than 1/α tokens.
             lam = max(0.0, 1 - 1 / (self.alpha * len(rewards)))
         advantages, _ = gae(rewards, values, self.gamma, lam)
         _, returns = gae(rewards, values, self.gamma, self.critic_lam)

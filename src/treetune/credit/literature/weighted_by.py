@@ -8,6 +8,7 @@
     surprise           −log π(a_t)                  softmax      w = T · exp(s_t / τ) / Σ_j exp(s_j / τ)
     relative_surprise  −log π(a_t) / H_t            top_share    w = 1 for the largest s, else 0
     deviation          d_t · (H_t / log V)^κ        interval     w = 1 for lowest ≤ s ≤ highest, else 0
+    group_divergence   JS(π_t ‖ mean of the group)
 
 Methods of the literature are settings of it:
 
@@ -15,9 +16,15 @@ Methods of the literature are settings of it:
 * DGPO (Jin et al., arXiv:2605.03327): ``deviation``, ``softmax``. d_t = 1 − Σ_v √(π(v)·π_ref(v)).
 * Forking tokens, "80/20" (Wang et al., arXiv:2506.01939): ``entropy``, ``top_share``.
 * RSI-S (Lv et al., arXiv:2606.31575): ``relative_surprise``, ``interval``, ``drop``.
+* ICT (Feng et al., arXiv:2606.19771): ``group_divergence``, ``top_share`` of 0.1 ``among`` an ``answer``,
+  ``drop``. u_i,t = JS(π_i,t ‖ P_t), where P_t is the mean of the distributions that the answers to the
+  problem have at position t. Each answer trains only its tokens with the largest u.
 
-The texts of GTPO, DGPO and RSI-S weren't read; the formulas are those of public reimplementations that cite
-these equations.
+The texts of GTPO, DGPO, RSI-S and ICT weren't read; the formulas are those of public reimplementations and
+summaries that cite these equations. ICT also trains all tokens in its first steps; here it doesn't.
+
+EP-GRPO (arXiv:2605.04960) is left out: only its abstract was found. It names three parts (modulation gated by
+entropy, process signals from policy divergence, a mapping of cumulative entropy) and gives no formula.
 
 Example, with ``entropy`` and ``softmax`` at τ = 1: two tokens have the entropies 0 and log 3, and the
 advantage 1. Their weights are 2 · 1/4 and 2 · 3/4, and so are their advantages.
@@ -42,13 +49,27 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
 from treetune.credit.base import THREADS_REMEDY, Credit
 from treetune.credit.literature.scored_texts import check_reference_model, check_uncut_sampling
-from treetune.credit.literature.token_level import Distributions, OverAnotherCredit, ReferenceDistances
+from treetune.credit.literature.token_level import (
+    Distributions,
+    GroupDivergences,
+    OverAnotherCredit,
+    ReferenceDistances,
+)
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import pool_columns
 from treetune.vocabulary import Column, Episode
 
-Signal = Literal["entropy", "surprise", "relative_surprise", "deviation"]
+Signal = Literal["entropy", "surprise", "relative_surprise", "deviation", "group_divergence"]
 Weights = Literal["group_share", "softmax", "top_share", "interval"]
+
+PASSES: dict[Signal, int] = {
+    "entropy": 1,
+    "surprise": 0,
+    "relative_surprise": 1,
+    "deviation": 2,  # of the policy and of the reference
+    "group_divergence": 1,
+}
+"""The forward passes of the trainer over all answers that give a signal."""
 
 EPS = 1e-8
 """Added to entropies and variances before a division by them."""
@@ -76,8 +97,10 @@ class WeightedBy(OverAnotherCredit):
 
     signal: Signal = "entropy"
     """The number that a token is weighted by: the ``entropy`` of the policy's distribution, the ``surprise``
-    −log π(a) of the sampled token, the surprise divided by the entropy (``relative_surprise``), or the
-    ``deviation`` from the trainer's reference model, d · (H / log V)^κ with d = 1 − Σ √(π·π_ref)."""
+    −log π(a) of the sampled token, the surprise divided by the entropy (``relative_surprise``), the
+    ``deviation`` from the trainer's reference model, d · (H / log V)^κ with d = 1 − Σ √(π·π_ref), or the
+    ``group_divergence``, the Jensen-Shannon divergence from the mean of the distributions that the answers to
+    the problem have at the same position."""
     weights: Weights = "group_share"
     """How the signal becomes a weight."""
     base: Annotated[float, Ge(0)] = 0.9
@@ -137,11 +160,23 @@ class WeightedBy(OverAnotherCredit):
 
     @property
     @override
+    def trainer_passes(self) -> int:
+        return super().trainer_passes + PASSES[self.signal]
+
+    @property
+    @override
+    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        if self.signal == "deviation":
+            return "reference"
+        return "group" if self.signal == "group_divergence" else super().compares_distributions_with
+
+    @property
+    @override
     def needs(self) -> tuple[Need, ...]:
         needs = [*super().needs]
         if self._reads_surprise:
             needs.append(Need(SampledAnswers(), "it reads the probabilities that tokens were sampled with"))
-        if self.weights == "group_share":
+        if self.weights == "group_share" or self.signal == "group_divergence":
             needs.append(Need(Answers(2), "it compares a token with those of the other answers"))
             because = "it compares tokens at the same position"
             needs.append(Need(OneLine(turns=True), because, THREADS_REMEDY))
@@ -150,7 +185,11 @@ class WeightedBy(OverAnotherCredit):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         if self.signal == "deviation":
-            yield from _check_reference(experiment)
+            yield from check_reference_model(
+                experiment, "signal is 'deviation'", "signal", "set signal to 'entropy'"
+            )
+        if self.signal in ("deviation", "group_divergence"):
+            yield from _check_whole_distributions(experiment, self.signal)
         if self.signal == "relative_surprise":
             yield from check_uncut_sampling(
                 experiment, "relative_surprise divides by the entropy of the whole distribution"
@@ -168,7 +207,7 @@ class WeightedBy(OverAnotherCredit):
             ]
         elif self.weights == "top_share":
             weights = top_share_weights(context, episodes, signals, self.share, self.among)
-        else:
+        else:  # "interval"
             assert self.bounds is not None, "checked when the credit is built"
             lowest, highest = self.bounds
             weights = [(signals_T >= lowest) & (signals_T <= highest) for signals_T in signals]
@@ -187,6 +226,8 @@ class WeightedBy(OverAnotherCredit):
                 deviation.distances_T * deviation.relative_entropies_T**self.exponent
                 for deviation in context.get(ReferenceDistances).along(episodes)
             ]
+        if self.signal == "group_divergence":
+            return context.get(GroupDivergences).along(episodes)
         entropies: list[Column] = []
         if self.signal != "surprise":
             entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
@@ -208,7 +249,7 @@ class WeightedBy(OverAnotherCredit):
         row = replace(episode, advantages=episode.advantages * weights_T)
         if self.drop:
             has_weight_T = episode.trained & (weights_T > 0)
-            if has_weight_T.any():
+            if has_weight_T.any():  # the trainer takes no row without a trained token
                 row = replace(row, trained=has_weight_T)
         return row
 
@@ -315,12 +356,11 @@ def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -
     return standardised
 
 
-def _check_reference(experiment: Experiment) -> Iterable[Finding]:
-    """Yields a finding for a trainer that can't compare whole distributions with its reference."""
-    yield from check_reference_model(experiment, "signal is 'deviation'", "signal", "set signal to 'entropy'")
+def _check_whole_distributions(experiment: Experiment, signal: Signal) -> Iterable[Finding]:
+    """Yields a finding for a trainer that can't compare whole distributions."""
     if experiment.trainer.sequence_parallel_size > 1:
         yield Finding(
-            "signal 'deviation' compares whole distributions, and ranks that share a sequence don't exchange"
+            f"signal {signal!r} compares whole distributions, and ranks that share a sequence don't exchange"
             " them",
             "signal",
             "set trainer.sequence_parallel_size to 1, or signal to 'entropy'",

@@ -199,6 +199,7 @@ class StateRule(Registrable):
         errors: Sequence[float],
     ) -> StepRows:
         """Returns the steps for the training row, given one number of each kind for each state."""
+        # A step ends where the next one begins, and the last one where the answer ends.
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return StepRows(ends, advantages, values, errors)
 

@@ -218,7 +218,7 @@ class OneLineContinuations:
         for completion in unsubmitted:
             was_cut_off = completion.finish_reason == "length"
             if was_cut_off and context.settings.unfinished_reward is not None:
-                self.grades.append(None)
+                self.grades.append(None)  # its reward is known without a grade
                 continue
             text = context.codec.decode(joined([prefix_ids, completion.token_ids]))
             graded_text = before_stop(text, self.sampling.stop)
@@ -233,7 +233,7 @@ class OneLineContinuations:
         """Returns the reward of each graded continuation; None for one that could not be graded."""
         earned: list[float | None] = []
         for future in self.grades:
-            if future is None:  # cut off
+            if future is None:  # it was cut off, and there is a reward for this (`_submit_to_grader`)
                 earned.append(self.context.settings.unfinished_reward or 0.0)
                 continue
             grade = future.result()

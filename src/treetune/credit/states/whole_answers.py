@@ -34,8 +34,8 @@ class WholeAnswers(StateRule):
 
     @override
     def begins_early(self, context: RolloutContext) -> bool:
-        # The use of services (a judge's tokens) is counted by phase, and continuations count in the credit
-        # phase.
+        # The use of services (a judge's tokens) is counted by phase, and that of early continuations would be
+        # counted in the rollout phase instead of the credit phase.
         return not context.grader.has_services
 
     @override

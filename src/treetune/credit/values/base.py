@@ -263,10 +263,10 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
     leaves_by_branch: dict[int, list[int]] = {}
     for other in same_beginning:
         leaves_by_branch.setdefault(sharing.branch_at(other, length), []).append(other)
-    leaves_by_branch.pop(sharing.branch_at(leaf, length), None)
+    leaves_by_branch.pop(sharing.branch_at(leaf, length), None)  # None: no other answer is on this branch
     for leaves in leaves_by_branch.values():
-        reach = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
-        yield mean([tree.leaves[other].reward for other in leaves], reach)
+        reach_of_leaves = [sharing.reach[sharing.paths[other][-1]] for other in leaves]
+        yield mean([tree.leaves[other].reward for other in leaves], reach_of_leaves)
 
 
 def shared_tokens(tree: Tree) -> list[list[int]]:

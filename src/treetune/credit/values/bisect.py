@@ -76,10 +76,11 @@ class _Search:
     def next_wave(self) -> list[AnswerState]:
         """Returns the states to continue next, given that the continuations of `middles` are there."""
         if not self.middles:
-            return []
+            return []  # the search has ended
         halves: list[tuple[int, int]] = []
-        if not self.valued:
+        if not self.valued:  # only the prompt was continued: the first part is the whole answer
             halves.append((0, len(self.states)))
+        # In the first wave there are no parts, and the prompt is no part's middle.
         for (start, end), middle in zip(self.parts, self.middles):
             halves += [(start, middle), (middle, end)]
         self.valued += self.middles
@@ -110,6 +111,8 @@ class _Search:
         return self.valuation.estimates[self.states[number].state].value
 
     def values(self) -> StepValues:
+        """Returns the values of the states that this search has continued. The others have none here, even
+        if the search in another answer has continued them."""
         valued = set(self.valued)
         values: StepValues = []
         for number, answer_state in enumerate(self.states):

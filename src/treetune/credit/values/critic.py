@@ -204,7 +204,7 @@ def _differences(
     valued = [(value, critic) for value, critic in pairs if value is not None]
     next_values = [*(value.value for value, _ in valued[1:]), reward]
     differences = []
-    for (value, critic), next_value in zip(valued, next_values):
+    for (value, critic), next_value in zip(valued, next_values):  # not strict: `valued` may be empty
         if critic is not None:
             differences.append(_Differences(value.baseline_or_value - critic, next_value - critic))
     return differences

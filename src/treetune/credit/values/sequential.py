@@ -31,7 +31,7 @@ class UntilSure(Budget):
     @property
     @override
     def bounds(self) -> tuple[int, int]:
-        if self.pilot:
+        if self.pilot:  # between 1 and `most` continuations follow those of the pilot
             return self.first + 1, self.first + self.most
         return self.first, max(self.first, self.most)
 
@@ -43,11 +43,11 @@ class UntilSure(Budget):
         value = mean_of(rewards_so_far)  # None if no continuation could be graded
         if self.pilot:
             if round_number > 1:
-                return 0
+                return 0  # the round after the pilot was the last one
             if value is None:
-                return self.most
-            variance_of_one = value.variance * len(rewards_so_far)
-            needed = math.ceil(variance_of_one / self.error**2)
+                return self.most  # the pilot says nothing about the variance
+            variance_of_a_reward = value.variance * len(rewards_so_far)
+            needed = math.ceil(variance_of_a_reward / self.error**2)
             return min(max(needed, 1), self.most)
         if value is not None and math.sqrt(value.variance) <= self.error:
             return 0

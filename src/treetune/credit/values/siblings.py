@@ -47,6 +47,7 @@ class Siblings(ValueEstimator):
         rewards = valuation.sibling_rewards()
         values: list[StepValues] = []
         for answer in valuation.answers:
+            # None where no other answer went through the state.
             values.append([mean_of(rewards[answer_state]) for answer_state in answer.states])
         return values
 

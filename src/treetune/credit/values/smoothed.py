@@ -79,11 +79,12 @@ def _fit_walk(
         binomial_variances: Those of all observations.
     """
     mean_square_by_lag = {lag: mean(squares) for lag, squares in squares_by_lag.items() if squares}
-    if len(mean_square_by_lag) < 2:
+    if len(mean_square_by_lag) < 2:  # too few points for a line
         return LEAST_STEP_VARIANCE, 1.0
     mean_lag = mean(list(mean_square_by_lag))
     spread = sum((lag - mean_lag) ** 2 for lag in mean_square_by_lag)
     slope = sum((lag - mean_lag) * square for lag, square in mean_square_by_lag.items()) / spread
+    # By chance, the line may fall or cross the axis below 0, and a variance is positive.
     step_variance = max(slope, LEAST_STEP_VARIANCE)
     mean_square = mean(list(mean_square_by_lag.values()))
     noise = max((mean_square - step_variance * mean_lag) / 2, LEAST_STEP_VARIANCE)
@@ -114,7 +115,8 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
     """
     observed = [(time, value) for time, value in enumerate(path) if value is not None]
 
-    # Forwards: the expectation at each time, given the observations up to then.
+    # Forwards (Kalman's filter): the expectation at each time, given the observations up to then. The first
+    # one is taken as it is, since nothing is known before it.
     filtered: list[Value] = []
     predicted: list[Value] = []  # from the observations before
     for number, (time, observation) in enumerate(observed):
@@ -134,14 +136,15 @@ def smooth_walk(path: Sequence[Value | None], step_variance: float) -> StepValue
             )
         )
 
-    # Backwards: from the end on, each expectation is corrected by the one after it.
+    # Backwards (the pass of Rauch, Tung and Striebel): from the end on, each expectation is corrected by the
+    # one after it.
     smoothed = list(filtered)
     for number in reversed(range(len(observed) - 1)):
         now, prediction, later = filtered[number], predicted[number + 1], smoothed[number + 1]
-        back = now.variance / prediction.variance
+        backward_gain = now.variance / prediction.variance
         smoothed[number] = Value(
-            now.value + back * (later.value - prediction.value),
-            now.variance + back**2 * (later.variance - prediction.variance),
+            now.value + backward_gain * (later.value - prediction.value),
+            now.variance + backward_gain**2 * (later.variance - prediction.variance),
         )
 
     result: StepValues = [None] * len(path)

@@ -253,7 +253,7 @@ class _Watch:
         A job that isn't listed may still hold the claim of its shard, such as one of an earlier command that
         is ending. It may also have finished, while a slow file system doesn't show done.json yet: that file
         gets `settle` seconds to appear."""
-        if self._claims.held(self._file(shard, CLAIMS)):
+        if self._claims.is_held(self._file(shard, CLAIMS)):
             return False
         if self._read(shard, FAILURE) is not None:
             return True

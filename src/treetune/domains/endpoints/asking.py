@@ -50,7 +50,7 @@ class AnswerJournal:
         self._journal = None if path is None else Journal(path, others, exclusive=True)
         if self._journal is not None and count is not None:
             for key in self._journal:
-                if (answer := self.get(key)) is not None:
+                if (answer := self.get(key)) is not None:  # rows that aren't answers are ignored
                     count(answer)
 
     def get(self, key: str) -> AnsweredRequest | None:
@@ -59,7 +59,7 @@ class AnswerJournal:
         row = self._journal.get(key)
         try:
             return None if row is None else AnsweredRequest(**row)
-        except TypeError:
+        except TypeError:  # a row with other fields, which isn't an answer
             return None
 
     def add(self, answer: AnsweredRequest) -> None:
@@ -97,13 +97,14 @@ class Asker:
             body: The request.
             keep: Returns whether an answer is usable. Others are not written to the journal, or read from it.
         """
+        # Two models that requests give the same name must not share answers.
         question = body if self._identity is None else [self._identity, body]
         text = json.dumps(question, sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
         journaled = self._journal.get(key)
         if journaled is not None and keep(journaled):
             return journaled
-        if key not in self._in_flight:
+        if key not in self._in_flight:  # whoever asks the same meanwhile waits for this request
             self._in_flight[key] = asyncio.create_task(self._ask(key, step, body, keep))
             self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))
         return await self._in_flight[key]
@@ -111,16 +112,18 @@ class Asker:
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:
+        """Sends a request, and writes the answer to the journal if it is usable."""
         reply = await self._client.ask(body, self._tried)
-        tokens = reply.input_tokens, reply.output_tokens
+        input_tokens, output_tokens = reply.input_tokens, reply.output_tokens
+        is_estimated = input_tokens is None or output_tokens is None  # the endpoint doesn't report them
         answer = AnsweredRequest(
             key=key,
             step=step,
             text=reply.text,
             complete=reply.complete,
-            input_tokens=self.estimated_tokens(body) if tokens[0] is None else tokens[0],
-            output_tokens=self.estimated_tokens(reply.text) if tokens[1] is None else tokens[1],
-            estimated=None in tokens,
+            input_tokens=self.estimated_tokens(body) if input_tokens is None else input_tokens,
+            output_tokens=self.estimated_tokens(reply.text) if output_tokens is None else output_tokens,
+            estimated=is_estimated,
         )
         if keep(answer):
             self._journal.add(answer)

@@ -88,6 +88,8 @@ class EndpointClient:
     async def __aenter__(self) -> EndpointClient:
         import aiohttp
 
+        # No limit of connections: the callers limit their requests (`concurrency`). `_proxy_for` finds
+        # proxies in the environment, so that aiohttp doesn't.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         return self
 
@@ -124,15 +126,18 @@ class EndpointClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._is_stopping() and loop.time() < end:
-            await asyncio.sleep(min(end - loop.time(), 0.5))
+            await asyncio.sleep(min(end - loop.time(), 0.5))  # so that it notices within half a second
 
     async def _find_place(self, place: Callable[[], Place]) -> Place:
+        """Calls the function for the address in a thread, since it may wait for a server to restart."""
         try:
             return await asyncio.to_thread(place)
         except RuntimeError as error:
             raise _AttemptFailed(str(error)) from error
 
     async def _attempt(self, body: Mapping[str, Any], place: Place) -> EndpointReply:
+        """Sends a request once. Raises _AttemptFailed if another attempt may succeed, and otherwise the same
+        as `ask`."""
         import aiohttp
 
         url = self.settings.url_below(place.url)
@@ -222,9 +227,9 @@ def _proxy_for(base_url: str) -> str | None:
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     try:
-        local = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = host == "localhost"
-    if local or urllib.request.proxy_bypass(host):
+        is_local = ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, and not a number
+        is_local = host == "localhost"
+    if is_local or urllib.request.proxy_bypass(host):
         return None
     return urllib.request.getproxies().get(parts.scheme)

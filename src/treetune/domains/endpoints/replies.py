@@ -127,6 +127,7 @@ def _refusal(status: int, error: Any) -> ClassifiedReply:
         if isinstance(code, str) and code.lower() in CODES:
             kind, why = CODES[code.lower()]
             return ClassifiedReply(kind, why=why)
+        # {"error": {"code": 429}}, although the HTTP status is 200
         if status == 200 and isinstance(code, int | str) and str(code).isdecimal() and len(str(code)) == 3:
             status = int(code)
     if status == 200:
@@ -172,7 +173,7 @@ def _read_json(body: str) -> Any:
             return _join_events(body)
         return json.loads(body)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
+        return None  # not JSON, or a stream whose events have other types than those of the API
 
 
 def _join_events(stream: str) -> dict[str, Any] | None:
@@ -191,10 +192,11 @@ def _join_events(stream: str) -> dict[str, Any] | None:
             return {"error": value["error"]}
         usage = value.get("usage") or usage
         for choice in value.get("choices") or ():
+            # Chat models stream a `delta`, and models without a chat template a `text` in the choice itself.
             message = choice.get("delta") or choice.get("message") or choice
             texts.append(_text(message.get("content", message.get("text"))))
             finish = choice.get("finish_reason") or finish
-    if not is_done and finish is None:
+    if not is_done and finish is None:  # the connection broke, so that the text may be incomplete
         return None
     text = "".join(texts)
     choice = {"message": {"content": text}, "text": text, "finish_reason": finish}
@@ -202,5 +204,5 @@ def _join_events(stream: str) -> dict[str, Any] | None:
 
 
 def _token_count(value: Any) -> int | None:
-    """Returns a plausible number of tokens, or None."""
+    """Returns a plausible number of tokens (from 0 to a hundred million), or None."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None

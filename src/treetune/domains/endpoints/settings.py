@@ -98,6 +98,8 @@ class Asking:
         if self.api == "chat":
             body["messages"] = [{"role": role, "content": text} for role, text in messages]
         else:
+            # "User:\n2 + 2 = ?\n\nAssistant:\n". The stop string ends a model that would continue with the
+            # user's next message.
             turns = [f"{role.capitalize()}:\n{text}" for role, text in messages]
             body |= {"prompt": "\n\n".join([*turns, "Assistant:\n"]), "stop": [_TURN_END]}
         return {**body, **self.extra, **extra}
@@ -123,10 +125,10 @@ class EndpointSettings(Asking):
         super().__post_init__()
         try:
             parts = urlsplit(self.base_url)
-            wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
-        except ValueError:
-            wrong = True
-        if wrong:
+            is_wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+        except ValueError:  # e.g. a port that isn't a number
+            is_wrong = True
+        if is_wrong:
             value = repr(self.base_url)
             if any(mark in self.base_url for mark in "@?#"):
                 value = "not an address (it is not shown, because it may contain a password or a key)"

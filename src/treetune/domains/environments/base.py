@@ -152,8 +152,7 @@ class Game(Environment):
         return None
 
     def problem(self, id: str, level: int) -> Problem:
-        """Returns the problem of a level, which is always the same. Its prompt is the beginning of an
-        answer."""
+        """Returns the problem of a level, which is always the same. Answers begin after its prompt."""
         raise NotImplementedError
 
     def alphabet(self) -> str:
@@ -213,6 +212,7 @@ class EnvironmentTask(GeneratedTask):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
+        # A slow game, or one of another library, is not started for a check of the configuration.
         return super().examples(count) if self.environment.quick else ()
 
     @override

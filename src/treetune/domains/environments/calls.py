@@ -78,7 +78,8 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
         text: The text of a turn after its thought.
     """
     if format == "llama" and (bare := _LLAMA_BARE.match(text)):
-        return list(calls_in(text[bare.end() :])), ""  # JSON with another beginning is an answer
+        # JSON that begins with another key is an answer.
+        return list(calls_in(text[bare.end() :])), ""
     opening = {"hermes": _HERMES, "llama": _LLAMA, "mistral": _MISTRAL}[format]
     closing = _HERMES_END if format == "hermes" else None
     calls: list[ToolCall] = []
@@ -90,7 +91,7 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
         if _is_mention(text_before, body, is_closed=bool(closing_tag)):
             prose.append(opening + part)
         else:
-            calls += list(calls_in(body)) or [ToolCall("", None, fault=FORM)]
+            calls += list(calls_in(body)) or [ToolCall("", None, fault=FORM)]  # a tag with nothing in it
             prose.append(rest)
         text_before = part
     return calls, "".join(prose).strip()
@@ -114,22 +115,24 @@ def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
     """Returns whether the tag after `text_before` is only mentioned in prose, and is not a call."""
     sign_before = text_before[-1:]
     if sign_before and sign_before in _QUOTES and body[:1] == sign_before:
-        return True  # the tag stands alone in quotes
+        return True  # only the tag is in quotes
     if is_closed:
+        # "Put it between <tool_call> and </tool_call>" has no bracket of a call and no new line.
         return not body.startswith("\n") and not set(body) & set("{[(<")
-    begins = body.lstrip()
-    return not (begins.startswith(("{", "[", "```", "<function=")) or _NAMED.match(begins))
+    # Without a closing tag only the beginning of a call shows that it is one.
+    body_start = body.lstrip()
+    return not (body_start.startswith(("{", "[", "```", "<function=")) or _NAMED.match(body_start))
 
 
 def calls_in(body: str) -> Iterator[ToolCall]:
     """Yields calls that are written one after the other, up to the first that can't be read."""
-    if functions := list(_FUNCTION.finditer(body)):
+    if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags in place of JSON
         for function in functions:
             yield _read_tagged_call(function)
         return
     rest = body
     while rest := _without_fence(rest).strip(_BETWEEN):
-        named = _NAMED.match(rest)
+        named = _NAMED.match(rest)  # Mistral's form, in which only the arguments are JSON
         if named:
             rest = rest[named.end() :]
         try:
@@ -149,7 +152,10 @@ def calls_in(body: str) -> Iterator[ToolCall]:
 
 
 def _read_tagged_call(function: re.Match[str]) -> ToolCall:
-    """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``."""
+    """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``.
+
+    A value may be on lines of its own, so that newlines around it don't belong to it.
+    """
     parameters = _PARAMETER.findall(function[2])
     return ToolCall(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
 
@@ -157,10 +163,10 @@ def _read_tagged_call(function: re.Match[str]) -> ToolCall:
 def _call_of_value(value: Any) -> ToolCall:
     """Returns the call that a JSON value describes, or a call with a fault."""
     if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):
-        value = {**value, **value["function"]}  # the form of OpenAI's API
+        value = {**value, **value["function"]}  # {"function": {"name": …, "arguments": …}}, as OpenAI's API
     if not isinstance(value, Mapping):
         return ToolCall("", None, fault=FORM)
-    name = value.get("name", value.get("function"))
+    name = value.get("name", value.get("function"))  # some models write {"function": "weather", …}
     if not isinstance(name, str) or not name:
         return ToolCall("", None, fault=f"The call has no name. {FORM}")
     key = next((key for key in _ARGUMENTS if key in value), None)
@@ -168,7 +174,7 @@ def _call_of_value(value: Any) -> ToolCall:
         arguments: Any = {key: inner for key, inner in value.items() if key not in _OTHER_KEYS}
     else:
         arguments = value[key]
-    if isinstance(arguments, str) and arguments.strip():
+    if isinstance(arguments, str) and arguments.strip():  # "{\"city\": \"Rome\"}", a JSON text
         try:
             arguments, _ = read_json(arguments)
         except NoJson as error:
@@ -191,6 +197,7 @@ def read_json(text: str) -> tuple[Any, str]:
         return value, text[end:].lstrip(" \t\r\n}]")  # extra brackets are skipped
     except (ValueError, RecursionError) as error:
         message = str(error)
+    # The repairs, from the smallest: missing brackets, then a comma before a bracket, then Python's literals.
     whole, rest = _balance_brackets(text)
     for repaired in (whole, _TRAILING_COMMA.sub(lambda match: match["string"] or "", whole)):
         try:
@@ -211,20 +218,20 @@ def _balance_brackets(text: str) -> tuple[str, str]:
     Brackets that are missing at the end of the text are added. A text that ends within a string still can't
     be read, because its string has no known end.
     """
-    closings: list[str] = []
+    closings: list[str] = []  # the closing brackets that are still needed: ["}", "]"] after {"a": [
     for sign in _SIGN.finditer(text):
         if sign[0].startswith('"'):
-            continue
+            continue  # brackets within a string don't count
         if sign[0] in "[{":
             closings.append("]" if sign[0] == "[" else "}")
         elif closings and closings[-1] == sign[0]:
             closings.pop()
             if not closings:
                 return text[: sign.end()], text[sign.end() :].lstrip(" \t\r\n}]")
-        else:
+        else:  # a closing bracket that fits no opening one: adding brackets doesn't help
             break
-    ending = text.rstrip().removesuffix("```").rstrip()
-    return ending + "".join(reversed(closings)), ""
+    without_fence = text.rstrip().removesuffix("```").rstrip()
+    return without_fence + "".join(reversed(closings)), ""
 
 
 def _without_fence(text: str) -> str:

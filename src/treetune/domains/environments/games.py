@@ -77,6 +77,7 @@ class Maze(Game):
     @override
     def step(self, state: Walk, action: str) -> Turn:
         state.steps += 1
+        # Any other text is a turn in which the position stays.
         dx, dy = DIRECTIONS.get(after_thought(action).strip(), (0, 0))
         target = (state.at[0] + dx, state.at[1] + dy)
         if (state.at, target) in state.passages:
@@ -177,7 +178,7 @@ class GuessNumber(Game):
         symbols = self.form == "symbols"
         if not (guess.isascii() and guess.isdecimal()):
             observation = UNREAD if symbols else "That is no number."
-        elif (number := int(guess[:20])) == state["number"]:
+        elif (number := int(guess[:20])) == state["number"]:  # Python refuses a text of thousands of digits
             return Turn(done=True, reward=1.0)
         elif state["number"] < number:
             observation = LOWER if symbols else "My number is lower."

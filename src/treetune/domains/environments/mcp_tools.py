@@ -107,6 +107,7 @@ class Mcp(Tool):
         if self.headers and self.address is None:
             raise ValueError("headers are for an MCP server at an address: a command gets variables")
         user_and_password = re.search(r"//([^/?#]*)@", self.address or "")
+        # ``${USER}:${PASSWORD}`` names variables, and leaves only the colon.
         if user_and_password and _VARIABLE.sub("", user_and_password[1]).strip(":"):
             # It is not shown. A run stores its configuration.
             raise ValueError(
@@ -256,12 +257,14 @@ class _Connection:
             if seconds_left is not None and seconds_left <= 0:
                 self.overdue_in_a_row += 1
                 raise TimeoutError
+            # The clock may begin while this waits, so that there is a deadline from then on.
             changed = asyncio.ensure_future(call.changed.wait())
             await asyncio.wait({request, changed}, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
             call.changed.clear()
         self.answered += 1
         self.overdue_in_a_row = 0
+        # The calls before it have no answer yet, so that the server processes all of these at once.
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
@@ -270,6 +273,7 @@ class _Connection:
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         for index, call in enumerate(self._calls):
             if call.clock_start is None and (index < self._parallel_calls or seems_to_hang):
+                # A call to a server that hangs has waited for no other call, so that all of its time counts.
                 call.clock_start = call.sent if seems_to_hang else now
                 call.on_start()
                 call.changed.set()
@@ -281,6 +285,8 @@ class _Connection:
         end = loop.time() + _ALIVE_S
         listing = asyncio.ensure_future(self.client.list_tools())
         try:
+            # A server that processes one call at a time lists its tools only after the call. So an answer to
+            # a call counts, too, and is looked for 20 times a second.
             while loop.time() < end and self.answered == answered:
                 await asyncio.wait({listing}, timeout=0.05)
                 if listing.done():
@@ -315,6 +321,7 @@ class _ServerThread:
                 hold = self._hold(self._ready, self._stop)
                 self._hold_task = asyncio.run_coroutine_threadsafe(hold, self._loop)
             try:
+                # `_hold` fails after `start_seconds`, and may take `_END_S` to end the server first.
                 return self._ready.result(self._tool.start_seconds + _END_S)
             except Exception as error:
                 self._drop()
@@ -340,7 +347,7 @@ class _ServerThread:
                             page = await client.list_tools(cursor=page.next_cursor)
                             tools += page.tools
                         ready.set_result(_Connection(client, tools))
-                        limit.deadline = math.inf
+                        limit.deadline = math.inf  # `start_seconds` is only for what is above
                         await stop.wait()
             except Exception as error:
                 # The client's task groups wrap the error of a task into groups within each other.
@@ -383,11 +390,13 @@ class _ServerThread:
         finally:
             clock.start()
         parts = [_text_of(part) for part in result.content]
+        # Structured content usually repeats the text. Some tools return only that.
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content)]
         return ("Error: " if result.is_error else "") + "\n".join(parts)
 
     def _overdue(self, connection: _Connection) -> str:
+        """Returns the text for a call that ran out of time. Drops the connection if the server hangs."""
         # While other calls wait, a server that processes one call at a time can't list its tools. Then only
         # several overdue calls in a row raise a doubt.
         is_in_doubt = not connection.waiting or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
@@ -400,7 +409,9 @@ class _ServerThread:
         return "The server ended during the call."
 
     def _is_alive(self, connection: _Connection) -> bool:
+        """Asks `_Connection.is_alive` in the event loop. Any error means that the connection is broken."""
         try:
+            # The coroutine ends after `_ALIVE_S`. Twice this is for a loop that is busy.
             return asyncio.run_coroutine_threadsafe(connection.is_alive(), self._loop).result(2 * _ALIVE_S)
         except Exception:
             return False
@@ -409,7 +420,7 @@ class _ServerThread:
         """Drops a connection whose server "hangs" or "ended", unless another call has already done so."""
         with self._connection_lock:
             if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
-                return
+                return  # it has been dropped, and perhaps another one is being opened
             if self._ready.result() is connection:
                 log.warning("the MCP server %s %s: the next call begins another", self._tool.name, verb)
                 self._drop()
@@ -436,6 +447,7 @@ async def _transport(tool: Mcp, error_output: _ErrorOutput) -> AsyncIterator[Any
     from mcp.shared._httpx_utils import create_mcp_http_client
 
     if tool.address is None:
+        # -I: the code that starts the server imports nothing from the working directory.
         arguments = ["-I", "-c", _START_GUARDED, str(os.getpid()), *tool.command]
         program = StdioServerParameters(command=sys.executable, args=arguments, env=dict(tool.variables))
         yield stdio_client(program, errlog=error_output.file)

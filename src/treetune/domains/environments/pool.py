@@ -74,17 +74,23 @@ class TurnJournal:
         row = self._journal.get(_key(answer, actions))
         if row is None:
             return None
-        _, turn, copied = row
-        return Played((Turn(*turn),), copied and (copied[0], base64.b64decode(copied[1])))
+        _, turn, encoded_snapshot = row
+        snapshot: Snapshot | None = None
+        if encoded_snapshot is not None:
+            action_count, state = encoded_snapshot
+            snapshot = action_count, base64.b64decode(state)
+        return Played((Turn(*turn),), snapshot)
 
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
         """Writes the turn after the last of the actions, unless it was unavailable."""
         (turn,) = played.turns
         if turn.outcome == "unavailable":
             return
-        done, state = played.snapshot or (0, None)
-        copied = None if state is None else [done, base64.b64encode(state).decode("ascii")]
-        self._journal.add([_key(answer, actions), dataclasses.astuple(turn), copied])
+        encoded_snapshot: list[Any] | None = None
+        if played.snapshot is not None:
+            action_count, state = played.snapshot
+            encoded_snapshot = [action_count, base64.b64encode(state).decode("ascii")]
+        self._journal.add([_key(answer, actions), dataclasses.astuple(turn), encoded_snapshot])
 
     def close(self) -> None:
         self._journal.close()
@@ -111,7 +117,7 @@ class Site:
         """The number of a ``service`` environment in the pool of services."""
         if environment.isolation == "process":
             self._forks = ForkedProcesses(environment, memory_gib)
-        else:
+        else:  # it runs in this process, which no other one prepares
             environment.prepare()
         if environment.isolation == "service":
             self._service_number = services.register(
@@ -171,6 +177,7 @@ class Site:
     def _call_and_measure(self, play: Callable[..., Played], *arguments: Any) -> Played:
         """Calls a function that plays turns, and notes its time for the timeline."""
         with self._lock:
+            # After a pause a new span begins. Shorter pauses are not shown.
             if not self._playing and time.time() - self._active_until > PAUSE_S:
                 self._record_span()
                 self._active_since = time.time()
@@ -236,7 +243,8 @@ class Play:
             journal, answer = self.journal
             played = journal.find(answer, actions)
         if played is not None:
-            # The world hasn't played this turn. If a later one isn't in the journal, a new world begins.
+            # The world hasn't played this turn, so that its state is too old. If a later turn isn't in the
+            # journal, a new world begins with all actions.
             self.end()
         else:
             played = self._play(action)
@@ -275,7 +283,7 @@ class Play:
 
     def _begin_world(self, world: World | ForkedWorld) -> Played:
         """Brings a new world to the state after the turns so far, and returns those that it had to play."""
-        turns = max(1, len(self.actions))
+        turns = max(1, len(self.actions))  # a new answer plays none, and `reset` has the time of one
         return self.site.call(
             world, turns, math.inf, "begin", self.problem, self.seed, self.actions, self.snapshot
         )
@@ -284,6 +292,7 @@ class Play:
         """Returns the turn after an action, or a ``timeout`` if the answer's time is over with it."""
         start = time.perf_counter()
         played = self.site.call(world, 1, self.seconds, "step", action)
+        # The wait for a busy server isn't the answer's.
         self.seconds -= time.perf_counter() - start - played.waited
         if self.seconds <= 0:
             return failure("timeout", "the time for the answer's turns ran out")

@@ -263,9 +263,9 @@ class Tools(Environment):
 
     def __post_init__(self) -> None:
         parser = self.format.partition(":")[0]
-        if parser not in ("tags", "vllm", *NATIVE_FORMATS) or (parser == "vllm") != (
-            self.tokenizer is not None
-        ):
+        is_known = parser in ("tags", "vllm", *NATIVE_FORMATS)
+        needs_tokenizer = parser == "vllm"
+        if not is_known or needs_tokenizer != (self.tokenizer is not None):
             raise ValueError(
                 f"format is {self.format!r}: give tags, {', '.join(NATIVE_FORMATS)}, or vllm:NAME with a"
                 " tokenizer"
@@ -303,6 +303,7 @@ class Tools(Environment):
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
+        """The pattern of a call in the format ``tags``."""
         if self.call is not None:
             return re.compile(self.call)
         names = "|".join(re.escape(tool.name) for tool in self.tools)
@@ -333,7 +334,11 @@ class Tools(Environment):
         return calls
 
     def _split_turn(self, action: str) -> tuple[list[ToolCall], str]:
-        """Returns the calls of a turn, and the rest of its text, the thought included."""
+        """Returns the calls of a turn, and the rest of its text, the thought included.
+
+        The rest is the whole text if the calls aren't removed from it: with tags, and with vLLM's parsers,
+        which don't tell where a call is.
+        """
         reading = read_thoughts(action)
         if self.tokenizer is not None:
             name = self.format.partition(":")[2]
@@ -360,6 +365,7 @@ class Tools(Environment):
         for call in calls:
             if call.fault is None:
                 function = {"name": call.tool, "arguments": call.arguments}
+                # `Conversation.transcript` gives the call the id of its result.
                 tool_calls.append({"id": "", "type": "function", "function": function})
         if not self.is_native or not tool_calls:
             return super().message(action)
@@ -386,7 +392,8 @@ class Tools(Environment):
             return Turn(done=True)
         if self.is_native:
             return Turn("\n".join(text for _, _, text in results), results=tuple(results))
-        return Turn(self.answer.replace(RESULT, results[0][2]))
+        [(_, _, result)] = results  # with tags a turn has one call
+        return Turn(self.answer.replace(RESULT, result))
 
     def _result(self, state: SimpleNamespace, call: ToolCall) -> str:
         """Returns the text that the policy reads: the result of a call, or the reason why it has none."""
@@ -397,18 +404,20 @@ class Tools(Environment):
         functions: dict[str, Callable[..., Any]] = {}
         for tool in self.tools:
             functions |= tool.functions()
-        functions |= getattr(state, "kept", {})  # states of version 0.1 don't have this attribute
+        # The answer's own functions replace those that a tool with a state has just made. (States of version
+        # 0.1 don't have this attribute.)
+        functions |= getattr(state, "kept", {})
         if call.tool not in functions:
             return f"There is no tool {call.tool}; there is {', '.join(functions)}."
         function = functions[call.tool]
         try:
             if isinstance(call.arguments, Mapping):
                 result = _call_with_json(function, call.arguments)
-            else:
+            else:  # the text within a tag
                 result = function(call.arguments)
-        except Unavailable:
+        except Unavailable:  # leaves the answer out, and is nothing that the policy could react to
             raise
-        except ValidationError as error:
+        except ValidationError as error:  # the call's arguments don't match the signature
             faults = []
             for details in error.errors():
                 argument = ".".join(map(str, details["loc"]))
@@ -460,6 +469,7 @@ def _calls_by_vllm(
     calls: list[ToolCall] = []
     for tool_call in parser.extract_tool_calls(action, request).tool_calls:
         function = tool_call.function
+        # The arguments are the JSON that the model wrote. In Mistral's form, `calls_in` also reads mistakes.
         calls += calls_in(f"{function.name}[ARGS]{function.arguments or '{}'}")
     return calls
 

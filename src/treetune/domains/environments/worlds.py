@@ -6,12 +6,14 @@ loaded::
 
     this process                           the environment's process (`main`)
     ────────────                           ──────────────────────────────────
-    Forks ──("fork", 0), a descriptor ───► forks ──► the process of an answer
-          ◄── the child's number ─────────              │
-          ──("kill" or "dies", number) ──► ends the child
-          ◄── its exit code ──────────────              │
-    ForkedWorld.call ──(method, arguments) ───────────► World.call
-                     ◄────────── Played ───────────────┘
+    ForkedProcesses
+      .fork ──("fork", 0), a descriptor ───► forks ──► the process of an answer
+            ◄── the child's number ─────────              │
+      .end ──("kill" or "dies", number) ───► ends the child
+            ◄── its exit code ──────────────              │
+    ForkedWorld
+      .call ──(method, arguments) ──────────────────────► World.call
+            ◄────────── Played ───────────────────────────┘
 
 `ForkedProcesses` sends one order at a time, under its lock, and waits `START_SECONDS` for each reply. A call
 waits for its own deadline. If a process is killed, the wait for its reply ends with EOFError.
@@ -109,10 +111,10 @@ class World:
         except Exception as error:  # no action has been played yet, so that no answer can be the cause
             return failure("unavailable", f"the environment did not begin: {_describe(error)}")
         turns: list[Turn] = []
-        for action in actions[self._played :]:
+        for action in actions[self._played :]:  # those that aren't in the snapshot
             played = self.step(action)
             turns += played.turns
-            if turns[-1].done:
+            if turns[-1].done:  # the environment has failed, or ends the answer earlier than before
                 return Played(tuple(turns))
             reached = played.snapshot
         return Played(tuple(turns), reached)
@@ -132,12 +134,14 @@ class World:
             snapshot = None if turn.done else self._snapshot()
         except Unavailable as error:
             return failure("unavailable", str(error))
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # code of a user may call sys.exit
             return failure("error", _describe(error))
         turn = replace(turn, observation=turn.observation[:LONGEST_OBSERVATION])
         return Played((turn,), snapshot)
 
     def _snapshot(self) -> Snapshot | None:
+        """Returns the number of actions so far and the state, for environments that are continued from
+        copies; None for others."""
         if self.environment.again != "copy":
             return None
         return self._played, pickle.dumps(self._state)
@@ -190,14 +194,14 @@ class ForkedProcesses:
                 with theirs:
                     try:
                         orders.send(("fork", 0))
-                        reduction.send_handle(orders, theirs.fileno(), None)
+                        reduction.send_handle(orders, theirs.fileno(), None)  # only Windows needs a number
                         return ForkedWorld(self, ours, orders.recv())
                     except (EOFError, OSError) as error:  # it was killed: start another one, once
                         ours.close()
                         self._stop()
                         if is_last:
                             raise WorkerStartError("an environment's process ends when it forks") from error
-        raise AssertionError
+        raise AssertionError("the second attempt returns or raises")
 
     def end(self, pid: int, order: Order) -> str:
         """Ends an answer's process and all that it started. Returns how it ended."""
@@ -228,6 +232,8 @@ class ForkedProcesses:
                 "treetune.domains.environments.worlds", self._memory_bytes, theirs.fileno(), theirs.fileno()
             )
         try:
+            # The process reads its setup and the environment as framed bytes, before the connection carries
+            # objects.
             with open(os.dup(ours.fileno()), "wb") as requests:
                 requests.write(frame(setup) + frame(self._pickled))
             kind, message = ours.recv()
@@ -287,7 +293,10 @@ class ForkedWorld:
 def _bound(connection: Connection, seconds: float) -> None:
     """Makes each wait for a connection, also within a message, raise BlockingIOError after so many
     seconds."""
-    limit = struct.pack("ll", *divmod(max(1, int(min(seconds, 1e9) * 1e6)), 10**6))
+    # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit.
+    microseconds = max(1, int(min(seconds, 1e9) * 1e6))
+    limit = struct.pack("ll", *divmod(microseconds, 10**6))
+    # The socket gets a descriptor of its own, which it closes at the end of the block.
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -324,6 +333,7 @@ def main() -> None:
             os.close(descriptor)
             orders.send(pid)
             continue
+        # The process of an answer begins here, and must never return into the loop above.
         try:
             os.setsid()  # so that `_end` also ends the processes that it starts
             die_with_parent(parent)
@@ -352,6 +362,7 @@ def _end(pid: int, patience: float) -> int:
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
+    # Its group, with all that it started, and itself, in case it has not yet made its group.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

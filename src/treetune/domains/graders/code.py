@@ -120,6 +120,7 @@ class Code(SandboxedGrader):
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = _gold_of(problem)
         prefix = str(problem.data.get("prefix") or "")
+        # Data sets name the function in the gold or in the row.
         function = gold.get("fn_name") or problem.data.get("fn_name") or problem.data.get("function_name")
         if "inputs" not in gold:
             passed, tests, message = self._run_tests(prefix, extracted, gold)
@@ -139,14 +140,15 @@ class Code(SandboxedGrader):
         """
         inputs = [_as_text(text) for text in gold["inputs"]]
         outputs = gold["outputs"]
-        most = self.limits.output_kib * 1024
-        call = (
-            f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most}, {self.score == 'all'})"
-        )
+        most_bytes = self.limits.output_kib * 1024
+        stops_early = self.score == "all"  # the first failure decides
+        call = f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most_bytes}, {stops_early})"
+        # The report has the output of all tests, and for each a line and the end of its errors (`cases`).
         limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
         report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
         for number, expected in enumerate(outputs, 1):
+            # A test is a line such as "0 0 3 0" and the two texts whose lengths it ends with.
             head, _, report = report.partition("\n")
             try:
                 exit_status, ran_out_of_time, printed_length, errors_length = map(int, head.split())
@@ -167,7 +169,7 @@ class Code(SandboxedGrader):
                 passed += 1
                 continue
             message = message or f"test {number}: {problem}"
-        if done < len(outputs) and message is None:
+        if done < len(outputs) and message is None:  # all tests together have exceeded a limit
             message = f"test {done + 1}: not done when all tests had to be"
         return passed, len(outputs), message
 
@@ -177,10 +179,11 @@ class Code(SandboxedGrader):
         """Calls the function with each input. Returns the same as `_run_on_inputs`."""
         inputs = [_read_arguments(value) for value in gold["inputs"]]
         expected = [_json_value_or_text(value) for value in gold["outputs"]]
-        order = {"kind": "calls", "function": function.rpartition(".")[2], "inputs": inputs}
+        name = function.rpartition(".")[2]  # of Solution.twoSum, which the sandbox finds in the class
+        order = {"kind": "calls", "function": name, "inputs": inputs}
         _, results, message = self._collect_reports(self.sandbox, prefix, code, order)
         passed = 0
-        for result, expected_value in zip(results, expected):
+        for result, expected_value in zip(results, expected):  # fewer results if a test was not reached
             if "value" not in result:
                 continue  # the call raised
             accepted = [expected_value]
@@ -200,13 +203,15 @@ class Code(SandboxedGrader):
         if kind == "pytest" and isinstance(sandbox, Bubblewrap):
             if find_spec("pytest") is None:
                 raise Unavailable("tests for pytest need it here: pip install pytest")
-            sandbox = replace(sandbox, packages=True)
+            sandbox = replace(sandbox, packages=True)  # so that the sandbox can import pytest
         order = {"kind": kind, "tests": gold[kind]}
         count, results, message = self._collect_reports(sandbox, prefix, code, order)
         passed = sum(result.get("passed") is True for result in results)
-        if message is None and passed < (count or 1):
+        # Tests that could not begin, or that have no test in them, count as one that failed.
+        count = count or 1
+        if message is None and passed < count:
             message = "the tests did not run to their end"
-        return passed, count or 1, message
+        return passed, count, message
 
     def _collect_reports(
         self, sandbox: Sandbox, prefix: str, code: str, order: Mapping[str, Any]
@@ -220,7 +225,8 @@ class Code(SandboxedGrader):
         """
         # The tests come on standard input. They are read after the answer's process has been forked, which
         # has no standard input.
-        call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {order['kind'] == 'calls'})"
+        are_calls = order["kind"] == "calls"
+        call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {are_calls})"
         program = inside.bundle("tests", "joining", "peers") + call
         with _any_digits():
             stdin = json.dumps(order)
@@ -371,11 +377,11 @@ def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
     if isinstance(returned, bool) or isinstance(expected, bool):
         return returned is expected
     if isinstance(returned, int | Decimal) and isinstance(expected, int):
-        return bool(returned == expected)
+        return bool(returned == expected)  # a Decimal is a long integer (`_read_integer`)
     if isinstance(returned, int | float) and isinstance(expected, int | float):
         try:
             return close(float(returned), float(expected), RETURNED_TOLERANCE)
-        except OverflowError:
+        except OverflowError:  # one is an integer that is larger than all floats
             return False
     if isinstance(returned, list) and isinstance(expected, list):
         if len(returned) != len(expected):
@@ -395,5 +401,5 @@ def close(number: float, expected: float, tolerance: float) -> bool:
     """
     if math.isinf(number) or math.isinf(expected):
         return number == expected
-    scale = max(1.0, min(abs(number), abs(expected)))
+    scale = max(1.0, min(abs(number), abs(expected)))  # 1 for the absolute tolerance
     return number == expected or abs(number - expected) <= tolerance * scale

@@ -31,19 +31,20 @@ _MARK = "@@ output of the call: "
 """The beginning of a line with the result of a call. Other lines that the program prints are ignored."""
 
 _CALLS = """
-if True:
-    import json as _json, sys as _sys
-    for _given in _json.loads(_sys.stdin.read()):
-        try:
-            if isinstance(_given, dict):
-                _found = {entry}(**_given)
-            else:
-                _found = {entry}(*_given) if isinstance(_given, list) else {entry}(_given)
-            _told = {{"value": _json.loads(_json.dumps(_found))}}
-        except Exception as _error:
-            _told = {{"error": repr(_error)[:200]}}
-        print("\\n" + {mark!r} + _json.dumps(_told), flush=True)
+import json as _json, sys as _sys
+for _input in _json.loads(_sys.stdin.read()):
+    try:
+        if isinstance(_input, dict):
+            _output = {entry}(**_input)
+        else:
+            _output = {entry}(*_input) if isinstance(_input, list) else {entry}(_input)
+        _result = {{"value": _json.loads(_json.dumps(_output))}}
+    except Exception as _error:
+        _result = {{"error": repr(_error)[:200]}}
+    print("\\n" + {mark!r} + _json.dumps(_result), flush=True)
 """
+"""The code after the problem's program. It calls the program's function with each input on standard input,
+and prints each result in a line of its own."""
 
 
 @Grader.register("codeio")
@@ -116,6 +117,7 @@ class CodeIO(Grader):
         readings = candidates(prediction, key)
         right = any(self.equal(candidate, gold) for candidate in readings)
         if not right and self.program is not None and key == "input":
+            # Another input may have the same output. The sandbox is needed only for such answers.
             right = self._same_output(readings[0], gold, problem)
         return Grade(reward=float(right), outcome="ok")
 
@@ -150,24 +152,25 @@ class CodeIO(Grader):
         result = results[1] if len(results) > 1 else {}
         if "value" not in gold_result:
             raise ValueError(f"the program of problem {problem.id} returns no value for the gold's input")
-        return "value" in result and self.equal([result["value"]], [gold_result["value"]])
+        return "value" in result and self.equal(result["value"], gold_result["value"])
 
     def equal(self, value: Any, gold: Any) -> bool:
         """Compares two values in depth, which is at most `extraction.DEEPEST_VALUE`."""
         value, gold = _normal(value), _normal(gold)
         if isinstance(value, bool) or isinstance(gold, bool):
-            return value is gold
+            return value is gold  # before the numbers, since True == 1 in Python
         if isinstance(value, int | float) and isinstance(gold, int | float):
             if value == gold or (isinstance(value, int) and isinstance(gold, int)):
-                return value == gold
+                return value == gold  # two whole numbers have no tolerance
             try:
                 number, gold_number = float(value), float(gold)
-            except OverflowError:
+            except OverflowError:  # an integer that is larger than all floats
                 return False
             if math.isnan(number) or math.isnan(gold_number):
                 return math.isnan(number) and math.isnan(gold_number)
             return math.isclose(number, gold_number, rel_tol=self.tolerance)
         if isinstance(value, Mapping) and isinstance(gold, Mapping):
+            # Keys are texts in JSON, and may be numbers in a Python literal.
             items = {str(key): item for key, item in value.items()}
             gold_items = {str(key): item for key, item in gold.items()}
             if items.keys() != gold_items.keys():
@@ -212,12 +215,13 @@ def read_prediction(text: str) -> Any:
 
     Raises UnreadableValue if there is none.
     """
-    for whole in (text, f"{{{text.strip().rstrip(',')}}}"):
+    in_braces = f"{{{text.strip().rstrip(',')}}}"  # {"output": 3} for "output": 3,
+    for whole in (text, in_braces):
         try:
             return read_value(whole)
         except UnreadableValue:
             continue
-    for _, value in find_values(text):
+    for _, value in find_values(text):  # the last value comes first
         return value
     raise UnreadableValue("neither JSON nor a literal")
 

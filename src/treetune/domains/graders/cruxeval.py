@@ -53,14 +53,15 @@ class CruxEval(SandboxedGrader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = _gold_of(problem)
-        asked_output = "input" in gold
-        call_of_question = _call_of(gold["input"]) if asked_output else None
-        prediction = _prediction(extracted, asked_output)
+        asks_output = "input" in gold
+        call_of_question = _call_of(gold["input"]) if asks_output else None
+        prediction = _prediction(extracted, asks_output)
         if prediction is None:
             return 0.0
         call, value = prediction
-        if asked_output:
+        if asks_output:
             assert call_of_question is not None
+            # In ``assert f(…) == …`` the call has to be the question's.
             is_other_call = call is not None and ast.dump(call) != ast.dump(call_of_question)
             if value is None or is_other_call:
                 return 0.0
@@ -68,6 +69,7 @@ class CruxEval(SandboxedGrader):
             if not outcome.ok:
                 raise ValueError(f"the function of problem {problem.id} fails: {outcome.stderr[-300:]!r}")
             return float(_same(outcome.stdout, value))
+        # An input is asked for, and the value in an assertion has to be the question's.
         if call is None or (value is not None and not _same(gold["output"], value)):
             return 0.0
         outcome = self._value_of(gold["code"], call)
@@ -76,11 +78,11 @@ class CruxEval(SandboxedGrader):
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
         """Returns whether two answers predict the same value, or the same arguments. It calls nothing."""
-        asked_output = "input" in _gold_of(problem)
-        prediction, other_prediction = _prediction(answer, asked_output), _prediction(other, asked_output)
+        asks_output = "input" in _gold_of(problem)
+        prediction, other_prediction = _prediction(answer, asks_output), _prediction(other, asks_output)
         if prediction is None or other_prediction is None:
             return False
-        if asked_output:
+        if asks_output:
             value, other_value = prediction[1], other_prediction[1]
             return value is not None and other_value is not None and _same(value, other_value)
         call, other_call = prediction[0], other_prediction[0]
@@ -91,6 +93,8 @@ class CruxEval(SandboxedGrader):
 
 
 def _gold_of(problem: Problem) -> Mapping[str, str]:
+    """Returns the problem's function as ``code``, with either the ``input`` or the ``output``. Raises
+    ValueError for any other gold."""
     try:
         gold = json.loads(problem.gold)
         code = gold.get("code") or gold["functional"]
@@ -103,18 +107,22 @@ def _gold_of(problem: Problem) -> Mapping[str, str]:
         ) from error
 
 
-def _prediction(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] | None:
+def _prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | None] | None:
     """Reads the call and the value in an answer. Each is None if the answer doesn't have it, and the result
-    is None if it has neither."""
+    is None if it has neither.
+
+    ``assert f(1) == 2`` gives both, ``2`` only a value if an output is asked for, and ``f(1)``, ``1`` or
+    ``x=1`` only a call if an input is asked for.
+    """
     if len(text) > LONGEST_VALUE:
         return None
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        statements = []  # e.g. named arguments, which aren't a statement
+        statements = []  # several named arguments, x=1, y=2, aren't a statement
     assertions = [statement for statement in statements if isinstance(statement, ast.Assert)]
     if not assertions:
-        if asked_output:
+        if asks_output:
             return None, text
         statement = statements[0] if len(statements) == 1 else None
         if isinstance(statement, ast.Expr) and _is_call(statement.value):
@@ -144,9 +152,10 @@ def _is_call(node: ast.expr) -> bool:
 def _call_of(arguments: str) -> ast.Call | None:
     """Returns the call of `f` with these arguments; None if they aren't literals."""
     try:
+        # The newline ends a comment after the arguments.
         call = ast.parse(f"f({arguments}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or not _is_call(call):
-            return None
+            return None  # the text closes the call itself, as 1) or f(2 does
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             ast.literal_eval(argument)
         return call

@@ -140,6 +140,8 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
 
 
 def _split_into_tokens(text: str) -> list[FormulaToken]:
+    """Returns the tokens of a formula (see the head of this file), without white space and commands that
+    change nothing. Raises NotAFormula for a word, and for a character that no formula has."""
     text = text.translate(_PLAIN)
     # Spaces of LaTeX; \! is one of negative width, as within 1{\!}000.
     text = text.replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
@@ -270,7 +272,7 @@ class _FormulaParser:
         if not self._next_is("^"):
             return base
         self._take()
-        if self._open_functions and self.next_token == _DEGREES:
+        if self._open_functions and self.next_token == _DEGREES:  # elsewhere degrees are a unit
             self._take()
             return base * self._sympy.pi / 180
         return self._raise_to(base, self._read_argument(depth + 1, whole_number=True))
@@ -318,7 +320,7 @@ class _FormulaParser:
         if kind == "number":
             if len(text) > MOST_DIGITS:
                 raise Absurd(f"a number of {len(text)} digits")
-            return self._make_number(text.rstrip("."))
+            return self._make_number(text.rstrip("."))  # "3." is 3
         if kind == "letter":
             return self._read_after_letter(text)
         if kind == "command":
@@ -431,14 +433,16 @@ class _FormulaParser:
         return self._raise_to(value, power)
 
     def _read_argument_of_function(self, depth: int) -> Any:
-        # sin(x)y is sin(x) times y, and \sin 2x the sine of 2x.
-        is_grouped = self._next_is("(", "{", "[")
+        """Reads ``(x)`` of ``\\sin(x)y``, ``2x`` of ``\\sin 2x \\cos x``, ``x^2`` of ``\\sin x^2``, or
+        ``30^\\circ``."""
+        is_grouped = self._next_is("(", "{", "[")  # then it ends with the group, and y is a further factor
         self._open_functions += 1
         argument = self._read_argument(depth, whole_number=True)
         argument = self._read_postfix(argument)  # \sin x! is the sine of x!
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))
+        # An exponent that is still there follows the first factor: `_read_power` reads those of the others.
         if not self._next_is("^"):
             return argument
         self._take()
@@ -449,7 +453,10 @@ class _FormulaParser:
         return self._raise_to(argument, exponent)  # \sin x^2 is the sine of x^2
 
     def _factor_of_argument_is_next(self) -> bool:
-        """Returns whether a factor of a function's argument comes next: ``\\sin x \\cos x`` has none."""
+        """Returns whether a further factor of a function's argument comes next.
+
+        This is so for the x of ``\\sin 2x``. In ``\\sin x \\cos x`` the cosine is multiplied by the sine.
+        """
         token = self.next_token
         if token is None or token.kind not in ("number", "letter", "command"):
             return False
@@ -469,7 +476,7 @@ class _FormulaParser:
     def _value_of_function(self, name: str, argument: Any, base: Any) -> Any:
         """Returns the value of a function. Only ``log`` uses `base`."""
         sympy = self._sympy
-        if name in ("sinh", "cosh", "tanh"):
+        if name in ("sinh", "cosh", "tanh"):  # they are computed from powers of e
             self._refuse_huge(argument)
         if name == "log":
             return sympy.log(argument, base)
@@ -502,6 +509,7 @@ class _FormulaParser:
         """Returns the power. Raises Absurd if it could be expensive."""
         if not exponent.is_number:
             return self._check_size(base**exponent)
+        # A complex exponent has no size. e^{i pi} is allowed, for example.
         # The conditions are written as `not … <= …`, so that they also refuse nan.
         size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
         is_too_large = not size <= self._largest_exponent(base)
@@ -540,6 +548,7 @@ class _FormulaParser:
         order = int(exponent.q)
         root_above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
         root_below, below_is_exact = sympy.integer_nthroot(base.q, order)
+        # The roots of a negative number are complex, which sympy knows. They are not that of its amount.
         if base.p >= 0 and above_is_exact and below_is_exact:
             return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
         if _bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
@@ -656,6 +665,8 @@ _DIGITS = 40
 small part is never lost in a sum with a large one."""
 _SPARE_DIGITS = 15
 """Computed digits, the last ones, in which equal numbers may differ."""
+_MOST_FURTHER_DIGITS = 400
+"""The most digits that sympy computes in addition to those that it is asked for."""
 _LOG10_OF_2 = 0.30103
 _SMALL_EXPONENT = 20
 """A power with a smaller exponent doesn't count among the magnitudes, but its base does."""
@@ -867,8 +878,8 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
     import sympy
 
     try:
-        # `maxn` bounds the digits that sympy computes where parts cancel each other.
-        value = expression.evalf(digits, maxn=digits + 400)
+        # Where parts cancel each other, sympy computes more digits than it is asked for. `maxn` bounds them.
+        value = expression.evalf(digits, maxn=digits + _MOST_FURTHER_DIGITS)
         real, imaginary = value.as_real_imag()
         for part in (real, imaginary):
             if not (part.is_Float or part.is_Rational):
@@ -879,7 +890,7 @@ def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = F
         with mpmath.workdps(digits):
             number = mpmath.mpc(sympy.Float(real, digits)._mpf_, sympy.Float(imaginary, digits)._mpf_)
             return number if mpmath.isfinite(number) else None
-    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):  # sympy's, if there is no number
         return None
 
 
@@ -1023,7 +1034,7 @@ def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, st
         return _compare_by_math_verify(" = ".join(sides), " = ".join(gold_sides))
     unknowns = difference.free_symbols
     if unknowns != gold_difference.free_symbols or not unknowns:
-        return difference == gold_difference
+        return difference == gold_difference  # without a common unknown there is no factor to find
     factor = _quotient_at_a_point(difference, gold_difference, sorted(unknowns, key=str))
     if factor is None:
         return same_value(difference, gold_difference) or same_value(difference, -gold_difference)
@@ -1040,6 +1051,7 @@ def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
     import sympy
 
     for top, bottom in _QUOTIENT_POINTS:
+        # Each unknown gets another value, or else x - y would be 0.
         point = {symbol: sympy.Rational(top + 4 * rank, bottom) for rank, symbol in enumerate(unknowns)}
         values = (first.subs(point), second.subs(point))
         if all(value != 0 and not value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for value in values):
@@ -1086,6 +1098,11 @@ def _compare_by_math_verify(answer: str, gold: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _parse_by_math_verify(formula: str) -> Any:
+    """Returns the library's readings of a formula, the first of which is a sympy object; empty if it has
+    none.
+
+    The library searches a text for its answer. So the formula is put into a box, and only boxes are read.
+    """
     from math_verify import LatexExtractionConfig, parse
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)

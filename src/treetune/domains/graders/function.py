@@ -102,8 +102,10 @@ class FunctionGrader(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
+        # The problem and the answer as plain values (`foreign.Row`), which another Python can read as JSON.
         row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
+        # An answer of one turn has no transcript: here it is one message, which the environment gave nothing.
         single_turn = [{"role": "assistant", "content": response}]
         row["transcript"] = problem.transcript or (response, [single_turn], [0.0])
         if problem.transcript and not problem.messages:  # several turns are always a conversation
@@ -129,10 +131,10 @@ class FunctionGrader(Grader):
             process.stdin.write(request + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except BrokenPipeError:
+        except BrokenPipeError:  # the process has ended before this answer
             line = ""
         if not line:
-            _start_python.cache_clear()
+            _start_python.cache_clear()  # the next answer starts another process
             raise RuntimeError(f"{self.python} ended with exit code {process.wait()}")
         reply = json.loads(line)
         if isinstance(reply, str):  # the error that the function raised
@@ -148,9 +150,11 @@ def _function(path: str) -> Any:
     else:
         try:
             function = foreign.file_function(path, folders.searched()[0])
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # executing the user's file may raise anything
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
+        # Grader processes can then import the module under the same name.
         folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.searched()[0])))
+    # `load_environment` is verifiers' name for a function that makes an environment with its rubric.
     return function() if path.endswith(":load_environment") else function
 
 
@@ -164,7 +168,7 @@ def _start_python(python: str, path: str) -> subprocess.Popen[str]:
         text=True,
     )
     assert process.stdout is not None
-    if not process.stdout.readline():
+    if not process.stdout.readline():  # it writes "ready", and nothing if it fails
         raise ValueError(f"{python} can't load {path!r} (exit code {process.wait()}): its log says why")
     return process
 
@@ -207,7 +211,7 @@ def _never_returns_a_value(function: Any) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue  # a `return` in it is not the function's
         if isinstance(node, ast.Raise | ast.Yield | ast.YieldFrom):
-            return False
+            return False  # a stub that isn't implemented yet raises, and a generator returns an iterator
         if isinstance(node, ast.Return) and not _is_none(node.value):
             return False
         nodes += ast.iter_child_nodes(node)

@@ -28,6 +28,7 @@ from treetune.vocabulary import Grade, Problem
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
 
 _OF_LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
+"""Instructions whose checks detect the language. The library takes them as followed if it finds none."""
 _LETTERS = "keywords:letter_frequency"
 
 NO_SENTENCES = (
@@ -111,7 +112,7 @@ def read_instructions(problem: Problem) -> Sequence[Instruction]:
     if problem.gold.lstrip().startswith("{"):
         fields = {**problem.data, **json.loads(problem.gold)}
     ids, arguments = fields.get(IDS), fields.get(ARGUMENTS)
-    if isinstance(arguments, str):
+    if isinstance(arguments, str):  # Parquet files may have them as JSON text
         arguments = json.loads(arguments)
     if ids is None or arguments is None or not len(ids) or len(ids) != len(arguments):
         raise ValueError(

@@ -214,6 +214,9 @@ AGAIN_BRIEFLY = "Your last reply came to no verdict. Think no longer than you mu
 PROBE_S = 30.0
 """While the judge is down, one question in so many seconds is sent, to see whether it is back."""
 
+_OPEN_S = 10.0
+"""The longest time in which the client has to be ready. It sends nothing yet."""
+
 CLOSE_S = 5.0
 """The longest wait at the end for answers to questions that have been sent."""
 
@@ -318,7 +321,7 @@ class Judge:
     def counted(self) -> Counts:
         with self._lock:
             counts, self._counts = self._counts, {}
-        failed_attempts = self._thread.failed_attempts
+        failed_attempts = self._thread.failed_attempts  # since the beginning of the run
         counts["judge/failed_attempts"] = float(failed_attempts - self._attempts_counted), None
         self._attempts_counted = failed_attempts
         return counts
@@ -332,7 +335,7 @@ class Judge:
             for name, number in numbers.items():
                 value, divisor = number if isinstance(number, tuple) else (number, None)
                 total, total_divisor = self._counts.get(f"judge/{name}", (0.0, 0.0))
-                if divisor is not None:
+                if divisor is not None:  # the divisor of a mean grows with its sum
                     divisor += total_divisor or 0
                 self._counts[f"judge/{name}"] = (total + value, divisor)
 
@@ -401,6 +404,7 @@ class _Question(Asker):
         tried: list[Place] = []
         self._tried = tried  # `EndpointClient.ask` appends the addresses to which it sends
         try:
+            # At least 0.1 s, since earlier replies without a verdict may have taken all of the time
             async with asyncio.timeout(max(0.1, self._deadline - start)):
                 answer = await super()._ask(key, step, body, keep)
         except EndpointError as error:
@@ -410,6 +414,7 @@ class _Question(Asker):
             raise Unavailable(str(error)) from error
         except (Unanswered, TimeoutError) as error:
             why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
+            # Only the last address: the server may have been restarted with another one between attempts.
             for place in judge.availability.note_failure(why, tried[-1:]):
                 if judge.run_model is not None:
                     judge.run_model.failed(place, why)
@@ -443,12 +448,14 @@ class _Availability:
         self._questions_given_up = 0
         """Questions in a row, up to the last one, that were given up after all their attempts."""
         self._unanswered_places: set[Place] = set()
+        """The addresses of these questions' last attempts."""
         self._last_probe_at = 0.0
+        """The time of the last question that tested whether the judge is back."""
         self._last_failure = ""
         """The reason of the last question's failure."""
         self._refusal: str | None = None
         """The reason why the judge will never answer, if that is known."""
-        self._last_logged_at = -LOGGED_EVERY_S
+        self._last_logged_at = -LOGGED_EVERY_S  # so that the first failure is logged
         self._failing_since: float | None = None
         """The time of the first logged failure since the last answer; None if none was logged."""
         self._attempts_failed = 0
@@ -475,6 +482,7 @@ class _Availability:
             if now - self._last_logged_at < LOGGED_EVERY_S:
                 return
             self._last_logged_at = now
+            # Set only with a message, so that `note_answer` logs the end of failures that were logged.
             if self._failing_since is None:
                 self._failing_since = now
         log.info("the judge gives no answer: %s", message)
@@ -545,24 +553,27 @@ class _JudgeThread:
                     self._loop = asyncio.new_event_loop()
                     threading.Thread(target=self._loop.run_forever, name="judge", daemon=True).start()
                     client = self._make_client(lambda: self._closed)
-                    self._run_in_loop(client.__aenter__(), 10.0)
+                    self._run_in_loop(client.__aenter__(), _OPEN_S)
                     self._client = client
             assert self._client is not None
+            # The coroutine ends at its own deadline. The further seconds let it say why it had no result.
             return self._run_in_loop(work(self._client), seconds + CLOSE_S)
 
     def _run_in_loop(self, coroutine: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Runs a coroutine in the thread's event loop, and waits for its result."""
         assert self._loop is not None
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(seconds)
         except TimeoutError:
-            future.cancel()
+            future.cancel()  # nothing waits for the coroutine any more
             raise
-        except concurrent.futures.CancelledError as error:
+        except concurrent.futures.CancelledError as error:  # closing the client has ended the request
             raise Unanswered("the judge is no longer asked") from error
 
     @contextmanager
     def _counted_caller(self) -> Iterator[None]:
+        """Counts a caller of `run` within the block, so that `close` can wait for it."""
         with self._callers_changed:
             self._callers += 1
         try:
@@ -582,8 +593,8 @@ class _JudgeThread:
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is not None and self._client is not None:
-            leaving = asyncio.run_coroutine_threadsafe(self._client.__aexit__(), loop)
-            concurrent.futures.wait([leaving], 5.0)
+            closing = asyncio.run_coroutine_threadsafe(self._client.__aexit__(), loop)
+            concurrent.futures.wait([closing], CLOSE_S)
             loop.call_soon_threadsafe(loop.stop)
 
 
@@ -614,10 +625,10 @@ class JudgeModel(Asking, ServedModel):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        tasks = [
-            experiment.task,
-            *(measured.task for measured in experiment.evaluation.sets if measured.task is not None),
-        ]
+        tasks = [experiment.task]
+        for evaluation_set in experiment.evaluation.sets:
+            if evaluation_set.task is not None:
+                tasks.append(evaluation_set.task)
         if not any(asks_the_run(part) for task in tasks for part in task.grader.parts()):
             yield Finding(
                 "a model is served to judge answers, and no grader asks it",
@@ -634,6 +645,7 @@ class JudgeModel(Asking, ServedModel):
         yield from check_presence(self.model, self.revision, "model")
         if self.temperature is not None:
             yield from self.server.check_temperature(self.temperature, "temperature")
+        # Not every type of server has the settings `sleep`, `addresses` and `servers`.
         if getattr(self.server, "sleep", False):
             yield Finding(
                 "the judge's server never sleeps",

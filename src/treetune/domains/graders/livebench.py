@@ -62,12 +62,14 @@ class LiveBench(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         text, task = response, self._task(problem)
-        if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:
+        if task == "plot_unscrambling" and "<PLOT_SUMMARY>" in text:  # the tag that this task's prompt names
             return text.rpartition("<PLOT_SUMMARY>")[2].partition("</PLOT_SUMMARY>")[0].strip() or None
         answer = last_between(text, "<solution>", "</solution>") or last_box(text)
         if task in _FENCED:
+            # The block may be within the solution, or there is only the block.
             answer = next(reversed(fenced_blocks(answer or text)), answer)
         elif answer is None and task not in ("typos", "plot_unscrambling"):
+            # Bold text in these two tasks may be a part of the text that is asked for.
             for line in reversed(text.split("\n")):
                 bold_parts = [part.strip(" .,:") for part in _BOLD.findall(line)]
                 if bold_parts:
@@ -89,6 +91,7 @@ class LiveBench(Grader):
         return super().same_answer(answer, other, problem) and super().same_answer(other, answer, problem)
 
     def _task(self, problem: Problem) -> str:
+        """Returns the name of the row's task. Raises ValueError for one that has no score here."""
         task = str(problem.data.get(self.task_field, ""))
         if task in SCORES:
             return task
@@ -149,7 +152,7 @@ def score_groups_of_four(answer: str, gold: str) -> float:
     group, in any order."""
     gold_groups, groups = _read_groups(gold), _read_groups(answer)
     if len(groups) > len(gold_groups):
-        return 0.0
+        return 0.0  # among many groups, some would be right by chance
     distinct_groups = {frozenset(group) for group in groups}  # a repeated group earns once
     return sum(group in gold_groups for group in distinct_groups) / len(gold_groups)
 
@@ -170,6 +173,7 @@ def score_order_of_sentences(answer: str, gold: str) -> float:
         return 0.0
     order = []
     for gold_sentence in gold_sentences:
+        # With the cutoff 0, one of the answer's sentences is always found.
         [most_similar] = difflib.get_close_matches(gold_sentence, sentences, n=1, cutoff=0.0)
         order.append(sentences.index(most_similar))
     return 1 - edit_distance(range(len(gold_sentences)), order) / len(gold_sentences)
@@ -208,7 +212,8 @@ def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
 
 
 def _comparable_word(text: str) -> str:
-    """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats"."""
+    """Returns an answer for comparison: "3" for ``**Three**`` or "position three", "cats" for "the cats", and
+    "action" for "action movies"."""
     text = plain(_DRESS.sub(" ", text).replace("-", " ")).strip(" .,;:!")
     text = text.removeprefix("position ").removeprefix("the ").removesuffix(" movies")
     return str(_NUMBERS.index(text)) if text in _NUMBERS else text
@@ -273,11 +278,11 @@ def _same_row(row: Row, gold_row: Row) -> bool:
 def _same_cell(cell: str, gold_cell: str) -> bool:
     if cell == gold_cell or (cell.lower() in _EMPTY_CELLS and gold_cell.lower() in _EMPTY_CELLS):
         return True
-    if cell.lower() in ("true", "false"):
+    if cell.lower() in ("true", "false"):  # formats write booleans differently: True in CSV, true in JSON
         return cell.lower() == gold_cell.lower()
     try:
         difference = float(cell) - float(gold_cell)
-    except ValueError:
+    except ValueError:  # words, which are different
         return False
     return math.isfinite(difference) and abs(difference) < 1e-6
 
@@ -308,6 +313,7 @@ def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _read_json(text: str) -> Sequence[Mapping[str, Any]]:
+    """Reads the rows of a table in JSON, each with its cells by column; none if the text isn't one."""
     try:
         value = read_value(text)
     except UnreadableValue:
@@ -323,7 +329,7 @@ def _read_json_lines(text: str) -> Sequence[Mapping[str, Any]]:
         if line.startswith("{") and line.endswith("}"):
             try:
                 row = read_value(line)
-            except UnreadableValue:
+            except UnreadableValue:  # the text has another format
                 return []
             if not isinstance(row, Mapping):
                 return []
@@ -343,7 +349,7 @@ class _Html(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
-        self._in_cell = tag in ("td", "th") and bool(self.rows)
+        self._in_cell = tag in ("td", "th") and bool(self.rows)  # a cell before the first row is ignored
         if self._in_cell:
             self.rows[-1].append("")
 
@@ -370,7 +376,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
     """Reads Markdown (``|``), TSV or CSV: the line with the `columns`, and the lines after it with the same
     number of cells."""
     lines = [line.strip() if delimiter == "|" else line for line in text.strip("\n").split("\n")]
-    if delimiter == "|":
+    if delimiter == "|":  # only the rows of a table, without the rule |---|---|
         lines = [line.strip("|") for line in lines if line.startswith("|") and line.strip("|:- ")]
     try:
         cells = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
@@ -383,7 +389,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
             header_index = index
             break
     if header_index is None or len(cells[header_index]) <= 1:
-        return []
+        return []  # lines without the delimiter would be a table of one column
     table: list[list[str]] = []
     for row in cells[header_index:]:
         if len(row) != len(cells[header_index]):
@@ -393,6 +399,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
 
 
 def _rows_below_header(rows: Sequence[Sequence[str]]) -> Sequence[Mapping[str, Any]]:
+    """Returns the rows after the first one as objects with its names; none unless all have its length."""
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         return []
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]

@@ -75,10 +75,11 @@ class MathGrader(Grader):
 
     @override
     def prepare(self) -> None:
+        # Imported here, so that the first answer's deadline doesn't have to include the import.
         import math_verify  # noqa: F401
         import sympy
 
-        # It warns at every answer that it has no timeout. The pool's deadline is one.
+        # math_verify warns at every call without a timeout of its own. Here the pool's deadline ends a call.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules
@@ -92,21 +93,23 @@ class MathGrader(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         gold = _read_gold(problem.gold).answer
-        parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
-        return find_answer(response, parts)
+        # A response may give each answer of a gold such as ``1, 2`` in a box of its own.
+        gold_parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
+        return find_answer(response, gold_parts)
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
         gold = _read_gold(problem.gold)
         if not gold.plain:
             return _refuse(extracted[:100], "the gold is empty")
+        # A copy of the gold is right, also if it is too long to be read below.
         if _comparable_text(extracted) == gold.plain_as_written:
             return 1.0
         if len(extracted) > LONGEST:
             return _refuse(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
         text = undressed(extracted)
         if gold.is_json_list and text.startswith("[") and text.endswith("]"):
-            text = text[1:-1]
+            text = text[1:-1]  # the brackets of the JSON list, which the gold's answer no longer has
         if _comparable_text(text) == gold.plain:
             return 1.0
         try:
@@ -134,6 +137,7 @@ class _Gold:
 
 @lru_cache(maxsize=1024)
 def _read_gold(gold: str) -> _Gold:
+    """Reads a gold. The cache holds the golds of the problems that are being graded."""
     as_written = find_gold(gold)
     text = undressed(as_written)
     return _Gold(
@@ -180,12 +184,16 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
     """
     if answer == gold:
         return True
+    # The first branch that fits decides. Kinds that contain other answers come first (a value with a
+    # condition or a name, an equation), so that their contents are compared by the later branches.
     if isinstance(answer, Qualified) or isinstance(gold, Qualified):
         return _equal_with_conditions(answer, gold, question)
+    # (a, b) = (1, 2) is read as one named value, and means the system a = 1, b = 2.
     are_both_by_name = _values_by_name(answer) is not None and _values_by_name(gold) is not None
     if isinstance(answer, System) or isinstance(gold, System) or are_both_by_name:
         return _equal_systems(answer, gold, question)
     if isinstance(answer, Named) and isinstance(gold, Named):
+        # A name in words, such as \text{Area}, may be the other name.
         same_name = answer.name == gold.name or "text" in answer.name or "text" in gold.name
         return same_name and equal_answers(answer.value, gold.value, question)
     if isinstance(answer, Equation) or isinstance(gold, Equation):
@@ -195,7 +203,7 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
     if isinstance(gold, Named):
         return equal_answers(answer, gold.value, question)
     if isinstance(answer, Date) or isinstance(gold, Date):
-        return False  # equal dates have been equal above
+        return False  # two equal dates were already equal at the top, and a date equals nothing else
     if isinstance(answer, TimeOfDay) or isinstance(gold, TimeOfDay):
         return _equal_times(answer, gold, question)
     if isinstance(answer, Ratio) or isinstance(gold, Ratio):
@@ -204,9 +212,7 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
         return _equal_scores(answer, gold, question)
     if isinstance(answer, Words) or isinstance(gold, Words):
         return _words_of(answer) == _words_of(gold) or _equal_in_words(answer, gold, question)
-    if isinstance(answer, Union) and isinstance(gold, Union) and {answer.named, gold.named} not in (
-        {answer.named}, {"", answer.named}, {"", gold.named}
-    ):  # fmt: skip
+    if isinstance(answer, Union) and isinstance(gold, Union) and _have_different_unknowns(answer, gold):
         return False  # x < 5 says nothing about y
     if isinstance(answer, Union) or isinstance(gold, Union):
         return _match_in_any_order(_parts_of_union(answer), _parts_of_union(gold), question)
@@ -215,6 +221,12 @@ def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
     if isinstance(answer, BracketGroup) or isinstance(gold, BracketGroup):
         return _equal_groups(_as_group(answer), _as_group(gold), question)
     return _equal_scalars(answer, gold, question)
+
+
+def _have_different_unknowns(answer: Union, gold: Union) -> bool:
+    """Returns whether two regions are of different unknowns. A region without one, such as the union of two
+    intervals, fits any unknown."""
+    return answer.named != "" and gold.named != "" and answer.named != gold.named
 
 
 def _equal_matrices(
@@ -256,7 +268,7 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
     if is_empty != is_gold_empty or (is_gold_empty and answer.kind != gold.kind):
         return False
     if kinds == {"tuple", "set"}:
-        return False
+        return False  # (1, 2) has an order, and {1, 2} has none
     if "tuple" not in kinds:
         return _match_in_any_order(answer.parts, gold.parts, question)
     if len(answer.parts) != len(gold.parts):
@@ -271,7 +283,8 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
 
 
 def _parts_of_union(answer: Answer) -> Sequence[Answer]:
-    """Returns the parts of a union or of a list, and anything else as its only part."""
+    """Returns the parts of a union, or of a list that may be meant as one: ``(1, 2), (3, 4)``. Anything else
+    is its only part."""
     if isinstance(answer, Union):
         return answer.parts
     return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
@@ -297,7 +310,8 @@ def _match_in_any_order(answer: Sequence[Answer], gold: Sequence[Answer], questi
 
 
 def _matrix_rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
-    """Returns the rows of a matrix; a tuple stands for a column."""
+    """Returns the rows of a matrix. ``(1, 2)`` is read as a column with two rows. Other answers have no
+    rows, and so equal no matrix."""
     if isinstance(answer, Matrix):
         return answer.rows
     if (
@@ -340,7 +354,7 @@ def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
     sides, gold_sides = _sides_of_equation(answer), _sides_of_equation(gold)
     if sides is not None and gold_sides is not None:
         return are_proportional_equations(sides, gold_sides)
-    if isinstance(answer, Equation):
+    if isinstance(answer, Equation):  # and the gold is a value
         end = read_answer(answer.right)
         return equal_answers(end, gold, question) and _leads_to(answer, end, question)
     # A gold such as 9 * 2 = 18 means 18. Both of its sides must be that number.
@@ -361,7 +375,9 @@ def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
     except (NotAFormula, Absurd):
         return True  # a name such as |AB| or P(A), or words
     if not left.free_symbols:
-        return equal_answers(read_answer(equation.left), end, question)
+        return equal_answers(read_answer(equation.left), end, question)  # 2 + 3 = 5, and not 2 + 2 = 5
+    # Otherwise the equation has an unknown. In general it has to be solved, so that its right side is not
+    # its result. These are the exceptions: x = 2 + 3 = 5, x + x = 2x, and x + y = 5 if x + y is asked for.
     return (
         equation.chain
         or equal_answers(read_answer(equation.left), end)
@@ -375,7 +391,8 @@ def _without_layout(text: str) -> str:
 
 
 def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
-    """Returns both sides of ``x + y = 3``, or of ``x = 3`` if the value has no unit; otherwise None."""
+    """Returns both sides of ``x + y = 3``, or of ``x = 3`` if the value has no unit, which a formula can't
+    contain; otherwise None."""
     if isinstance(answer, Equation):
         return answer.left, answer.right
     if isinstance(answer, Named) and isinstance(answer.value, Scalar) and not answer.value.unit:
@@ -384,12 +401,14 @@ def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
 
 
 def _equal_scalars(answer: Answer, gold: Answer, question: str) -> bool:
+    """Compares two numbers or formulas with their bases, units and percent signs."""
     if not isinstance(answer, Scalar) or not isinstance(gold, Scalar):
         return False
-    if "_" in answer.formula or "_" in gold.formula:
+    if "_" in answer.formula or "_" in gold.formula:  # 101_2 is a number with its base, and a_1 a variable
         is_equal = _equal_in_bases(answer.formula, gold.formula, question)
         if is_equal is not None:
             return is_equal
+    # Only now, with both answers, it is clear whether 5 m is a length or 5 times a variable.
     answer, gold = (
         with_short_unit(answer, gold, exact_value(gold.formula) is not None),
         with_short_unit(gold, answer, exact_value(answer.formula) is not None),
@@ -403,7 +422,7 @@ def _equal_scalars(answer: Answer, gold: Answer, question: str) -> bool:
     if (are_percent_asked_for or not answer.percent) and equal_formulas(answer.formula, gold.formula):
         return True
     if answer.percent == gold.percent:
-        return False
+        return False  # their formulas were compared above
     # One has a percent sign: 50 % are 0.5, whichever of them is the gold.
     percent, number = (answer, gold) if answer.percent else (gold, answer)
     percent_value, number_value = exact_value(percent.formula), exact_value(number.formula)
@@ -417,9 +436,11 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
     if answer.unit is None or gold.unit is None:
         bare, measured = (answer, gold) if answer.unit is None else (gold, answer)
         assert measured.unit is not None
+        # A multiple of \pi without a unit is an angle in radians: \pi/2 equals 90°.
         if is_degree(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
             return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
         return equal_formulas(answer.formula, gold.formula)
+    # `conversion` has only rational factors, so that radians and degrees are compared here.
     for radians, degrees in ((answer, gold), (gold, answer)):
         assert radians.unit is not None and degrees.unit is not None
         if is_radian(radians.unit) and is_degree(degrees.unit):
@@ -433,6 +454,8 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
     value, gold_value = exact_value(answer.formula), exact_value(gold.formula)
     if value is not None and gold_value is not None:
         return value * factor + summand == gold_value
+    # A formula such as 2\pi is converted by writing the factor after it. Temperatures have a summand, too;
+    # they are only compared as numbers.
     scaled = f"({answer.formula}) \\cdot \\frac{{{factor.numerator}}}{{{factor.denominator}}}"
     return summand == 0 and equal_formulas(scaled, gold.formula)
 
@@ -513,7 +536,7 @@ def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
     if not isinstance(nameless, BracketGroup) or len(nameless.parts) != len(by_name):
         return False
     if nameless.kind == "set" or (nameless.left, nameless.right) != ("(", ")"):
-        return False
+        return False  # {1, 2} has no order, and [1, 2] is an interval (a list has round brackets by default)
     # A pair has its values in the order of the alphabet: (x, y). Except in a gold's pair, they may also be in
     # the order of the system's names.
     orders = [sorted(by_name)]
@@ -541,7 +564,8 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
 def _equal_with_conditions(answer: Answer, gold: Answer, question: str) -> bool:
     r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``).
 
-    If both have one, they must agree. If only the answer has one, the gold must not be a number.
+    If both have one, they must agree. If only the answer has one, the gold must not be a number: a formula
+    often holds only for some n. If only the gold has one, the answer may leave it out.
     """
     value = answer.value if isinstance(answer, Qualified) else answer
     gold_value = gold.value if isinstance(gold, Qualified) else gold
@@ -563,6 +587,7 @@ _CONDITION_WORDS = re.compile(
 def _bare_condition(condition: str) -> str:
     r"""Returns the form in which conditions are compared: ``inZnge1`` for
     ``\text{for all integers } n \ge 1``."""
+    # The longest text first, so that nothing of it is left over.
     for written, integer in (("an integer", "\\in Z"), ("integers", "\\in Z"), ("integer", "\\in Z")):
         condition = condition.replace(written, integer)
     condition = re.sub(r"\\text|\\mathbb|\\left|\\right|[{}()$,.;]", " ", condition)
@@ -586,7 +611,7 @@ def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
         return True
     if gold_base is not None:
         return False
-    return base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None
+    return base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None  # "in base $7$"
 
 
 _BASES = {
@@ -599,7 +624,8 @@ def _read_based(formula: str) -> tuple[str, str] | None:
     """Reads ``101_2`` or ``(101)_{two}`` as its digits and its base, ("101", "2"); else None."""
     match = _BASED.fullmatch(_UPRIGHT.sub(r"\1", formula.strip()))
     if match is None or not any(character.isdigit() for character in match[1]):
-        return None
+        return None  # x_1 is a variable with an index
+    digits = match[1]
     base = match[2] or match[3] or match[4]
     base = _BASES.get(base.lower(), base)
-    return (match[1], base) if base.isdigit() else None
+    return (digits, base) if base.isdigit() else None

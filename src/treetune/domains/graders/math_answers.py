@@ -19,7 +19,9 @@ from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_units import Scalar, split_unit, sum_of_quantities
 
 DEEPEST = 6
+"""The most answers within each other, as a number in a pair in a set. Deeper texts stay formulas."""
 MOST_PARTS = 60
+"""The most parts of a list, a union or a matrix that are read."""
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,11 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     if depth > DEEPEST:
         return Scalar(text)
     membership = _IN.match(text)
-    if membership:
+    if membership:  # x \in [1, 2] is read as [1, 2]
         text = text[membership.end() :].strip()
     # The order matters: each reader returns None for other kinds, and the next one is tried.
     answer = _read_reals(text)
-    if answer is None and depth == 0:
+    if answer is None and depth == 0:  # a condition belongs to the whole answer, and not to a part of it
         answer = _read_qualified(text)
     if answer is None:
         answer = _read_table(text, depth)
@@ -208,9 +210,10 @@ def _read_table(text: str, depth: int) -> Answer | None:
     matrix = _MATRIX.fullmatch(text.strip("()[] ")) if "matrix" in text else None
     if matrix is None:
         return None
-    rows = [row for row in _MATRIX_ROW_END.split(matrix["rows"]) if row.strip(" \\hline")]
-    if len(rows) > MOST_PARTS or matrix["bracket"] in ("v", "V"):
-        return Scalar(matrix[0])  # too large to read, or a determinant or a norm
+    without_lines = matrix["rows"].replace("\\hline", " ")
+    rows = [row for row in _MATRIX_ROW_END.split(without_lines) if row.strip()]
+    if not rows or len(rows) > MOST_PARTS or matrix["bracket"] in ("v", "V"):
+        return Scalar(matrix[0])  # empty, too large to read, or a determinant or a norm
     cells = [split_at_top(row, ("&",)) for row in rows]
     return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in row) for row in cells))
 
@@ -242,6 +245,7 @@ def _read_equation_or_region(text: str, depth: int) -> Answer | None:
         parts = split_at_top(text, ("\\cup",))
         if 1 < len(parts) <= MOST_PARTS:
             return Union(tuple(read_answer(part, depth + 1) for part in parts))
+    # The set {x | x > 3} is read by `_read_group`, which removes what is before the condition.
     is_set = _split_brackets(text)[0] == "{"
     return _read_region(text, depth) if not is_set and _SIGN.search(text) else None
 
@@ -263,7 +267,7 @@ def _read_number_with_thousands(text: str) -> Answer | None:
     r"""Reads ``12,000 \text{ km}``, whose comma doesn't separate the parts of a list."""
     thousands = _THOUSANDS.match(text)
     if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
-        return None
+        return None  # not such a number, or a list: 12,000, 5
     return _read_scalar(text.replace(",", ""))
 
 
@@ -292,22 +296,22 @@ _SETS_IN_WORDS = {
 
 def _read_reals(text: str) -> Answer | None:
     r"""Reads the set of all real numbers, which may exclude some: ``\mathbb{R} \setminus \{0\}``."""
+    all_reals = BracketGroup("tuple", (_BELOW_ALL, _ABOVE_ALL))
     if text.startswith("\\mathbb{R}"):
-        rest = text[len("\\mathbb{R}") :].strip()
-        match = _HOLES.fullmatch(rest)
-    elif "real" not in text.lower():
-        return None
-    else:
+        exclusion = text[len("\\mathbb{R}") :].strip()
+        if not exclusion:
+            return all_reals
+        match = _HOLES.fullmatch(exclusion)
+    elif "real" in text.lower():
         plain = " ".join(_TEXT.sub(r" \1 ", text).split()).rstrip(".")
         match = _REALS_IN_WORDS.fullmatch(plain)
-        rest = "" if match is None or not match["holes"] else match["holes"]
-        if match is None:
-            return None
-    if not rest:
-        return BracketGroup("tuple", (_BELOW_ALL, _ABOVE_ALL))
+        if match is not None and not match["holes"]:
+            return all_reals
+    else:
+        return None
     if match is None:
         return None
-    holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())
+    holes = re.sub(r"\A[a-zA-Z] ?= ?", "", match["holes"].strip())  # all real numbers except x = 0
     return _intervals_between(_split_values(holes))
 
 
@@ -329,7 +333,7 @@ def _intervals_between(holes: list[str]) -> Answer | None:
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
         number = exact_value(hole)
-        if number is None:
+        if number is None:  # such as \sqrt{2}, which can only be the single hole
             return None if len(holes) > 1 else _rays_around(Scalar(hole))
         numbers.append((number, hole))
     if not numbers:
@@ -350,18 +354,19 @@ def _read_cases(rows: str, depth: int) -> Answer:
     if len(cells) > MOST_PARTS:
         return Scalar(rows)
     if all(len(row) == 2 and "=" not in row[0] for row in cells):
+        # The pieces of a function, as a set of pairs: they may be in any order.
         return BracketGroup("set", tuple(_read_piece(row, depth) for row in cells))
     equations = ["".join(row).strip(" ,;") for row in cells]
     return _make_system(tuple(read_answer(equation, depth + 1) for equation in equations))
 
 
 def _read_piece(row: list[str], depth: int) -> Answer:
-    condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", row[1]).strip(
-        " ,.;"
-    )
-    return BracketGroup(
-        "tuple", (read_answer(row[0].strip(" ,"), depth + 1), read_answer(condition, depth + 1))
-    )
+    r"""Reads ``["x^2", "\text{if } x > 0"]``, a piece of a function, as the pair of its value and its
+    condition."""
+    value, condition = row
+    condition = re.sub(r"\\text ?\{ ?,? ?(?:if|for|when|where) ?\}|\b(?:if|for|when)\b", "", condition)
+    parts = read_answer(value.strip(" ,"), depth + 1), read_answer(condition.strip(" ,.;"), depth + 1)
+    return BracketGroup("tuple", parts)
 
 
 def _make_system(parts: tuple[Answer, ...]) -> Answer:
@@ -374,6 +379,7 @@ def _make_system(parts: tuple[Answer, ...]) -> Answer:
 
 
 def _read_transposed(text: str, depth: int) -> Answer | None:
+    r"""Reads ``\begin{pmatrix} 1 & 2 \end{pmatrix}^T`` or ``(1, 2)^T``; None for any other text."""
     match = _TRANSPOSED.fullmatch(text)
     if match is None:
         return None
@@ -382,7 +388,8 @@ def _read_transposed(text: str, depth: int) -> Answer | None:
         lengths = {len(row) for row in inner.rows}
         return Matrix(tuple(zip(*inner.rows, strict=True))) if len(lengths) == 1 else None
     if isinstance(inner, BracketGroup) and inner.kind == "tuple":
-        return BracketGroup("tuple", inner.parts)  # a row that is written as a tuple, so that it is a column
+        # (1, 2)^T is a column, and so is (1, 2) without the sign. [1, 2]^T gets the round brackets of one.
+        return BracketGroup("tuple", inner.parts)
     return None
 
 
@@ -404,7 +411,6 @@ _HAS_A_SIGN_OF_A_CONDITION = re.compile(r"\\(?:in|ge|le|ne)|[<>]")
 # 5 if and only if …, 5 unless …: more than a condition
 _NO_MERE_CONDITION = re.compile(r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b")
 _LETTER_ALONE = re.compile(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])")
-_LETTER_OF_A_FORMULA = re.compile(r"(?<![A-Za-z\\])[a-zA-Z]|(?<=\d)[a-z]|[a-z](?=[a-z])")
 
 
 def _read_qualified(text: str) -> Qualified | None:
@@ -414,11 +420,11 @@ def _read_qualified(text: str) -> Qualified | None:
         return None
     value, condition = parts
     if not value or any(value.count(left) != value.count(right) for left, right in _PAIRS_OF_BRACKETS):
-        return None
+        return None  # the text was split within brackets, as in \{x \text{ where } x > 1\}
+    # A condition that is about other letters than the value is a part of the answer: "5 for n > 1".
     condition_letters = set(_LETTER_ALONE.findall(_TEXT.sub(" ", condition)))
     value_without_words = _TEXT.sub(" ", value)
-    value_letters = set(_LETTER_OF_A_FORMULA.findall(value_without_words))
-    value_letters |= set(re.sub(r"\\[A-Za-z]+", " ", value_without_words))
+    value_letters = set(re.sub(r"\\[A-Za-z]+", " ", value_without_words))
     if condition_letters and not condition_letters & value_letters:
         return None
     return Qualified(read_answer(value, 1), condition)
@@ -429,7 +435,7 @@ _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
 def _split_condition(text: str) -> tuple[str, str] | None:
     """Returns the text before a condition, and the condition; None if there is none, or if it says more."""
-    in_words = _CONDITION_IN_WORDS.search(text, 1)
+    in_words = _CONDITION_IN_WORDS.search(text, 1)  # from 1, because a value has to come before it
     if in_words is not None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
         is_mere = not _NO_MERE_CONDITION.search(condition)
@@ -445,6 +451,7 @@ def _split_condition(text: str) -> tuple[str, str] | None:
 
 
 def _read_ratio(text: str) -> Answer | None:
+    """Reads ``1:2:3``; None for a text without a colon, and for one that is words or an equation."""
     parts = split_at_top(text, (":",))
     if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
         return None
@@ -452,9 +459,10 @@ def _read_ratio(text: str) -> Answer | None:
 
 
 def _read_group(text: str, depth: int) -> Answer | None:
+    """Reads a set, a pair, an interval, or a list without brackets: ``1, 2 and 3``. None for other texts."""
     opening, closing, inner = _split_brackets(text)
     if opening == "{":
-        if re.search(r"\\mid|\\colon|:|\|", inner):
+        if re.search(r"\\mid|\\colon|:|\|", inner):  # {x | x > 3} is read as x > 3
             condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
             return read_answer(condition, depth + 1)
         return BracketGroup("set", _flatten_lists(_read_parts(inner, depth)))
@@ -462,7 +470,7 @@ def _read_group(text: str, depth: int) -> Answer | None:
         parts = _read_parts(inner, depth)
         if len(parts) > 1:
             return BracketGroup("tuple", parts, opening, closing)
-        return None
+        return None  # (5) is a number in brackets, which `_read_scalar` reads
     # A list without brackets: "1, 2 and 3".
     pieces: list[str] = []
     for part in split_at_top(text, (",", ";")):
@@ -499,10 +507,12 @@ def _split_brackets(text: str) -> tuple[str, str, str]:
 
     The brackets of an interval may differ, and ``]0,1[`` is read as ``(0,1)``.
     """
-    if text.startswith("\\{") and text.endswith("\\}") and len(split_at_top(text[2:-2], ())) == 1:
-        return "{", "}", text[2:-2]
+    if text.startswith("\\{") and text.endswith("\\}"):
+        inner = text[2:-2]
+        return ("", "", "") if _is_closed_before_end(inner, "\\{", "\\}") else ("{", "}", inner)
     if text.startswith("\\langle") and text.endswith("\\rangle"):
-        return "(", ")", text[7:-7]
+        inner = text[7:-7]
+        return ("", "", "") if _is_closed_before_end(inner, "\\langle", "\\rangle") else ("(", ")", inner)
     if len(text) <= 2 or text[0] not in "([]" or text[-1] not in ")][" or text.endswith("\\]"):
         return "", "", ""
     inner, depth = text[1:-1], 0
@@ -513,6 +523,16 @@ def _split_brackets(text: str) -> tuple[str, str, str]:
     if depth != 0 or (text[0] == "]" and text[-1] == ")"):
         return "", "", ""
     return text[0].replace("]", "("), text[-1].replace("[", ")"), inner
+
+
+def _is_closed_before_end(inner: str, opening: str, closing: str) -> bool:
+    r"""Returns whether a bracket before `inner` is closed within it: ``1\}, \{2`` is no content of braces."""
+    depth = 0
+    for bracket in re.findall(f"{re.escape(opening)}|{re.escape(closing)}", inner):
+        depth += 1 if bracket == opening else -1
+        if depth < 0:
+            return True
+    return False
 
 
 _BRACKET = re.compile(r"\\[{}]|\\langle|\\rangle|\\begin\{[a-zA-Z*]+\}|\\end\{[a-zA-Z*]+\}|\\.|[()\[\]{}]")
@@ -529,7 +549,7 @@ def _depth_change(sign: str) -> int:
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
     """Splits a text at signs that aren't within brackets."""
-    if signs and not any(sign in text for sign in signs):
+    if not any(sign in text for sign in signs):  # quick, and true of most texts
         return [text]
     parts: list[str] = []
     depth = start = 0
@@ -545,15 +565,17 @@ def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
-    alternatives = "|".join(re.escape(sign) for sign in signs) or r"(?!)"
+    alternatives = "|".join(re.escape(sign) for sign in signs)
     return re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
 
 
 def _read_equation(text: str, depth: int) -> Answer | None:
+    """Reads ``x = 5`` as a named value, and ``x + y = 5`` as an equation; None for other texts, and for
+    several equations."""
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
-        return None
+        return None  # no equals sign at the top level, one that is a part of <=, !=, or an inequality
     if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(text):
         return None  # several equations
     first, last = sides[0].strip(), sides[-1].strip()
@@ -576,7 +598,10 @@ _DISTANCE = re.compile(
 
 
 def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
-    """Reads ``|x - 1| > 2`` as the points with this distance from 1."""
+    """Reads ``|x - 1| > 2`` as the points with a larger distance from 1 than 2: ("x", [(-∞, -1), (3, ∞)]).
+
+    None for any other inequality, and for one without a radius, such as ``|x| > 0``.
+    """
     match = _DISTANCE.fullmatch(sides[0])
     radius = exact_value(sides[1])
     if match is None or radius is None or radius <= 0 or signs[0] == "!=":
@@ -584,7 +609,7 @@ def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer
     centre = exact_value(match["centre"]) if match["centre"] else Fraction(0)
     if centre is None:
         return None
-    centre = -centre if match["sign"] == "+" else centre
+    centre = -centre if match["sign"] == "+" else centre  # |x + 1| is the distance from -1
     low, high = (Scalar(str(centre - radius)), Scalar(str(centre + radius)))
     is_closed = signs[0].endswith("=")
     if signs[0].startswith("<"):
@@ -611,7 +636,7 @@ def _read_region(text: str, depth: int) -> Answer | None:
         matches = [match for match in exclusions if match is not None]
         values = [match["values"].strip() for match in matches]
         return _name_region({match["name"] for match in matches}, _intervals_between(values))
-    is_intersection = _MEETING_AND.search(text) is not None
+    is_intersection = _MEETING_AND.search(text) is not None  # otherwise "or" or a comma: a union
     rays: list[Answer] = []
     names: set[str] = set()
     for piece in pieces:
@@ -626,7 +651,7 @@ def _read_region(text: str, depth: int) -> Answer | None:
     if len(names) != 1:
         return None
     if is_intersection and len(pieces) > 1:
-        return _intersect(rays) or Scalar(text)
+        return _intersect(rays) or Scalar(text)  # another intersection is only compared as a text
     return Union(tuple(rays), named=names.pop())
 
 
@@ -641,6 +666,7 @@ def _intersect(rays: list[Answer]) -> Answer | None:
     """Returns the interval of ``x > 1 and x < 2``; None unless a ray upwards and one downwards overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
+    # x > 1 begins at 1 and comes first. x < 2 begins below all numbers and comes second.
     up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
     assert isinstance(up, BracketGroup) and isinstance(down, BracketGroup)
     if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
@@ -725,6 +751,8 @@ def _read_figure(text: str) -> Words | None:
     if match is None:
         return None
     letters = match["letters"].lower()
+    # The points of a triangle or a line may be in any order, and those of an angle may be reversed. The order
+    # of a ray's or a vector's points matters.
     if match["kind"] in ("triangle", "overline", "overleftrightarrow"):
         letters = "".join(sorted(letters))
     elif match["kind"] == "angle":
@@ -737,13 +765,13 @@ def _read_words(text: str) -> Words | Scalar | None:
     figure = _read_figure(text)
     if figure is not None:
         return figure
-    whole = _TEXT.fullmatch(text)
+    is_only_text = _TEXT.fullmatch(text) is not None
     plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
     verdict = _VERDICT.fullmatch(" ".join(plain.split()))
     if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
         return Words(verdict[1].lower())
     if re.search(r"[\\^_=<>{}]", plain):
-        return None
+        return None  # signs of a formula
     plain = " ".join(plain.split())
     if _LABEL.fullmatch(plain):
         return Words(plain.lower())  # letters of a label or a Roman number don't commute
@@ -752,18 +780,18 @@ def _read_words(text: str) -> Words | Scalar | None:
     if plain.lower().rstrip(".") in _SETS_IN_WORDS:
         return Scalar(_SETS_IN_WORDS[plain.lower().rstrip(".")])
     choice = _CHOICE.fullmatch(plain)
-    if choice and (whole or plain != choice[1]):
+    if choice and (is_only_text or plain != choice[1]):  # \text{B} and (B) are choices, and B is a variable
         return Words(choice[1].lower())
     if any(character.isdigit() for character in plain):
-        return None
+        return None  # a number with its unit
     plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
-    if whole and not plain_words and plain:
-        return None
+    if is_only_text and not plain_words and plain:
+        return None  # \text{x} or \text{sin}, a formula in an upright font
     # abc may be a product of three letters, but "even" is a word, and so is any text within \text.
-    are_words = any(len(word) > 3 for word in plain_words) or (whole and plain_words)
+    are_words = any(len(word) > 3 for word in plain_words) or (is_only_text and len(plain_words) > 0)
     if not are_words and plain.lower() not in _SHORT_WORDS:
         return None
-    if "," in plain:
+    if "," in plain:  # a list of words, which `_read_group` splits unless it has too many parts
         return None if len(plain.split(",")) <= MOST_PARTS else Words(plain.lower())
     plain = re.sub(r"[^\w\s:/-]", "", plain.lower()).strip()
     return Words(" ".join(re.sub(r"^(?:the|a|an)\s", "", plain).split()))
@@ -784,5 +812,5 @@ def _read_scalar(text: str) -> Answer:
     formula = measured.formula
     if _THOUSANDS.fullmatch(formula):
         formula = formula.replace(",", "")
-    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)
+    formula = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", formula)  # 1.2e5
     return Scalar(formula, measured.unit, measured.percent)

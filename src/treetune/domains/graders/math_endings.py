@@ -21,8 +21,12 @@ _BETWEEN_BOXES = re.compile(
 )
 # x = and x_1 = $ at the end, before a box
 _NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
+_LONGEST_NAME = 30
+"""Characters before a box in which a name such as ``x_1 = $`` is searched."""
 _LONGEST_GAP = 80
+"""Characters between two boxes that are parts of one answer."""
 MOST_BOXES = 60
+"""The most boxes that are joined to one answer."""
 
 # **58** and __58__, but not the powers of x**2 * y**2
 _BOLD = re.compile(r"(?<![\w)\]}*])(\*\*|__)(?=[^\s*])([^*\n]{1,200}?)(?<=\S)\1(?![\w*])")
@@ -65,13 +69,15 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
     """
     in_boxes = boxes(response)
     tagged_at = response.rfind(ANSWER)
+    # The later of a box and an <answer> counts.
     if in_boxes and in_boxes[-1][0] > tagged_at:
         return _from_boxes(response, in_boxes, gold_parts) or None
     if tagged_at >= 0:
         tagged = last_between(response[tagged_at:], unclosed=True)
+        # Within the tags there may be a sentence ("The answer is 5"). A long text there isn't an answer.
         if tagged and len(tagged) <= LONGEST:
             return find_answer(tagged, gold_parts) or _strip_bold(tagged)
-    if in_boxes:
+    if in_boxes:  # before an <answer> that is empty or too long
         return _from_boxes(response, in_boxes, gold_parts) or None
     return _answer_after_marker(response)
 
@@ -110,16 +116,28 @@ def json_list(gold: str) -> list[str] | None:
 
 
 def _item(item: Any) -> str:
+    """Returns an item of a JSON list as the text of an answer: ``(1, 2)`` for [1, 2], ``true`` for True."""
     if isinstance(item, list):
         return f"({', '.join(_item(part) for part in item)})"
     return item if isinstance(item, str) else json.dumps(item)
 
 
 def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts: int) -> str:
+    r"""Returns the answer in the last box, or in the last boxes if they are parts of one answer.
+
+    If the gold lists two answers, ``The roots are \boxed{1}, which is simple, and \boxed{2}.`` gives ``1,
+    2``, although there are words between its boxes. If the last box lists several answers itself, it is the
+    whole answer.
+
+    Args:
+        response: the text of the model.
+        in_boxes: the start, end and content of each box.
+        gold_parts: see `find_answer`.
+    """
     joined = _join_boxes(response, in_boxes)
     start_of_last, _, last_content = in_boxes[-1]
     if joined != last_content.strip():
-        return joined
+        return joined  # several boxes directly after each other
     last_paragraph = response.rfind("\n\n", 0, start_of_last)
     boxes_in_paragraph = [box for box in in_boxes[-gold_parts:] if box[0] > last_paragraph]
     holds_all = re.search(r",|\\text\{|\bor\b|\band\b", last_content)
@@ -145,29 +163,36 @@ def _join_boxes(text: str, in_boxes: list[tuple[int, int, str]]) -> str:
     contents: list[str] = []
     names: list[str] = []
     for start, _, content in in_boxes[first:]:
-        name = _NAME_BEFORE.search(text[max(0, start - 30) : start])
+        name = _NAME_BEFORE.search(text[max(0, start - _LONGEST_NAME) : start])
         names.append(name[1] if name is not None else "")
         contents.append(content.strip())
     if len(set(contents)) == 1:
-        return contents[0]
-    if all(names) and len(set(names)) == len(names):
+        return contents[0]  # one box, or the same answer again
+    if all(names) and len(set(names)) == len(names):  # x = \boxed{1}, y = \boxed{2} is "x = 1, y = 2"
         contents = [f"{name} = {content}" for name, content in zip(names, contents, strict=True)]
     return ", ".join(contents)
 
 
 def _answer_after_marker(response: str) -> str | None:
+    r"""Returns the answer after the last marker: ``58`` of "The answer is 58, because 2 · 29 = 58."
+
+    None if there is no marker, or nothing after it.
+    """
     tail = _strip_bold(response[-LONGEST:])
     markers = [match for match in _MARKER.finditer(tail) if not _DENIED.search(match[0])]
     if not markers:
         return None
-    rest = tail[markers[-1].end() :]
-    display = _DISPLAY.match(rest)
-    if display and not rest[display.end() :].partition("\n")[0].strip(" .*。"):
+    after_marker = tail[markers[-1].end() :]
+    # A formula is the answer if it is all of the line. It may have several lines, as in \[ … \].
+    display = _DISPLAY.match(after_marker)
+    if display and not after_marker[display.end() :].partition("\n")[0].strip(" .*。"):
         return display[2].strip() or None
-    line = next((line for line in map(str.strip, rest.split("\n")) if line), "")
+    # Otherwise the answer is in the first sentence of the first line that isn't empty.
+    line = next((line for line in map(str.strip, after_marker.split("\n")) if line), "")
     end = _END_OF_SENTENCE.search(line)
     line = line[: end.start()] if end else line
     line = _REASON.sub("", _LEAD.sub("", line.strip(" #>")))
+    # The heading "Final Answer" may be followed by "The number of ways is 58".
     sentence = _SENTENCE.match(line)
     if sentence is not None and not _DENIED.search(line):
         line = _LEAD.sub("", sentence["end"])

@@ -16,6 +16,7 @@ _ASKS_FOR_TIME = re.compile(
 )
 _ASKS_FOR_RATIO = re.compile(r"\b(?:ratio|ratios|proportion|proportional|odds|scale)\b", re.IGNORECASE)
 _SIXTY = 60
+_MOST_PARTS_OF_A_RATIO = 8
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,10 @@ class TimeOfDay:
             return None
         half = _half_of_day(match["half"] or "")
         if half and not 1 <= hour <= 12:
-            return None
+            return None  # 14 p.m.
         if minute is None and not half:
             minute = 0  # three o'clock
+        # A ratio of 1 to 5 is not written as 1:05.
         leading_zero = any((match[part] or "").startswith("0") for part in ("minute", "second"))
         is_sure = bool(match["half"]) or leading_zero
         return cls(hour, minute, second, half, is_sure)
@@ -70,16 +72,17 @@ class TimeOfDay:
     def equals(self, other: TimeOfDay) -> bool:
         """Compares two times. If one of them has no half of the day, it may have the other's."""
         # ``4 p.m.`` has no minutes. It equals ``4:00 p.m.``, but neither ``4:30 p.m.`` nor ``4:00``.
-        lacks_one_minutes = (self.minute is None) != (other.minute is None)
+        has_only_one_minutes = (self.minute is None) != (other.minute is None)
         have_both_halves = bool(self.half and other.half)
-        if lacks_one_minutes and (not have_both_halves or self.minute or other.minute):
+        if has_only_one_minutes and (not have_both_halves or self.minute or other.minute):
             return False
         if (self.minute or 0, self.second or 0) != (other.minute or 0, other.second or 0):
             return False
-        if self.half and other.half:
+        if have_both_halves:
             return (self.hour, self.half) == (other.hour, other.half)
         if self.hour == other.hour:
             return True
+        # 16:30 is 4:30 p.m.
         return self._hour_of_day() == other._hour_of_day() and bool(self.half or other.half)
 
     def _hour_of_day(self) -> int:
@@ -115,9 +118,10 @@ class Ratio:
 
     @classmethod
     def read(cls, parts: list[str]) -> Ratio | None:
-        """Makes a ratio of the parts between colons. Returns None if one of them is empty."""
+        """Makes a ratio of the parts between colons. Returns None if one of them is empty, or if there are
+        more than any ratio has."""
         stripped = tuple(part.strip() for part in parts)
-        return cls(stripped) if 1 < len(stripped) <= 8 and all(stripped) else None
+        return cls(stripped) if 1 < len(stripped) <= _MOST_PARTS_OF_A_RATIO and all(stripped) else None
 
 
 # 5-3, 6 - 4 - 2
@@ -186,7 +190,7 @@ class Date:
             day = int(match["day"]) if match["day"] else None
             is_year_first = match.start("year") == 0
             if month is not None and month > 12 and day is not None and day <= 12 and not is_year_first:
-                month, day = day, month
+                month, day = day, month  # 31/1/2024 has the day first
             if month is None or not 1 <= month <= 12 or not (day is None or 1 <= day <= 31):
                 continue
             return cls(int(match["year"]) if match["year"] else None, month, day)

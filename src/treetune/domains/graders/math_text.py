@@ -278,7 +278,7 @@ def _remove_formatting_of_groups(text: str) -> str:
         if opening is None:
             break
         closing = braces(text).get(opening.end() - 1)
-        if closing is None:
+        if closing is None:  # an unclosed brace: the group stays as it is
             position = opening.end()
             continue
         content = text[opening.end() : closing]
@@ -294,6 +294,8 @@ def _remove_formatting_of_groups(text: str) -> str:
 
 
 def _character(character: str) -> str:
+    r"""Returns a character's notation in ASCII: ``-`` for a dash, ``5`` for a fullwidth or Arabic 5,
+    ``\frac{3}{4}`` for ¾. Letters and other characters stay."""
     if character in _ASCII_SIGNS:
         return _ASCII_SIGNS[character]
     digit = unicodedata.decimal(character, None)

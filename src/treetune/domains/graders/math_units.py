@@ -133,7 +133,7 @@ def read_unit(text: str) -> Unit | None:
     text = re.sub(r"\\cdot|\\times|[*·]", " ", text)
     text = re.sub(r"(?<![A-Za-z])per(?![A-Za-z])", "/", text)
     if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
-        return None
+        return None  # a sentence, or a sign that no unit has
     text = _OF.sub("", " ".join(text.split()))
     # km/h/s: the unit before the first slash multiplies, and all after it divide.
     numerator, *denominators = text.replace(" / ", "/").replace("/ ", "/").split("/")
@@ -151,11 +151,12 @@ def read_unit(text: str) -> Unit | None:
         factor *= unit.factor**sign
     if not powers:
         return None
-    remaining = [(dimension, power) for dimension, power in powers.items() if power]
+    remaining = [(dimension, power) for dimension, power in powers.items() if power]  # m/m has no dimension
     return Unit(tuple(sorted(remaining)), factor)
 
 
 def _read_temperature(text: str) -> Unit | None:
+    """Reads ``degrees C``, ``fahrenheit`` or ``K``; None for any other text."""
     match = _TEMPERATURE.fullmatch(text.strip())
     if match is None:
         return None
@@ -184,7 +185,7 @@ def _read_product(text: str) -> Unit | None:
             continue
         match = _FACTOR.fullmatch(symbol)
         unit = None if match is None else _look_up(match["name"])
-        if match is None or unit is None:
+        if match is None or unit is None:  # as in "red balls": not a product of units, but perhaps a noun
             return _read_noun(text)
         power = int(match["power"]) if match["power"] else next_power
         next_power = 1
@@ -232,7 +233,8 @@ def _read_noun(text: str) -> Unit | None:
         return None  # "reduced", "doubled", "roughly" comment on the number
     if len(match[1]) == 1:
         return None  # a single letter is a variable, or k for a thousand
-    # In the singular, so that 1 apple and 2 apples have the same unit.
+    # In the singular, so that 1 apple and 2 apples have the same unit. A short noun that ends in s, such as
+    # "gas" or "bus", is not a plural.
     noun = " ".join(noun.removesuffix("s") if len(noun) > 3 else noun for noun in nouns)
     return Unit(((noun, int(match[2] or 1)),))
 
@@ -307,6 +309,7 @@ def split_unit(text: str) -> Scalar:
     if money is not None:
         return _read_money(money) or Scalar(text)
     degrees = _DEGREES.search(text)
+    # In \sin 30^\circ the sign belongs to the sine's argument, and the value has no unit.
     if degrees is not None and not _OF_AN_ANGLE.search(text):
         number = text[: degrees.start()].strip()
         return Scalar(number, read_unit(f"^\\circ {degrees['scale']}" if degrees["scale"] else "degree"))
@@ -354,7 +357,7 @@ def _split_text(text: str) -> tuple[str, str]:
     if _is_product(first_word, unit_text, plain["gap"]):
         return "", ""
     if first_word in _NOT_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
-        return "", ""
+        return "", ""  # a function, or text before it that isn't a number or a simple formula
     return number, unit_text.replace("{", "").replace("}", "")
 
 
@@ -364,8 +367,9 @@ _WRITTEN_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", 
 def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun.
 
-    Two letters directly after it are a product of two variables, except for the usual units. Otherwise, short
-    words that are no units are variables: up to three letters, as in ``5 abc``. A longer word is a noun.
+    Two letters directly after it are a product of two variables, except for units that are often written so
+    (``5cm``). Otherwise, words of up to three letters that aren't units are variables, as in ``5 abc``. A
+    longer word is a noun.
     """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE
@@ -382,7 +386,7 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
     if not unit_text.endswith("m."):  # "p.m." must not become a unit
         unit_text = unit_text.rstrip(" .").strip()
     first, _, rest = unit_text.partition(" ")
-    if first.lower() in _POWERS:
+    if first.lower() in _POWERS:  # "5 squared" is 25, and in "5 feet squared" the word belongs to the unit
         number = f"({number})^{_POWERS[first.lower()]}"
         unit_text = rest.strip()
     elif first.lower() in _SCALES:

@@ -32,6 +32,7 @@ LONGEST = 100_000
 """Characters of the longest response that is read. The paper's answers of 1,024 tokens are much shorter."""
 
 MOST_ANSWERS = 50
+"""The most answers of a gold. The time for comparing them grows with the square."""
 
 _BETWEEN = ", "
 """Separates the answers of a response in the extracted text. No answer has a space."""
@@ -88,17 +89,19 @@ class Minerva(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Only the last answers of each count, as many as the gold has.
+        # Each text is a list of answers, of which only the last ones count, as many as the gold has.
         count = len(set(_gold_answers(problem)))
         return lists_agree(answer.split(_BETWEEN)[-count:], other.split(_BETWEEN)[-count:])
 
 
 def _gold_answers(problem: Problem) -> list[str]:
-    worked = str(problem.data.get("solution", ""))
-    worked = worked if "boxed" in worked else problem.gold
-    if "boxed" not in worked and "he answer is" not in worked:
-        worked = f"\\boxed{{{worked.strip()}}}"  # only an answer: write it in the form of a solution
-    return extract(worked, problem.prompt)
+    """Returns the answers in the problem's worked solution, or in its gold if the solution has no box."""
+    text = str(problem.data.get("solution", ""))
+    if "boxed" not in text:
+        text = problem.gold
+    if "boxed" not in text and "he answer is" not in text:
+        text = f"\\boxed{{{text.strip()}}}"  # only an answer: write it in the form of a solution
+    return extract(text, problem.prompt)
 
 
 # The text of an answer
@@ -148,12 +151,14 @@ _SLASH = re.compile(r"(-?\d+|-?\d*\\sqrt\{\d+\})/(-?\d+|-?\d*\\sqrt\{\d+\})")
 def extract(text: str, question: str) -> list[str]:
     """Returns the normalised answers in a text.
 
-    The question decides whether commas separate several answers.
+    The question decides whether commas separate several answers. The steps and their order are those of the
+    paper's code.
     """
     answers = []
     for part in _find_answers(text):
         line = part.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST_ANSWER]
         answer = normalise(line.rstrip("/").rstrip(".").rstrip("/"))
+        # A comma within brackets belongs to a pair or an interval.
         if "separated by commas" in question and not re.search(r"[()\[\]]", answer):
             answers += [part.strip() for part in answer.split(",")]
         else:
@@ -175,7 +180,7 @@ def _find_answers(text: str) -> list[str]:
                 percent = "%" if text[end + 1 : end + 2] == "%" else ""
                 contents.append(text[box.end() : end] + percent)
         return contents
-    _, marker, rest = text.rpartition("he answer is")
+    _, marker, rest = text.rpartition("he answer is")  # "The" or "the"
     if marker:
         return [rest]
     outputs = _OUTPUT.findall(text)
@@ -186,23 +191,26 @@ def _find_answers(text: str) -> list[str]:
 
 
 def normalise(text: str) -> str:
-    """Returns an answer in the form for comparison, by applying the rules one after the other."""
+    """Returns an answer in the form for comparison, by applying the rules one after the other.
+
+    The rules and their order are those of the paper's code, with their mistakes (see the head of this file).
+    """
     text = _apply_rules(_FIRST, text.strip())
     without_unit = _UNIT.sub("", text).strip()
-    text = _apply_rules(_THEN, without_unit or text)
+    text = _apply_rules(_THEN, without_unit or text)  # an answer that is all \text{…} isn't a unit
     if "\\infty" not in text:
         text = text.replace("inf", "\\infty")
     text = _apply_rules(_LAST, text)
-    if "j" in text and "i" not in text:
+    if "j" in text and "i" not in text:  # 2j is another notation of 2i
         text = text.replace("j", "i")
-    text = _ZEROS.sub(r"\1", text)
+    text = _ZEROS.sub(r"\1", text)  # 5.00 becomes 5
     if text.startswith("."):
         text = "0" + text
-    text = _ROOT.sub(r"\\\1{\2}", text)
+    text = _ROOT.sub(r"\\\1{\2}", text)  # \sqrt3 becomes \sqrt{3}
     text = text.replace(" ", "")
     text = _FRAC.sub(_brace_fraction, text)
     match = _SLASH.fullmatch(text)
-    if match:
+    if match:  # 1/2 becomes \frac{1}{2}
         text = rf"\frac{{{match[1]}}}{{{match[2]}}}"
     return text.rstrip("\\,.")
 
@@ -222,6 +230,9 @@ def _apply_rules(rules: list[tuple[str, str]], text: str) -> str:
 
 
 # Equality
+
+DEEPEST = 5
+"""The most brackets and equations within each other that are compared."""
 
 
 def lists_agree(answers: list[str], golds: list[str]) -> bool:
@@ -257,7 +268,8 @@ def _read_float(text: str) -> float | None:
 
 
 def _read_number(text: str) -> float | None:
-    """Returns the number that a text is, such as ``1,200`` or ``50%`` (0.5); None for other texts."""
+    r"""Returns the number that a text is, such as ``1,200``, or 0.5 for ``50%`` and ``50\%``. None for other
+    texts."""
     text = text.replace(",", "")
     value = _read_float(text)
     if value is None and text.endswith("%"):
@@ -268,7 +280,7 @@ def _read_number(text: str) -> float | None:
 
 def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
     """Compares two normalised answers: as numbers, pairs, matrices, equations or formulas, in this order."""
-    if depth > 5:
+    if depth > DEEPEST:
         return False
     number, gold_number = _read_number(answer), _read_number(gold)
     if number is not None and gold_number is not None:
@@ -278,7 +290,7 @@ def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
     if _is_bracketed(answer) and _is_bracketed(gold):
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
-            return True
+            return True  # otherwise they may still be equal formulas, as (x + 1)(x - 1) and (x - 1)(x + 1)
     rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
         if len(rows) != len(gold_rows):
@@ -316,7 +328,7 @@ def _left_minus_right(equation: str) -> str:
 
 
 def _is_named_value(text: str) -> bool:
-    """Returns whether a text is ``x=3``, with at most two characters on the left."""
+    """Returns whether a text is ``x=3``, with at most two characters on the left, as in the paper's code."""
     return text.count("=") == 1 and len(text.split("=")[0].strip()) <= 2
 
 
@@ -340,7 +352,7 @@ def _are_equal_formulas(answer: str, gold: str) -> bool:
     if expression is None or gold_expression is None:
         return False
     if len(expression.free_symbols | gold_expression.free_symbols) > 2:
-        return False
+        return False  # the paper's code compares formulas of at most two unknowns
     return same_value(expression, gold_expression, tolerance=CLOSE)
 
 

@@ -19,6 +19,8 @@ _LONGEST_LINE = 100
 """Characters of the longest line that may consist of only a letter and signs around it."""
 _LONGEST_LABEL = 2000
 """Characters of a text in which a letter is searched at its beginning."""
+_LONGEST_REMARK = 200
+"""Characters before or after a choice in which another choice may revoke it."""
 
 # \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
 _MARKUP = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
@@ -143,7 +145,7 @@ class MultipleChoice(Grader):
         # "answer is B or the correct answer is C": two joined choices aren't a choice.
         if len(choices) > 1:
             second_last = choices[-2]
-            between = text[max(second_last.start, last.start - 200) : last.start]
+            between = text[max(second_last.start, last.start - _LONGEST_REMARK) : last.start]
             if second_last.letter != last.letter and _JOINED.search(between):
                 return None
         return last.letter
@@ -154,7 +156,8 @@ class MultipleChoice(Grader):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
             letter, rest = self._letter(content)
-            text_after = text[end : end + 200].partition("\n")[0]
+            text_after = text[end : end + _LONGEST_REMARK].partition("\n")[0]
+            # A box with words and no letter ("none of these") is a choice that is not an option.
             if letter or not _FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
                 yield _StatedChoice(start, letter, rest + text_after)
 
@@ -170,9 +173,10 @@ class MultipleChoice(Grader):
         for match in _ANSWER_IS.finditer(text):
             if match["named"]:
                 letter, _ = self._letter(match["named"])
-                rest = text[match.end() : match.end() + 200]
+                rest = text[match.end() : match.end() + _LONGEST_REMARK]
             else:
                 letter, rest = self._letter(match["text"])
+            # "The answer is none of these" is a choice, too. "The answer is the one that fits" says nothing.
             if letter or match["named"] or _SAYS.search(match["text"]):
                 yield _StatedChoice(match.start(), letter, rest.partition("\n")[0])
 
@@ -184,7 +188,7 @@ class MultipleChoice(Grader):
         """
         lines = answer.splitlines()
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
-        if is_one_line and "<answer" not in answer and "boxed" not in answer:
+        if is_one_line and "<answer" not in answer and "boxed" not in answer:  # other methods read these two
             whole = answer.strip()
             letter, rest = self._letter(_LABELLED.sub("", whole[:_LONGEST_LABEL]))
             return None if letter is None else _StatedChoice(answer.index(whole), letter, rest)
@@ -194,7 +198,7 @@ class MultipleChoice(Grader):
             start_of_line = position
             position += len(line) + 1
             if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
-                continue  # an answer may have 100,000 empty lines
+                continue  # tested before the patterns below, since an answer may have 100,000 empty lines
             text = _LABELLED.sub("", line)
             plain = _ALONE.fullmatch(_MARKUP.sub("", text).strip())
             letter, _ = self._letter(text)

@@ -36,6 +36,7 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
     sign = -1 if words[0] in ("minus", "negative") else 1
     whole, at = _cardinal(words, 1 if sign < 0 else 0)
     value = None if whole is None else Fraction(whole)
+    # The denominator of "two thirds" or "three halves"
     part = _PARTS.get(words[at].removesuffix("s").replace("halve", "half")) if at < len(words) else None
     if part is not None:
         # Without a number before it only "half" is a number. "third" would be an ordinal.
@@ -49,6 +50,7 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
 
 def _cardinal(words: list[str], at: int) -> tuple[int | None, int]:
     """Returns the value of the words from `at` on, and the index of the first word that isn't part of it."""
+    # "two thousand three hundred": `whole` is 2,000, and `group`, the number since the last scale, 300.
     whole = group = 0
     start = at
     last = ""
@@ -63,6 +65,7 @@ def _cardinal(words: list[str], at: int) -> tuple[int | None, int]:
         elif word in _WORD_SCALES and last not in _WORD_SCALES:
             whole, group = whole + (group or 1) * _WORD_SCALES[word], 0
         elif word == "and" and last in ("hundred", *_WORD_SCALES) and words[at + 1 : at + 2] != ["a"]:
+            # "two hundred and six". The number of "a hundred and a bit" ends before the "and".
             at += 1
             continue
         else:

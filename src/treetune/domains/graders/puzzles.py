@@ -64,7 +64,7 @@ class ZebraGrader(Tagged):
         right = 0
         for filled_row, gold_row in zip(filled_rows, gold.rows, strict=True):
             gold_cells = [gold_row[column] for column in asked]
-            right += sum(map(operator.eq, filled_row, gold_cells))
+            right += sum(map(operator.eq, filled_row, gold_cells))  # 0 for an empty row
         return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
 
     @override
@@ -146,11 +146,13 @@ def _cells_to_fill(
 
     They are empty if no row of the answer has that position, or if several have it.
     """
+    # Each row of the answer with the asked cells first. Missing cells are empty.
     columns = _columns(table, gold, given, asked)
     rows = [[row[column] if column < len(row) else "" for column in columns] for row in table.rows]
     if len(columns) == len(asked):  # no column identifies the rows, so that their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
+    # Otherwise the given cells identify them: {("2",): [["cat", "tea"]]} for the row of house 2.
     rows_at: dict[tuple[str, ...], list[list[str]]] = {}
     for row in rows:
         asked_cells, given_cells = row[: len(asked)], row[len(asked) :]
@@ -169,14 +171,14 @@ def _columns(table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked:
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}
-        if len(given) == 1 and UNNAMED in column_of:
+        if len(given) == 1 and UNNAMED in column_of:  # the keys of {"1": {"pet": "cat"}} are the positions
             column_of.setdefault(gold.header[given[0]], column_of[UNNAMED])
         if all(gold.header[column] in column_of for column in asked):
             has_given = all(gold.header[column] in column_of for column in given)
             columns = (*asked, *given) if has_given else asked
             return [column_of[gold.header[column]] for column in columns]
     if all(len(row) == len(asked) for row in table.rows):
-        return list(range(len(asked)))
+        return list(range(len(asked)))  # the rows have only the asked cells
     return [*asked, *given]
 
 
@@ -201,7 +203,7 @@ def _markdown_table(text: str) -> ParsedTable | None:
     """Reads the last table in Markdown. Its header is the line above the last rule, ``|---|---|``."""
     lines = [line.strip() for line in text.split("\n")]
     rules = [number for number, line in enumerate(lines) if len(line) > 2 and not line.strip("|:- ")]
-    if not rules or rules[-1] == 0:
+    if not rules or rules[-1] == 0:  # no line above it could be the header
         return None
     rule = rules[-1]
     end = rule + 1
@@ -229,7 +231,7 @@ def _table_of(value: Any) -> ParsedTable | None:
         if "rows" in keys:
             return _table(keys.get("header", keys.get("columns", ())), keys["rows"])
         items = list(value.values())
-        if len(items) == 1 and isinstance(items[0], Mapping | list | tuple):
+        if len(items) == 1 and isinstance(items[0], Mapping | list | tuple):  # {"solution": a table}
             return _table_of(items[0])
         if not all(isinstance(item, Mapping) for item in items):
             return None
@@ -316,6 +318,7 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     if there would be too few names otherwise.
     """
     text = text.strip()[:LONGEST_ORDER]
+    # A list in JSON or Python, perhaps as the only value of an object: {"order": ["Ann", "Bob"]}
     try:
         value = read_value(text)
     except UnreadableValue:
@@ -324,16 +327,19 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
         (value,) = value.values()
     if isinstance(value, list | tuple) and not any(isinstance(name, list | tuple | dict) for name in value):
         return [_name(str(name)) for name in value]
+    # A list of names without quotes, such as [Ann, Bob], isn't a value. It is read as text.
     text = (last_box(text) or text).strip("[](){}")
     if text.isalnum() and gold and all(len(name) == 1 for name in gold):
         return [plain(letter) for letter in text]
     parts = _parts(_BETWEEN, text)
     if len(parts) < len(gold):
+        # "Ann Bob Cid" has no separator but spaces, and "Ann, Bob and Cid" has further names after an "and".
         parts = _parts(_SPACE if len(parts) == 1 else _BETWEEN_OR_AND, text)
     return parts
 
 
 def _parts(between: re.Pattern[str], text: str) -> list[str]:
+    """Splits a text into names, without numbers and bullets before them: "1. Ann; 2. Bob" is Ann and Bob."""
     parts = [_BEFORE.sub("", part.strip(), count=1) for part in between.split(text)]
     parts[0] = parts[0].rpartition(":")[2]  # "from left to right: …"
     return [_name(part.strip(_QUOTES)) for part in parts if part.strip(_QUOTES)]
@@ -351,6 +357,9 @@ Grid = tuple[tuple[int, ...], ...]
 
 LARGEST = 100
 """The most rows, and the most cells of a row. ARC's grids have up to 30."""
+
+_LONGEST_GRID = 10 * LARGEST * LARGEST
+"""Characters of the longest text that is read line by line: ten for each cell of the largest grid."""
 
 _AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
 _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
@@ -413,23 +422,25 @@ def write_grid(grid: Grid) -> str:
 
 def _grid_in_lines(text: str) -> Grid | None:
     """Reads ``0 1\\n2 3``, ``01/23`` or a matrix of LaTeX; None for any other text."""
-    if len(text) > 10 * LARGEST * LARGEST:
+    if len(text) > _LONGEST_GRID:
         return None
-    text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")
+    text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")  # a matrix of LaTeX becomes lines
     lines = [line.strip(" \t\r[](),|") for line in re.split("[\n/;]", text) if line.strip()]
     if not 1 <= len(lines) <= LARGEST or not all(map(_LINE.fullmatch, lines)):
         return None
     rows = [re.findall("[0-9]+", line) for line in lines]
-    return _grid([list(row[0]) for row in rows] if all(len(row) == 1 for row in rows) else rows)
+    if all(len(row) == 1 for row in rows):  # 120/031: each digit is a cell
+        rows = [list(row[0]) for row in rows]
+    return _grid(rows)
 
 
 def _grid(rows: Any) -> Grid | None:
     """Makes a grid of a JSON value; None unless it is a list of equally long rows of whole numbers."""
-    if isinstance(rows, dict) and len(rows) == 1:
+    if isinstance(rows, dict) and len(rows) == 1:  # {"output": [[1, 0], [0, 1]]}
         (rows,) = rows.values()
     if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST:
         return None
-    if all(isinstance(row, str) and row.isdecimal() for row in rows):
+    if all(isinstance(row, str) and row.isdecimal() for row in rows):  # ["10", "01"]
         rows = [list(row) for row in rows]
     if not all(isinstance(row, list | tuple) and 1 <= len(row) <= LARGEST for row in rows):
         return None

@@ -89,7 +89,7 @@ class ReasoningGymGrader(Grader):
         if scored.is_late or scored.has_crashed:
             outcome: GradeOutcome = "timeout" if scored.is_late else "error"
             return Grade(reward=0.0, outcome=outcome, message=scored.message)
-        if scored.score is None:
+        if scored.score is None:  # the answer made the scorer raise, and is wrong
             return Grade(reward=0.0, outcome="ok", message=scored.message)
         if not math.isfinite(scored.score):
             return Grade(reward=0.0, outcome="ok", message=f"the scorer returned {scored.score}")

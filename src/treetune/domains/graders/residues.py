@@ -14,8 +14,11 @@ from functools import lru_cache
 from treetune.exceptions import Absurd, NotAFormula
 
 MOST_EXACT_BITS = 10_000
+"""The most bits of a number whose exact value is kept next to its remainder."""
 LARGEST_PRODUCT = 100_000
 """The most factors of a factorial or a binomial coefficient, which take some 20 ms."""
+_LARGEST_OF_A_BINOMIAL = 2**64
+"""The largest top or bottom of a binomial coefficient. It is smaller than the prime."""
 
 
 @lru_cache(maxsize=64)
@@ -75,6 +78,7 @@ class Residue:
             raise Absurd("an exponent that is huge itself, or no integer")
         if self.remainder == 0 and exponent.exact <= 0:
             raise NotAFormula("a power of zero that isn't defined")
+        # The power may be an exponent itself, as in 2^{10^9}. So its exact value is kept if it is small.
         if self.exact is not None:
             bits = max(abs(self.exact.numerator), self.exact.denominator).bit_length()
             if bits * abs(exponent.exact) <= MOST_EXACT_BITS:
@@ -90,12 +94,13 @@ class Residue:
         return self._of_remainder(product)
 
     def choose(self, bottom: Residue) -> Residue:
-        """Returns the binomial coefficient of this over `bottom`."""
-        top = self._small_number(2**64)
-        chosen = bottom._small_number(2**64)
+        """Returns the binomial coefficient of this over `bottom`. Both may be large, as in 10^9 over 3: only
+        the number of factors is limited."""
+        top = self._small_number(_LARGEST_OF_A_BINOMIAL)
+        chosen = bottom._small_number(_LARGEST_OF_A_BINOMIAL)
         if chosen > top:
             return Residue.of(Fraction(0), self.prime)
-        chosen = min(chosen, top - chosen)
+        chosen = min(chosen, top - chosen)  # C(n, k) is C(n, n - k)
         if chosen > LARGEST_PRODUCT:
             raise Absurd("a binomial coefficient of too many factors")
         above = below = 1
@@ -105,6 +110,7 @@ class Residue:
         return self._of_remainder(above * pow(below, -1, self.prime))
 
     def _small_number(self, largest: int) -> int:
+        """Returns this as an integer from 0 to `largest`. Raises Absurd if it isn't one."""
         if self.exact is None or self.exact.denominator != 1 or not 0 <= self.exact <= largest:
             raise Absurd("a factorial or binomial coefficient of a large number")
         return int(self.exact)

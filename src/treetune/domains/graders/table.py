@@ -107,7 +107,7 @@ class TableGrader(Grader):
         return self._is_near(value * 100, gold_value) or self._is_near(value / 100, gold_value)
 
     def _is_near(self, value: Fraction, gold: Fraction) -> bool:
-        if value == gold or gold.denominator == 1:
+        if value == gold or gold.denominator == 1:  # an integer has to be equal
             return value == gold
         return abs(value - gold) <= abs(gold) * Fraction(self.tolerance)
 

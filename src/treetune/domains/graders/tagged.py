@@ -59,7 +59,7 @@ def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) 
     """Grades an answer of which `right` of `parts` parts are right. The reward is 1 if all are, and otherwise
     0, or with `pays` the share of right parts. The share is a number of the grade, ``cells``."""
     share = right / parts
-    reward = 1.0 if right == parts else share if pays else 0.0
+    reward = share if pays or right == parts else 0.0
     return Grade(reward=reward, outcome="ok", message=message, numbers={"cells": share})
 
 
@@ -169,7 +169,7 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
     if gold.lstrip().startswith(("[", "{")):
         try:
             value: Any = read_value(gold)
-        except UnreadableValue:
+        except UnreadableValue:  # a text that begins with a bracket
             value = gold
         if isinstance(value, dict):
             value = next((value[key] for key in _KEYS if key in value), ())

@@ -80,6 +80,8 @@ class Weighted(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
+        """Grades without a pool, so that each grader is called directly."""
+
         def grade_at_once(grader: Grader, response: str, problem: Problem) -> Grade:
             return grader.of(problem).grade(response, problem)
 
@@ -99,6 +101,7 @@ class WeightedService:
 
     def grade(self, response: str, problem: Problem) -> Grade:
         total = 0.0
+        # The sum is a grade like that of the first grader that finds an answer: its extracted text is shown.
         first_with_answer = Grade(reward=0.0, outcome="no_answer")
         # The steps' rewards from the last to the first: a single reward of a grader is that of the last step.
         steps_backwards: list[float] = []

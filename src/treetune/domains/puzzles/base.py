@@ -131,7 +131,7 @@ def needed_clues(generator: random.Random, clues: Sequence[tuple[Clue, int]], ta
     for clue_and_arrangements in clues:
         clue, _ = clue_and_arrangements
         arrangements_of_others = [arrangements for other, arrangements in chosen if other is not clue]
-        if reduce(and_, arrangements_of_others, -1) == target:
+        if reduce(and_, arrangements_of_others, -1) == target:  # -1 has all bits: the set of everything
             chosen.remove(clue_and_arrangements)
     generator.shuffle(chosen)
     return [clue for clue, _ in chosen]

@@ -32,11 +32,12 @@ def _transpose(grid: Grid) -> Grid:
 
 
 def _fall(grid: Grid) -> Grid:
-    fallen = (
-        (*[EMPTY] * column.count(EMPTY), *[cell for cell in column if cell != EMPTY])
-        for column in _transpose(grid)
-    )
-    return _transpose(tuple(fallen))
+    """Moves the cells that aren't empty to the bottom of their columns, in their order."""
+    fallen_columns = []
+    for column in _transpose(grid):
+        full_cells = [cell for cell in column if cell != EMPTY]
+        fallen_columns.append((*[EMPTY] * column.count(EMPTY), *full_cells))
+    return _transpose(tuple(fallen_columns))
 
 
 def _exchange(grid: Grid, colours: dict[int, int]) -> Grid:
@@ -107,7 +108,7 @@ def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransforma
                 for pair in permutations(range(colours), 2)
                 if pair[0] < pair[1]
             )
-        elif name == "fill":
+        elif name == "fill":  # with any colour but 0, that of empty cells
             rules += (GridTransformation(name, (colour,)) for colour in range(1, colours))
         else:
             rules.append(GridTransformation(name))
@@ -127,8 +128,10 @@ def explanations(
     (question, answer), *further_examples = examples
 
     def chains(grid: Grid, count: int) -> Iterator[tuple[GridTransformation, ...]]:
+        """Yields the chains that turn a grid into the first example's answer."""
         if count == 0:
-            yield from [()] if grid == answer else []
+            if grid == answer:
+                yield ()
             return
         for rule in rules:
             yield from ((rule, *rest) for rest in chains(rule(grid), count - 1))
@@ -195,12 +198,13 @@ class GridPuzzles(Puzzles):
         question, answer = grids[-1], applied(chain, grids[-1])
         pairs = [(grid, applied(chain, grid)) for grid in grids[:-1]]
         if answer == question:
-            return None
+            return None  # the rules change nothing
         if pairs and any(
             applied(explanation, question) != answer
             for explanation in explanations(all_rules, len(chain), pairs)
         ):
-            return None
+            return None  # other rules explain the pairs, too, and lead to another answer
+        # The puzzle in symbols, as in the class's docstring. Equal puzzles have equal texts.
         key = "".join(f"{write_grid(before)}={write_grid(after)};" for before, after in pairs)
         key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)

@@ -121,11 +121,12 @@ class OrderingPuzzles(Puzzles):
         names: Sequence[str] = problem.data["names"]
         clues = [OrderingClue(*clue) for clue in problem.data["clues"]]
         symbols = self.wording == "symbols"
-        possible_orders = list(_orders(len(names)))
+        possible_orders = list(_orders(len(names)))  # those that satisfy all clues named so far
         while True:
             order = generator.choice(possible_orders)
             tried = [names[number] for number in order]
             violated = next((clue for clue in clues if not _is_true(clue, order)), None)
+            # The error is to give an order as the answer although it violates a clue.
             if violated is None or self.draws_error(generator):
                 yield "".join(tried) if symbols else json.dumps(tried)
                 return
@@ -147,7 +148,7 @@ def _unique_clues(
 
     Each of the given clues comes with the orders for which it is true, as bits.
     """
-    true_clues = [(clue, orders) for clue, orders in clues if orders >> order & 1]
+    true_clues = [(clue, orders) for clue, orders in clues if orders >> order & 1]  # true for this order
     generator.shuffle(true_clues)
     chosen: list[tuple[OrderingClue, int]] = []
     possible_orders = -1  # all bits are set
@@ -199,6 +200,8 @@ def _symbol(clue: OrderingClue, names: Sequence[str]) -> str:
 
 
 def _sentence(clue: OrderingClue, names: Sequence[str], mirrored: bool) -> str:
+    """Writes a clue in English. A mirrored one has the same meaning with the objects exchanged: "b is
+    somewhere to the right of a" for "a is somewhere to the left of b"."""
     first, second = names[clue.first], names[clue.second]
     if clue.kind == "between":
         first, second = (second, first) if mirrored else (first, second)
@@ -260,7 +263,7 @@ class GraphPaths(Puzzles):
         chains = [others[number * length : (number + 1) * length] for number in range(self.paths)]
         edges: list[tuple[str, str]] = []
         for chain in chains:
-            edges += zip([start, *chain], chain, strict=False)
+            edges += zip([start, *chain], chain, strict=False)  # start to b, b to c for the chain [b, c]
         edges += self._extra_edges(generator, chains, edges)
         generator.shuffle(edges)
         first_node, goal = chains[0][0], chains[0][-1]
@@ -302,9 +305,11 @@ class GraphPaths(Puzzles):
         return extra_edges
 
     def _names(self, generator: random.Random, count: int) -> list[str]:
+        """Draws different names of nodes: letters, or made-up words of three syllables."""
         if self.wording == "symbols":
+            # Only as many letters as the largest puzzle has nodes, so that the alphabet is small
             return generator.sample(NODES[: 1 + self.paths * self.lookahead[1]], count)
-        names: dict[str, None] = {}
+        names: dict[str, None] = {}  # as a set, in the order of the draws
         while len(names) < count:
             names["".join(generator.choice(SYLLABLES) for _ in range(3))] = None
         return list(names)
@@ -312,7 +317,8 @@ class GraphPaths(Puzzles):
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         edges, start, node = (problem.data[key] for key in ("edges", "start", "goal"))
-        # In the goal's chain there is one edge into each node. After an error there may be several.
+        # It goes back from the goal to the start, and answers with the first node after the start. In the
+        # goal's chain there is one edge into each node. After an error there may be several.
         while True:
             edge = generator.choice([edge for edge in edges if edge[1] == node])
             if self.draws_error(generator):

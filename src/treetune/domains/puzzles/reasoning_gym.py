@@ -229,6 +229,8 @@ def _ask_maker(request: str) -> dict[str, Any]:
     The reply is ``{"splits": {"train": [{"question": …, "gold": …, "entry": …}, …]}, "config": {…}}``.
     Raises Refused.
     """
+    # With -P, Python imports nothing from the working directory. So this package is found by PYTHONPATH. The
+    # order of sets depends on PYTHONHASHSEED.
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     process = subprocess.run(

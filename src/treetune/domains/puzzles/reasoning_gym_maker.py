@@ -46,6 +46,8 @@ class Refused(ValueError):
 
 
 def main() -> None:
+    """Reads a request from standard input, and writes its problems or ``{"refused": […]}`` to standard
+    output."""
     die_with_parent(int(sys.argv[1]))
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints goes to the error stream
@@ -128,6 +130,7 @@ def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, 
     for attribute, definition in attributes.items():
         attribute_level = levels.get(attribute, level)
         if attribute_level is not None:
+            # `level` is for attributes with different numbers of levels.
             highest = len(definition.levels) - 1
             curriculum.set_attr_level(attribute, min(attribute_level, highest))
     # From reasoning_gym.coaching, which imports nothing heavy.
@@ -146,7 +149,7 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
     """Yields infinitely many problems. If the library fails to make one, it yields the error's text."""
     chunk = 0
     while True:
-        # Some data sets draw with numpy, whose seeds have 32 bits.
+        # Some data sets draw with numpy, whose seeds have 32 bits. `seed + index` has to fit, too.
         seed = derive_seed(request["seed"], request["dataset"], split, chunk) % 2**31
         data_set = kind(config=dataclasses.replace(settings, seed=seed))
         for index in range(CHUNK):

@@ -33,6 +33,7 @@ class Step(NamedTuple):
 
 
 def _steps(number: int) -> tuple[Step, ...]:
+    """Returns the steps that add, subtract and multiply by a number."""
     return (
         Step(f"add {number}", f"add {number}", f"x=x+{number}", lambda x: x + number),
         Step(f"take {number}", f"take away {number}", f"x=x-{number}", lambda x: x - number),
@@ -82,6 +83,7 @@ class ShortPrograms(Puzzles):
                 "Write a Python program that reads a whole number and prints what becomes of it by these"
                 f" steps: {described_steps}. End with the program in a block of code."
             )
+        # In symbols, answers don't read the number: the grader puts this line before them.
         data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
         return Puzzle(prompt, gold_of(program), names, data)
 
@@ -97,16 +99,7 @@ class ShortPrograms(Puzzles):
         for name in problem.data["steps"]:
             step = _KNOWN[name]
             if self.draws_error(generator):
-                kind = step.symbols.split()[0]
-                alike = [
-                    step_choice
-                    for step_choice in STEPS
-                    if step_choice.symbols.split()[0] == kind and step_choice != step
-                ]
-                unlike = [
-                    step_choice for step_choice in STEPS if step_choice != step and step_choice not in alike
-                ]
-                step = generator.choice(alike if alike and generator.random() < 0.5 else unlike)
+                step = _draw_other_step(step, generator)
             yield step.line
         yield _TAIL
 
@@ -116,6 +109,15 @@ class ShortPrograms(Puzzles):
             return super().alphabet()
         written = "".join(step.symbols + step.line for step in STEPS) + _TAIL
         return "".join(sorted(set(written + ",:\n")))
+
+
+def _draw_other_step(step: Step, generator: random.Random) -> Step:
+    """Returns another step: with probability 0.5 the same one with another number, if it has a number."""
+    kind = step.symbols.split()[0]  # "add" of "add 3"
+    others = [other for other in STEPS if other != step]
+    alike = [other for other in others if other.symbols.split()[0] == kind]
+    unlike = [other for other in others if other.symbols.split()[0] != kind]
+    return generator.choice(alike if alike and generator.random() < 0.5 else unlike)
 
 
 def gold_of(program: Sequence[Step]) -> str:

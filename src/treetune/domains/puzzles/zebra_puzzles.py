@@ -106,6 +106,8 @@ class ZebraShape:
 
     def rows(self, arrangement: int) -> list[list[int]]:
         """Returns the attributes' values at each position, in the arrangement with this number."""
+        # The number of an arrangement has a digit for each attribute: the number of the attribute's order.
+        # The base of the digits is the number of orders.
         orders = _orders(self.objects)
         chosen = []
         for _ in range(self.attributes):
@@ -118,7 +120,8 @@ class ZebraShape:
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
             if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
-                return None
+                return None  # there is no middle, or everybody is at an end
+            # ``at`` has a position, ``parity`` a position modulo 2, and the other two have none.
             limit = {"at": self.objects, "parity": 2}.get(kind)
             return ZebraClue(
                 kind, (generator.choice(self.items),), (generator.randrange(limit),) if limit else ()
@@ -129,12 +132,15 @@ class ZebraShape:
         items = tuple(generator.sample(self.items, count))
         if kind in ("same", "apart") and items[0][0] == items[1][0]:
             return None  # two values of one attribute are never together
-        spots = tuple(generator.choice(places) for _ in items) if kind in ("xor", "or", "nor") else ()
-        return ZebraClue(kind, items, spots)
+        # These kinds have a position for each item.
+        item_places = tuple(generator.choice(places) for _ in items) if kind in ("xor", "or", "nor") else ()
+        return ZebraClue(kind, items, item_places)
 
     def true_of(self, clue: ZebraClue) -> int:
         """Returns the set of arrangements for which the clue is true."""
         at = _positions(self)
+        # For each position, the arrangements that have the clue's first or second item there. `&` means that
+        # two things hold at once, and `|` that one of them does.
         first = at[clue.items[0]]
         second = at[clue.items[1]] if len(clue.items) > 1 else first
         last = self.objects - 1
@@ -192,11 +198,15 @@ def unique_clues(
     possible = shape.all
     for _ in range(draws):
         clue = shape.random_clue(generator, generator.choice(list(kinds)))
-        true = shape.true_of(clue) if clue is not None else 0
-        if clue is None or not true & target or possible & true == possible:
+        if clue is None:
             continue
-        chosen.append((clue, true))
-        possible &= true
+        true_arrangements = shape.true_of(clue)
+        is_true = true_arrangements & target
+        excludes_none = possible & true_arrangements == possible
+        if not is_true or excludes_none:
+            continue
+        chosen.append((clue, true_arrangements))
+        possible &= true_arrangements
         if possible == target:
             break
     else:
@@ -238,17 +248,23 @@ def _orders(objects: int) -> Sequence[tuple[int, ...]]:
 def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
     """Returns for each item and each position the set of arrangements that have the item there."""
     orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
-    positions = {}
+    positions: dict[Item, list[int]] = {}
     for attribute, value in shape.items:
+        # Among consecutive numbers, the digit of this attribute (see `ZebraShape.rows`) is the same in runs
+        # of `stride`, and repeats after `period`. So the set is a pattern of `period` bits, with a run of
+        # ones for each order that has the value at the position. Multiplying by `every_period`, a number
+        # with one bit for each period, repeats the pattern.
         stride = len(orders) ** attribute
         period = stride * len(orders)
         every_period = ((1 << count) - 1) // ((1 << period) - 1)
         run = (1 << stride) - 1
-        positions[attribute, value] = [
-            every_period
-            * sum(run << (stride * number) for number, order in enumerate(orders) if order[position] == value)
-            for position in range(shape.objects)
-        ]
+        positions[attribute, value] = []
+        for position in range(shape.objects):
+            pattern = 0
+            for number, order in enumerate(orders):
+                if order[position] == value:
+                    pattern |= run << (stride * number)
+            positions[attribute, value].append(every_period * pattern)
     return positions
 
 
@@ -298,6 +314,7 @@ class ZebraPuzzles(Puzzles):
         if clues is None:
             return None
         if self.wording == "symbols":
+            # The prompt doesn't show these names. The gold's table needs some.
             header = [str(number) for number in range(shape.attributes)]
             values = [list(LETTERS[number][: shape.objects]) for number in range(shape.attributes)]
         else:
@@ -324,7 +341,8 @@ class ZebraPuzzles(Puzzles):
         if self.wording == "symbols":
             return f"{shape.objects}{','.join(map(''.join, values))}:{','.join(clue_texts)}>\n"
         attributes = "\n".join(
-            f"{name}: {', '.join(sorted(of_it))}" for name, of_it in zip(header, values, strict=True)
+            f"{name}: {', '.join(sorted(values_of_attribute))}"
+            for name, values_of_attribute in zip(header, values, strict=True)
         )
         listed = "\n".join(f"- {clue}" for clue in clue_texts)
         example = {"header": [POSITION, *header], "rows": [["1", *("…" for _ in header)], ["…"]]}
@@ -336,12 +354,14 @@ class ZebraPuzzles(Puzzles):
         )
 
     def _clue(self, clue: ZebraClue, header: Sequence[str], values: Sequence[Sequence[str]]) -> str:
+        """Writes a clue: ``Ann is at position 2.``, or ``a@2`` in symbols."""
         symbols = self.wording == "symbols"
 
         def name(item: Item) -> str:
             value = values[item[0]][item[1]]
             return value if symbols else ATTRIBUTES[header[item[0]]][0].format(value)
 
+        # The templates name the clue's positions p and q. Zeros stand for those that it doesn't have.
         p, q = (*(place + 1 for place in clue.places), 0, 0)[:2]
         # Positions are counted from 1, so that the remainder 0 of a place belongs to an odd number.
         odd = bool(clue.places) and clue.places[0] == 0
@@ -357,20 +377,21 @@ class ZebraPuzzles(Puzzles):
         while True:
             tried = random_arrangement(generator, possible)
             rows = _table(shape, tried, values)
-            broken = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
+            violated = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
             symbols = self.wording == "symbols"
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))
-            if broken is None or self.draws_error(generator):
+            # The error is to give a table as the answer although it violates a clue.
+            if violated is None or self.draws_error(generator):
                 yield table if symbols else _as_json(problem.data["header"], rows)
                 return
-            clue = self._clue(broken, problem.data["header"], values)
+            clue = self._clue(violated, problem.data["header"], values)
             yield f"{table}:{clue}" if symbols else f"Not {table}: {clue}"
-            possible &= shape.true_of(broken)
+            possible &= shape.true_of(violated)
 
     @override
     def symbols(self) -> str:
         letters = "".join(LETTERS[number][: self.objects[1]] for number in range(self.attributes[1]))
-        signs = set("".join(SYMBOLS.values())) - set("{}pqr")
+        signs = set("".join(SYMBOLS.values())) - set("{}pqr")  # without the fields of the templates
         return letters + "0123456789:,>/" + "".join(signs)
 
 
@@ -381,6 +402,7 @@ def _as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _table(shape: ZebraShape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Returns the rows of an arrangement with the names of its values."""
     return [
         [values[attribute][value] for attribute, value in enumerate(row)] for row in shape.rows(arrangement)
     ]

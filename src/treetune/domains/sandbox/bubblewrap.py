@@ -52,7 +52,9 @@ _FILE_BYTES = 4096
 """Memory that counts for each file of a program: more than the kernel takes for an empty one."""
 
 _FIRST_UID = 1 << 30
+"""User numbers from here on are those of programs. Systems give such high numbers to no user."""
 _UIDS_OF_A_PROCESS = 256
+"""The user numbers of one process's programs. They are used in turn."""
 _PROGRAM_COUNT = itertools.count()
 """Counts the programs that this process has started."""
 
@@ -95,8 +97,8 @@ class Bubblewrap(Sandbox):
                 program = ConfinedProgram(self, code, files or {}, limits, stdin=stdin_fd)
             finally:
                 os.close(stdin_fd)
-            begin = time.monotonic()
-            return follow_program(program.process, limits, begin, program.usage, program.kill)
+            start = time.monotonic()
+            return follow_program(program.process, limits, start, program.usage, program.kill)
 
         # A first SIGKILL or failed start may come from the machine, e.g. from a lack of memory. So try twice.
         with contextlib.suppress(SandboxUnavailable):
@@ -249,6 +251,7 @@ def _command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int, hold_f
 def _root_folder() -> tuple[str, ...]:
     """Returns the options that make the root folder: Python and its libraries, at their usual paths."""
     prefix = Path(sys.base_prefix)
+    # On many systems /lib is a link to /usr/lib. Then the sandbox gets a link, too.
     system_libraries = [Path("/usr/lib"), Path("/usr/lib64"), Path("/lib"), Path("/lib64")]
     python_libraries = [prefix / "lib", prefix / "lib64"]
     multiarch = sysconfig.get_config_var("MULTIARCH")
@@ -291,7 +294,7 @@ def _choose_uid() -> int | None:
     uids = uids_of_programs()
     if uids:
         return uids[count % len(uids)]
-    # A container that maps few user numbers: take its highest ones, which are unused too.
+    # A container that maps few user numbers: take its thousand highest ones, which are unused too.
     mapped = _mapped_uids()
     return mapped[-1 - count % min(1000, len(mapped) - 1)]
 
@@ -299,7 +302,7 @@ def _choose_uid() -> int | None:
 def uids_of_programs() -> range:
     """Returns the user numbers of this process's programs. The range is empty unless this process is root and
     the numbers are mapped."""
-    first = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS
+    first = _FIRST_UID + os.getpid() * _UIDS_OF_A_PROCESS  # so that no two processes share a number
     if os.geteuid() != 0 or first not in _mapped_uids():
         return range(0)
     return range(first, first + _UIDS_OF_A_PROCESS)
@@ -349,7 +352,7 @@ def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
         return (_NOT_INSTALLED,)
     try:
         outcome = sandbox.run("print(6 * 7)", limits=ProgramLimits(seconds=60))
-    except (SandboxUnavailable, OSError, ValueError) as error:
+    except (SandboxUnavailable, OSError, ValueError) as error:  # ValueError: see `system_call_filter`
         remedy = f". {_NO_NAMESPACES}" if re.search("namespace|permitted|denied", str(error)) else ""
         return (f"{error}{remedy}",)
     if outcome.stdout != "42\n":
@@ -462,6 +465,8 @@ def system_call_filter() -> bytes:
 
 
 def _instructions(machine: str) -> list[_Instruction]:
+    """Returns the filter's program. It reads the number of a system call, and ends with the first result that
+    applies: killed, refused with an error, or at the end allowed."""
     column = 0 if machine == _X86_64 else 1
     program = [
         _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
@@ -470,6 +475,7 @@ def _instructions(machine: str) -> list[_Instruction]:
         _Instruction(_LOAD, 0, 0, _NUMBER),
     ]
     if machine == _X86_64:
+        # The same calls with other numbers, which the filter does not list
         program += _if(_IF_AT_LEAST, _FIRST_X32_CALL, _KILL)
     for numbers in _REFUSED.values():
         number = numbers[column]

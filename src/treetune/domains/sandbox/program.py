@@ -149,6 +149,7 @@ def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that the kernel applies to each process by itself, with or without a sandbox."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
+        # In whole seconds, and later than `follow_program`, which measures all processes together
         "RLIMIT_CPU": math.ceil(limits.cpu_seconds or limits.seconds) + 1,
         "RLIMIT_NOFILE": limits.files,
         "RLIMIT_FSIZE": limits.disk_mib << 20,
@@ -381,6 +382,8 @@ class _UnconfinedProgram:
 
     def kill(self) -> None:
         if self.process.returncode is None:  # once it is reaped, another process may have its number
+            # A descendant may have left the program's group, and one whose parent has ended is found only by
+            # the group.
             for pid in (self.process.pid, *descendants(self.process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

@@ -43,7 +43,7 @@ class PythonTool:
         outcome = self.sandbox.run(self._console(), stdin=_encode_code(code).decode(), limits=self.limits)
         if outcome.killed_by is not None:
             return _message_of_kill(outcome.killed_by, self.limits)
-        _, _, text = outcome.stdout.partition("\n")
+        _, _, text = outcome.stdout.partition("\n")  # without the line that has the reply's length
         return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
 
     def session(self) -> PythonSession:
@@ -91,7 +91,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
             code: The code to run.
         """
         if self._program is None:
-            earlier_calls, self._calls = self._calls, []
+            earlier_calls, self._calls = self._calls, []  # `_run_call` notes each call again
             for call in earlier_calls:
                 self._run_call(call)
         return self._run_call(code)
@@ -107,12 +107,14 @@ class PythonSession(AbstractContextManager["PythonSession"]):
                 )
             most = self._tool.most_bytes + _LINE_BYTES
             text, killed_by = ask(self._program, _encode_code(code), limits, most)
-        except BaseException:
+        except BaseException:  # e.g. an interrupt, after which the console's state isn't known
             self.close()
             raise
         if text is not None:
             self._calls.append(code)
             return text.decode(errors="replace")
+        # The code has ended the console, or exceeded a limit. A new console doesn't run the calls so far
+        # again.
         self.close()
         self._calls = []
         return _message_of_kill(killed_by, limits) if killed_by else _ENDED

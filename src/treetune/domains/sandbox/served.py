@@ -71,13 +71,14 @@ def ask(
                 if key.fd == requests:
                     try:
                         request = request[os.write(requests, request) :]
-                    except BrokenPipeError:
+                    except BrokenPipeError:  # the program has ended
                         return None, None
                     if not request:
                         selector.unregister(requests)
                 else:
                     data = os.read(replies, 1 << 16)
                     received += data
+                    # The program has ended, or its reply is too long.
                     if not data or len(received) > most + _HEADER_BYTES:
                         return None, None
             reply = _whole_reply(received)
@@ -95,6 +96,7 @@ def _whole_reply(data: bytearray) -> bytes | None:
     """Returns the body of a reply, ``hello`` of ``5\\nhello``; None while it is incomplete, or if it isn't a
     reply."""
     length, newline, body = bytes(data).partition(b"\n")
+    # Nine digits suffice for every reply. A malicious program may write any number of them.
     if not newline or not length.isdigit() or len(body) < int(length[:9]):
         return None
     return body
@@ -121,6 +123,8 @@ as failed."""
 
 _REPLY_BYTES = 1 << 16
 _LIFETIME_CPU_SECONDS = 1e7
+"""The limit of processor time for all answers that a sandbox scores: in effect none. Each answer has its own
+limit of time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +236,7 @@ class LibraryScorer:
         """Calls `ask`, and ends the sandbox if it gives no reply."""
         try:
             reply, killed_by = ask(running, request, limits, _REPLY_BYTES)
-        except BaseException:
+        except BaseException:  # e.g. at the deadline: the next request must not get this one's reply
             self.close()
             raise
         if reply is None:

@@ -251,8 +251,8 @@ class Speed:
 def required_critics(
     key: str, methods: Mapping[str, Credit], experiment: PolicyIteration
 ) -> Iterator[Finding]:
-    """Yields a finding for each method that needs a critic which the run didn't train, or a reference
-    model. `key` is the setting that has the methods."""
+    """Yields a finding for each method that needs a critic which the run didn't train, a reward model that
+    learns, or a reference model. `key` is the setting that has the methods."""
     for name, credit in methods.items():
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
@@ -260,6 +260,12 @@ def required_critics(
                 (key, name),
                 "leave the method out, or analyse a run that trains a critic, with the credit monte_carlo and"
                 " the values 'critic' or 'control_variate'",
+            )
+        if credit.trained_reward_model is not None:
+            yield Finding(
+                f"{name!r} needs a reward model that learns, and analyses don't train one",
+                (key, name),
+                "leave the method out",
             )
         if credit.asks_reference:
             yield Finding(

@@ -16,7 +16,7 @@ from treetune.seeds import derive_seed
 from treetune.store.files import whole_file
 from treetune.trainer.base import Layout, Trainer
 from treetune.trainer.batches import MicroBatch, Minibatch, micro_batches
-from treetune.trainer.preparation import prepare, scores_old_logprobs
+from treetune.trainer.preparation import prepare
 from treetune.trainer.tokens import Sequences, Unit
 from treetune.trainer.update import micro_batch_loss
 from treetune.vocabulary import Episode
@@ -46,6 +46,12 @@ class Loss:
         layout: Layout = "padded",
     ) -> None:
         self.settings, credit = settings or session.config.trainer, credit or session.config.credit
+        if credit.trained_reward_model is not None:
+            raise ValueError(
+                f"the credit {credit.registered_name()!r} trains its reward model in the run, and the loss of"
+                " a stored iteration can't be computed without training it again: analyse a run with another"
+                " credit, such as 'rloo'"
+            )
         self.models = StoredModels(session, point, session.temperature, layout)
         self.sequences = Sequences.of(episodes)
         without_kl = replace(self.settings, measure_kl=False)
@@ -55,7 +61,7 @@ class Loss:
             episodes,
             self.sequences,
             self.models,
-            scores_old=scores_old_logprobs(without_kl, several_steps=False),
+            scores_old=without_kl.scores_old_logprobs(several_steps=False),
             critic=leaves_values,
             from_values=credit.from_values if leaves_values else None,
         )

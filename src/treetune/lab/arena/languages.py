@@ -29,7 +29,7 @@ import numpy as np
 from typing_extensions import override
 
 from treetune.credit.base import TokenCredit
-from treetune.credit.literature.token_level import Distributions
+from treetune.credit.literature.token_level import Distributions, GroupDivergences
 from treetune.engine.base import Engine
 from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMemory
@@ -202,6 +202,38 @@ class Language:
             entropies = np.append(entropy_TS[positions, statuses], 0.0)
             columns.append((squares, entropies))
         return columns
+
+    def divergences(self, rows: Sequence[Episode]) -> list[Column]:
+        """Returns for each row the Jensen-Shannon divergence, in nats, of each token's distribution from the
+        mean of those that the rows of the same problem have at its position; 0 at the end token, which is
+        certain."""
+        statuses_NT = np.array([self.statuses(row.response_ids)[: self.length] for row in rows])
+        rows_by_problem: dict[str, list[int]] = {}
+        for number, row in enumerate(rows):
+            rows_by_problem.setdefault(row.group, []).append(number)
+        divergences_NT = np.zeros((len(rows), self.length + 1))
+        for position in range(self.length):
+            chances_SV = self._token_chances(position)
+            for numbers in rows_by_problem.values():
+                chances_GV = chances_SV[statuses_NT[numbers, position]]
+                mean_V = chances_GV.mean(0)
+                entropies_G = _entropy(chances_GV)
+                divergences_G = _entropy((chances_GV + mean_V) / 2) - (entropies_G + _entropy(mean_V)) / 2
+                # Rounding gives tiny numbers for equal distributions.
+                divergences_NT[numbers, position] = np.where(divergences_G > 1e-12, divergences_G, 0)
+        return list(divergences_NT)
+
+    def _token_chances(self, position: int) -> NDArray[np.float64]:
+        """Returns the probability of each token at a position, by the status before it, shape [S, S · W]:
+        tokens in the order of their ids, without the end token."""
+        after_SO, chances_SO = self.after_TSO[position], self.chances_TSO[position]
+        wordings_S = self.wordings_TS[position]
+        chances_SSW = np.zeros((len(after_SO), len(self.correct_S), self.most_wordings))
+        for before, (after_O, chances_O) in enumerate(zip(after_SO, chances_SO, strict=True)):
+            wordings = wordings_S[before]
+            for after, chance in zip(after_O, chances_O, strict=True):
+                chances_SSW[before, after, :wordings] += chance / wordings
+        return chances_SSW.reshape(len(after_SO), -1)
 
     def gradients(
         self, answers: Sequence[Trajectory], episodes: Sequence[Episode], groups: Sequence[int]
@@ -585,8 +617,19 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         seed=seed,
         iteration=0,
         settings=AnswerSettings(4096, SamplingParams(max_tokens=language.length + 1)),
-        services=(ShapingMemory(), Distributions(language.distributions)),
+        services=(
+            ShapingMemory(),
+            Distributions(language.distributions),
+            GroupDivergences(language.divergences),
+        ),
     )
+
+
+def _entropy(chances: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the entropy of distributions along the last axis, in nats."""
+    logs = np.log(np.where(chances > 0, chances, 1))  # 0 log 0 is 0
+    entropy: NDArray[np.float64] = -(chances * logs).sum(-1)
+    return entropy
 
 
 @dataclass(frozen=True, kw_only=True)

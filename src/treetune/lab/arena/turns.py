@@ -32,6 +32,10 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
+
+from treetune.credit.base import TokenCredit
+from treetune.vocabulary import Trajectory
 
 
 class TurnAnswer(NamedTuple):
@@ -121,3 +125,36 @@ def by_return(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns
     """Returns the mean return from `turn` on, of the others that have this turn."""
     returns = [sum(other.rewards[turn:]) for other in others if len(other.rewards) > turn]
     return sum(returns) / len(returns) if returns else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnRewardCredit(TokenCredit):
+    """Gives each turn the sum of its reward and the later ones, minus a baseline for turn rewards. It has no
+    `type`: the credit exists to be measured."""
+
+    baseline: Baseline
+    turns: int
+    """The largest number of turns of an answer."""
+
+    @override
+    def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
+        # The baselines don't read the probability.
+        turn_answers = [TurnAnswer(_turn_rewards(answer), math.nan) for answer in answers]
+        rows = []
+        for number, (answer, turn_answer) in enumerate(zip(answers, turn_answers, strict=True)):
+            others = turn_answers[:number] + turn_answers[number + 1 :]
+            row: list[float] = []
+            for turn, end in enumerate(answer.step_ends):
+                baseline = self.baseline(turn_answer, others, turn, self.turns)
+                advantage = sum(turn_answer.rewards[turn:]) - baseline
+                row += [advantage] * (end - len(row))
+            rows.append(row)
+        return rows
+
+
+def _turn_rewards(answer: Trajectory) -> tuple[float, ...]:
+    """Returns the reward of each turn."""
+    if answer.step_rewards:
+        return answer.step_rewards
+    earlier_turns = len(answer.step_ends) - 1
+    return (*[0.0] * earlier_turns, answer.reward)

@@ -191,6 +191,47 @@ class UpToWidth(Branching):
         return branches
 
 
+@Branching.register("last_states")
+@dataclass(frozen=True, kw_only=True)
+class LastStates(Branching):
+    """BranPO's branching in the tail (Zhao et al., arXiv:2602.03719): each answer from the prompt continues
+    in `ways` ways from each of its last `count` states. The prompt doesn't branch.
+
+    The paper was read in its abstracts, and its public code. The code branches one to three steps before the
+    end, by the accuracy of the group, and keeps a branch only if it earned something else than the answer.
+    Here every branch is kept: to drop branches by their reward adds a bias (docs/results/turn_credits.md).
+
+    **Biased** where the number of states depends on the tokens after a state: then the last states are not
+    known until the answer ends. On the tests' language, with states at every token, the expected gradient of
+    the credit `tree` is off by 25 % of its length (cosine 0.992).
+    """
+
+    unbiased = False
+
+    states: StateRule
+    """The rule for the states at which it may branch."""
+    count: Annotated[int, Gt(0)] = 1
+    """How many of an answer's last states branch."""
+    ways: Annotated[int, Gt(1)] = 2
+    """The number of ways in which an answer continues from each of them, itself included."""
+
+    @override
+    def most_answers(self, samples: int) -> int:
+        return samples * (1 + self.count * (self.ways - 1))
+
+    @override
+    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
+        if number > 0:
+            return []
+        branches = []
+        for answer in answers:
+            starts = [start for start in self.states.step_starts(answer) if start > 0]
+            for start in starts[-self.count :]:
+                if start < len(answer.response_ids):
+                    branches.append(Branches(answer.sample, start, self.ways - 1))
+        return branches
+
+
 @Branching.register("least_sure")
 @dataclass(frozen=True, kw_only=True)
 class LeastSure(Branching):

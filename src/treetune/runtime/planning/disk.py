@@ -45,6 +45,8 @@ class CheckpointSpace:
 
     @property
     def by_the_end(self) -> int:
+        """Bytes at the end of the run. Of the checkpoints whose weights are kept, the newest are among those
+        that are kept whole, so only the others add to them."""
         return self.at_once + max(0, self.kept_weights - KEPT_WHOLE) * self.weights
 
     @property
@@ -74,10 +76,8 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     """Returns what the checkpoints of an experiment take. The room is known on this machine only."""
     experiment, machine = memory.experiment, memory.machine
     trainer = experiment.trainer
-    weights = itemsize(trainer) * memory.shape.parameters
-    models = [memory.policy]
-    if memory.critic is not None:
-        models.append(memory.critic)
+    weights = itemsize(trainer) * (memory.shape.parameters + memory.reward_model_weights)
+    models = [memory.policy, *memory.learned_models]
     # Without ZeRO every rank has the whole state, and one of them writes it.
     writers = 1 if trainer.zero_stage == 0 else machine.world_size
     state = writers * sum(model.kept + model.on_host for model in models)

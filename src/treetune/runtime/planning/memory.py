@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
@@ -46,11 +46,15 @@ class IterationWork:
     longest_answer: int
     """The most trained tokens of a row."""
     continuations: int
+    """The expected number of continuations that credit samples."""
     most_continuations: int
     rows: int
+    """The most sequences (or pairs) that are trained in an epoch."""
     steps: int
+    """The optimiser's steps in all epochs."""
     epochs: int
     is_sampled: bool
+    """Whether the answers are sampled, and not demonstrations."""
 
     @property
     def sampled_tokens(self) -> float:
@@ -84,31 +88,33 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     Args:
         answer_tokens: The mean length of an answer; None for the experiment's `plan`, or an assumption.
     """
-    problems = experiment.problems_per_iteration or experiment.task.size("train")
-    is_known, problems = problems is not None, problems or 1
+    problems_or_none = experiment.problems_per_iteration or experiment.task.size("train")
+    problems = problems_or_none or 1  # of an unknown number of problems, the work of one is returned
     rollout, context = experiment.rollout, experiment.context_length
-    sampling = rollout.sampling
-    limit = min(sampling.max_tokens, context) if sampling is not None else context
-    prompt_limit = rollout.max_prompt_tokens or context
-    longest = min(context, prompt_limit + limit)
-    plan_settings = experiment.plan
-    length = min(answer_tokens or plan_settings.answer_tokens or SHARE_OF_THE_LIMIT * limit, limit)
+    sampling, plan_settings = rollout.sampling, experiment.plan
+    longest_answer = min(sampling.max_tokens, context) if sampling is not None else context
+    longest_prompt = rollout.max_prompt_tokens or context
+    longest = min(context, longest_prompt + longest_answer)
+    mean_answer = answer_tokens or plan_settings.answer_tokens or SHARE_OF_THE_LIMIT * longest_answer
+    mean_answer = min(mean_answer, longest_answer)
+    mean_prompt = min(plan_settings.prompt_tokens or TOKENS_OF_A_PROMPT, longest - mean_answer)
     answers = rollout.most_answers(problems)
     rows = experiment.selection.most_kept(answers, problems)
-    size = experiment.trainer.minibatch_size or max(rows, 1)
-    continuations, most_continuations = experiment.credit.continuations(answers, length, limit)
+    rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
+    steps_of_epoch = max(1, -(-rows // rows_of_step))  # rounded up
+    continuations, most_continuations = experiment.credit.continuations(answers, mean_answer, longest_answer)
     return IterationWork(
         problems=problems,
-        is_known=is_known,
+        is_known=problems_or_none is not None,
         answers=answers,
-        answer_tokens=length,
-        prompt_tokens=max(1.0, min(plan_settings.prompt_tokens or TOKENS_OF_A_PROMPT, longest - length)),
+        answer_tokens=mean_answer,
+        prompt_tokens=max(1.0, mean_prompt),
         longest=longest,
-        longest_answer=limit,
+        longest_answer=longest_answer,
         continuations=continuations,
         most_continuations=most_continuations,
         rows=rows,
-        steps=experiment.trainer.epochs * max(1, -(-rows // size)),
+        steps=experiment.trainer.epochs * steps_of_epoch,
         epochs=experiment.trainer.epochs,
         is_sampled=rollout.needs_engine,
     )
@@ -122,6 +128,9 @@ BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
 """Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
 nucleus also what is sorted, with int64 order, and summed up. A sort on CUDA also has second buffers of keys
 and order, and an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+OF_A_COMPARISON = {"reference": 24, "group": 32}
+"""Bytes of a chunk in the forward pass that compares its distributions with the reference's, or with the mean
+of the group's (`trainer.scoring`)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 """Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
@@ -147,10 +156,10 @@ class Passes:
         """The bytes that a block keeps for its backward pass."""
         shape, size = self.shape, self.itemsize
         norms = 2 * (self._norm + size) * shape.hidden
-        attention = size * (2 * shape.query + 2 * shape.key)
+        attention = size * (2 * shape.query + 2 * shape.key)  # queries and results, keys and values
         if shape.head_norms:
             attention += self._norm * (shape.query + shape.key)
-        mlp = 4 * size * shape.intermediate
+        mlp = 4 * size * shape.intermediate  # the gate, its activation, the other factor, the product
         small = 4 * (2 + shape.heads)  # scales of norms, sums of attention
         mask = size * self.tokens if self.masked else 0  # as numbers that are added
         return self.tokens * (norms + attention + mlp + small + mask)
@@ -165,9 +174,11 @@ class Passes:
         """The bytes that a forward pass keeps for the backward pass."""
         shape, size = self.shape, self.itemsize
         blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
+        # The last norm, and the hidden states of the trained tokens, which go into the head.
         last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
-        mask = self.tokens**2 if self.masked else 0
-        return blocks + last + self.tokens * 2 * size * shape.head_dim + mask
+        rotary = self.tokens * 2 * size * shape.head_dim  # cosines and sines
+        mask = self.tokens**2 if self.masked else 0  # a bool for each pair of tokens
+        return blocks + last + rotary + mask
 
     @property
     def backward_of_a_layer(self) -> int:
@@ -179,11 +190,14 @@ class Passes:
         shape, size = self.shape, self.itemsize
         of_last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
         mlp = self.tokens * (size * shape.hidden + 2 * size * shape.intermediate) - of_last
-        again = 0
+        computed_again = 0
         if self.checkpointing:
-            again = self.layer - (self.tokens * 4 * shape.hidden if size == 4 else 0)
+            # In float32, the first norm's input is the block's own input, which `kept` counts already.
+            input_of_block = self.tokens * 4 * shape.hidden if size == 4 else 0
+            computed_again = self.layer - input_of_block
+        # The backward pass of a norm, which computes in float32: three tensors, and one in `itemsize`.
         of_norm = self.tokens * (4 * 3 + size) * shape.hidden if size < 4 else 0
-        return max(again + mlp, of_norm)
+        return max(computed_again + mlp, of_norm)
 
     def head(
         self,
@@ -193,16 +207,35 @@ class Passes:
         entropy_gradient: bool = False,
         terms: bool = False,
         nucleus: bool = False,
+        compared_with: Literal["reference", "group"] | None = None,
     ) -> int:
-        """Returns the most bytes of a chunk of the head. With adapters the head is not trained and has no
-        gradient."""
-        chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
-        positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
+        """Returns the most bytes of a chunk of the head.
+
+        Args:
+            backward: Whether there is a backward pass.
+            is_trained: Whether the head's weight has a gradient. With adapters it has none.
+            entropy_gradient: Whether the entropy is part of the loss.
+            terms: Whether the objective computes terms of its own from the logits.
+            nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
+        """
+        most_positions = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
+        positions = 0
+        if self.trained:
+            n_chunks = math.ceil(self.trained / most_positions)
+            positions = math.ceil(self.trained / n_chunks)  # all chunks have the same size
         logits = positions * self.shape.vocabulary
-        forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
+        if compared_with is not None:
+            forward = logits * OF_A_COMPARISON[compared_with]
+        else:
+            forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
         if not backward:
             return forward
-        bytes_back = WITH_TERMS if terms else WITH_ENTROPY if entropy_gradient else BACKWARD_PER_LOGIT
+        bytes_back = BACKWARD_PER_LOGIT
+        if terms:
+            bytes_back = WITH_TERMS
+        elif entropy_gradient:
+            bytes_back = WITH_ENTROPY
+        # The gradients of the head's weight, and of the hidden states that go into it.
         of_weight = self.shape.head * self.itemsize if is_trained else 0
         of_hidden = self.trained * self.itemsize * self.shape.hidden
         return max(forward, logits * bytes_back + of_weight + of_hidden)
@@ -264,6 +297,7 @@ class EngineMemory:
     @property
     def bytes_per_token(self) -> float:
         """The bytes of keys and values of a token on one device."""
+        # At least one: with more devices than heads, several devices have the same head.
         heads = max(self.shape.kv_heads / self.settings.tensor_parallel_size, 1)
         return 2 * self.shape.layers * heads * self.shape.head_dim * self.itemsize
 
@@ -333,6 +367,8 @@ class States:
 def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
     """Returns the bytes of a model as this trainer shards it.
 
+    A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means.
+
     Args:
         all_weights: The number of weights.
         trained: The number of trained weights.
@@ -340,7 +376,7 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
     size, stage = itemsize(trainer), trainer.zero_stage
     on_gpu = machine.device == "cuda"
     ranks = machine.world_size
-    part = -(-trained // ranks)
+    part = -(-trained // ranks)  # the weights that one rank updates, rounded up
     # On a CPU, PyTorch's Adam allocates a root and a quotient of the size of the weights that it updates at
     # once.
     adam = 0 if on_gpu else 2 * 4 * part
@@ -356,7 +392,7 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
             weights=weights - away,
             buffers=size * BUCKET if stage == 3 else 0,
             passing=passing,
-            on_host=away + (4 + 4 + 8) * part,
+            on_host=away + (4 + 4 + 8) * part,  # weights, gradients, optimiser
         )
     if stage == 1 and size == 2:
         # DeepSpeed's own optimiser for bfloat16 keeps whole gradients in float32 on each rank; those in the
@@ -409,11 +445,11 @@ class TrainerMemory:
 
     @cached_property
     def policy(self) -> States:
-        trained = self.shape.parameters
+        all_weights = trained = self.shape.parameters
         if self.trainer.lora is not None:
             trained = adapter_weights(self.shape, self.trainer.lora.rank)
-        whole = self.shape.parameters + (trained if self.trainer.lora is not None else 0)
-        return states_of(self.trainer, whole, trained, self.machine)
+            all_weights += trained  # the adapters are added to the model
+        return states_of(self.trainer, all_weights, trained, self.machine)
 
     @cached_property
     def critic(self) -> States | None:
@@ -424,7 +460,27 @@ class TrainerMemory:
         settings = self.experiment.credit.critic_settings
         outputs = 1 if settings is None else settings.loss.outputs
         weights = self.shape.backbone + outputs * (self.shape.hidden + 1)  # with the head's biases
-        return states_of(self.trainer, weights, weights, self.machine)
+        return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
+
+    @cached_property
+    def reward_model_weights(self) -> int:
+        """The number of weights of the reward model that is trained; 0 if there is none."""
+        settings = self.experiment.credit.trained_reward_model
+        if settings is None:
+            return 0
+        shape = None if settings.start is None else settings.start.shape(self.experiment.task.alphabet)
+        return (shape or self.shape).parameters
+
+    @cached_property
+    def reward_model(self) -> States | None:
+        """The states of the reward model that is trained, which is a whole model with its own optimiser."""
+        weights = self.reward_model_weights
+        return states_of(self.trainer, weights, weights, self.machine) if weights else None
+
+    @property
+    def learned_models(self) -> list[States]:
+        """The states of the models that are trained in addition to the policy."""
+        return [model for model in (self.critic, self.reward_model) if model is not None]
 
     @cached_property
     def reference(self) -> int:
@@ -433,8 +489,9 @@ class TrainerMemory:
         trainer = self.trainer
         if not trainer.keeps_reference or trainer.lora is not None:
             return 0
-        other = self.experiment.credit.reference
-        shape = self.shape if other is None else other.shape(self.experiment.task.alphabet)
+        other_model = self.experiment.credit.reference  # None: the start model is the reference
+        shape = self.shape if other_model is None else other_model.shape(self.experiment.task.alphabet)
+        # A model of unknown sizes counts as large as the policy.
         whole = itemsize(trainer) * (shape or self.shape).parameters
         is_sharded = trainer.shards_weights and not trainer.offload_reference
         return whole // self.machine.world_size if is_sharded else whole
@@ -448,21 +505,25 @@ class TrainerMemory:
     def micro_batch(self) -> int:
         """The tokens of a rank's largest micro-batch."""
         trainer, work = self.trainer, self.work
-        together = 2 if trainer.objective.needs_pairs else 1
-        parallel = trainer.sequence_parallel_size
+        rows_together = 2 if trainer.objective.needs_pairs else 1  # a pair is in one micro-batch
+        ranks_of_group = trainer.sequence_parallel_size  # they share each row
         longest_row = work.longest
         critic = self.experiment.credit.critic_settings
         if critic is not None and critic.template is not None:
             longest_row = self.experiment.context_length  # the critic's prompts are longer than the policy's
-        longest = together * longest_row
-        groups = max(1, self.machine.world_size // trainer.sequence_parallel_size)
-        rows = -(-min(trainer.minibatch_size or work.rows, max(work.rows, 1)) // groups) * together
+        groups = max(1, self.machine.world_size // ranks_of_group)
+        units_of_step = min(trainer.minibatch_size or work.rows, max(work.rows, 1))
+        most_rows = -(-units_of_step // groups) * rows_together  # those of a group in a step, rounded up
         if trainer.sequences_per_micro_batch is not None:
-            rows = min(rows, max(together, trainer.sequences_per_micro_batch))
-        tokens = max(longest, min(trainer.tokens_per_micro_batch * parallel, rows * work.longest))
-        return -(-tokens // parallel)
+            most_rows = min(most_rows, max(rows_together, trainer.sequences_per_micro_batch))
+        most_tokens = min(trainer.tokens_per_micro_batch * ranks_of_group, most_rows * work.longest)
+        # A row, or pair, that exceeds the limit has a micro-batch to itself.
+        tokens = max(rows_together * longest_row, most_tokens)
+        return -(-tokens // ranks_of_group)
 
     def passes(self, tokens: int) -> Passes:
+        """Returns the passes over a micro-batch of this many tokens, of which as large a share is trained as
+        of the longest row."""
         trainer = self.trainer
         on_cpu = self.machine.device == "cpu"
         return Passes(
@@ -472,7 +533,7 @@ class TrainerMemory:
             trained=-(-tokens * self.work.longest_answer // self.work.longest),
             device=self.machine.device,
             checkpointing=trainer.gradient_checkpointing,
-            masked=on_cpu and trainer.layout == "packed",
+            masked=on_cpu and trainer.layout == "packed",  # on a GPU, packed attention needs no mask
         )
 
     @cached_property
@@ -495,13 +556,22 @@ class TrainerMemory:
         trainer, work = self.trainer, self.work
         tokens = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
         if trainer.sequences_per_micro_batch is not None:
-            tokens = self.micro_batch
+            tokens = self.micro_batch  # only the limit of tokens is twice as large, not that of rows
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
-        hidden = tokens * passes.itemsize * 2 * self.shape.hidden
+        passing = max(passes.scoring, _hidden_states(passes) + head)
+        compared_with = self.experiment.credit.compares_distributions_with
+        if compared_with == "reference" or trainer.objective.needs_reference_kl:
+            passing = max(passing, _comparison_with_reference(passes))
+        if compared_with == "group":
+            # All answers to a problem are in one micro-batch.
+            tokens_of_group = -(-work.answers // work.problems) * work.longest
+            passes_of_group = self.passes(max(tokens, tokens_of_group))
+            head_of_group = passes_of_group.head(backward=False, compared_with="group")
+            passing = max(passing, passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group)
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
         copied_reference = 0 if self.reference_stays else self.reference
-        return self._reserved(max(passes.scoring, hidden + head)) + gathered + copied_reference
+        return self._reserved(passing) + gathered + copied_reference
 
     @property
     def _has_nucleus(self) -> bool:
@@ -517,13 +587,13 @@ class TrainerMemory:
     @property
     def models(self) -> int:
         """The bytes that stay on the device from step to step."""
-        critic = 0 if self.critic is None else self.critic.kept
-        return self.policy.kept + critic + (self.reference if self.reference_stays else 0)
+        learned = sum(model.kept for model in self.learned_models)
+        return self.policy.kept + learned + (self.reference if self.reference_stays else 0)
 
     @property
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
-        models = [self.policy] if self.critic is None else [self.policy, self.critic]
+        models = [self.policy, *self.learned_models]
         # Gradients are there from the backward pass to the end of the step, and those of both models at once.
         # The models pass and step one after the other, so the larger one counts. A micro-batch's activations
         # are freed at the end of its pass, before the step.
@@ -543,7 +613,26 @@ class TrainerMemory:
         return self.models - self.scorable
 
 
+def _hidden_states(passes: Passes) -> int:
+    """Returns the bytes of a micro-batch's last hidden states, before and after the last norm."""
+    return passes.tokens * passes.itemsize * 2 * passes.shape.hidden
+
+
+def _comparison_with_reference(passes: Passes) -> int:
+    """Returns the most bytes of a comparison of the policy's whole distributions with the reference's.
+
+    The policy's log-probs of the whole vocabulary are there twice while chunks are put together, and once
+    while the reference runs over the same micro-batch.
+    """
+    logprobs = 4 * passes.trained * passes.shape.vocabulary
+    head = passes.head(backward=False, compared_with="reference")
+    return logprobs + max(logprobs, passes.scoring, _hidden_states(passes) + head)
+
+
 def adapter_weights(shape: Shape, rank: int) -> int:
     """Returns the number of weights of adapters on all linear layers except the head."""
-    sides = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.key)
-    return rank * shape.layers * (sides + 3 * (shape.hidden + shape.intermediate))
+    # An adapter of a layer from `n` to `m` features has `rank * (n + m)` weights.
+    attention = 2 * (shape.hidden + shape.query)  # from hidden states to queries, and from results back
+    attention += 2 * (shape.hidden + shape.key)  # to keys, and to values
+    mlp = 3 * (shape.hidden + shape.intermediate)
+    return rank * shape.layers * (attention + mlp)

@@ -143,6 +143,7 @@ class Plan:
         if settings.gpu_memory_utilization is None and self.machine.device == "cuda":
             room = USABLE * self.machine.device_memory - SPARE
             largest = (room - self._trainer_bytes_while_sampling(settings)) / self.machine.device_memory
+            # Rounded down to a hundredth. Without room it is 0.01, and `problems` says that it doesn't fit.
             share = min(LARGEST_SHARE, max(0.01, math.floor(100 * largest) / 100))
             settings = replace(settings, gpu_memory_utilization=share)
         return EngineMemory(settings, self.shape, self.machine, context)
@@ -153,6 +154,7 @@ class Plan:
             return 0
         if not settings.sleep:
             return CONTEXT + self.trainer.peak
+        # The trainer scores the canary meanwhile, for which ZeRO-3 gathers weights.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT + self.trainer.scorable + gathered
 
@@ -210,7 +212,7 @@ class Plan:
         if self.engine is None or self.machine.device == "cpu":
             return
         settings = self.engine.settings
-        wanted = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
+        gpus_of_servers = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
         if (least := self.engine.least_share) > self.engine.share:
             yield (
                 f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization} gives the"
@@ -218,9 +220,9 @@ class Plan:
                 f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
             )
         gpus = self.machine.gpus or self.machine.ranks
-        if settings.devices is None and wanted > gpus:
+        if settings.devices is None and gpus_of_servers > gpus:
             yield (
-                f"the servers need {wanted} GPUs of a machine (tensor_parallel_size"
+                f"the servers need {gpus_of_servers} GPUs of a machine (tensor_parallel_size"
                 f" {settings.tensor_parallel_size}), and it has {gpus}"
             )
         if self.machine.nodes > 1 and settings.servers == "one":
@@ -229,15 +231,18 @@ class Plan:
     # GPUs
 
     def _on_gpus(self) -> Iterator[MemoryUse]:
+        """Yields the uses of a GPU: by the trainer alone, by an engine on GPUs of its own, by both at once,
+        or by both in turn, if the engine sleeps during training."""
         room = int(USABLE * self.machine.device_memory)
-        own = Item("CUDA context of the rank", CONTEXT)
+        context = Item("CUDA context of the rank", CONTEXT)
         trainer, engine = self.trainer, self.engine
-        training = [own, *self._training()]
+        training = [context, *self._training()]
         if engine is None:
             yield MemoryUse("training", "a GPU", tuple(training), room)
             return
         awake = [
             Item("engine: weights", engine.weights),
+            # The least share consists of the weights, these, and the cache of one sequence.
             Item("engine: passes and context", engine.least_share - engine.weights - self._one_sequence),
             Item("engine: KV cache", max(engine.cache, self._one_sequence)),
         ]
@@ -246,14 +251,15 @@ class Plan:
             yield MemoryUse("training", "a trainer's GPU", tuple(training), room)
             return
         if not engine.settings.sleep:
-            yield MemoryUse("start", "a GPU", (own, *awake), room)
+            yield MemoryUse("start", "a GPU", (context, *awake), room)
             yield MemoryUse("training", "a GPU", (*training, *awake), room)
             return
-        aside = Item("weights of the trainer, kept to be scored", trainer.scorable)
-        yield MemoryUse("start", "a GPU", (own, *awake), room)
-        yield MemoryUse("generation", "a GPU", (own, aside, *awake), room)
+        scorable = Item("weights of the trainer, kept to be scored", trainer.scorable)
+        yield MemoryUse("start", "a GPU", (context, *awake), room)
+        yield MemoryUse("generation", "a GPU", (context, scorable, *awake), room)
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
-        yield MemoryUse("sync", "a GPU", (own, aside, *awake, Item("scoring the canary", gathered)), room)
+        canary = Item("scoring the canary", gathered)
+        yield MemoryUse("sync", "a GPU", (context, scorable, *awake, canary), room)
         yield MemoryUse("training", "a GPU", (*training, Item("engine, asleep", ASLEEP)), room)
 
     @property
@@ -262,28 +268,31 @@ class Plan:
         return int(self.engine.context_length * self.engine.bytes_per_token)
 
     def _training(self) -> list[Item]:
+        """Returns what the trainer needs on a device while it trains, in parts that add up to its peak."""
         trainer = self.trainer
-        policy, critic = trainer.policy, trainer.critic
+        policy = trainer.policy
         items = [
             Item("policy: weights", policy.weights),
             Item("policy: master weights", policy.master),
             Item("policy: optimizer", policy.optimizer),
             Item("policy: gradients and buffers", policy.buffers + policy.gradients),
         ]
-        if critic is not None:
-            items += [
-                Item("critic: weights", critic.weights),
-                Item("critic: optimizer and the rest", critic.kept - critic.weights + critic.gradients),
-            ]
+        for name, model in (("critic", trainer.critic), ("reward model", trainer.reward_model)):
+            if model is not None:
+                items += [
+                    Item(f"{name}: weights", model.weights),
+                    Item(f"{name}: optimizer and the rest", model.kept - model.weights + model.gradients),
+                ]
         if trainer.reference and trainer.reference_stays:
             items.append(Item("reference", trainer.reference))
-        rest = trainer.peak - sum(item.size for item in items)
-        items.append(Item("activations, chunks of the head, steps", max(0, rest)))
+        other_bytes = trainer.peak - sum(item.size for item in items)
+        items.append(Item("activations, chunks of the head, steps", max(0, other_bytes)))
         return [item for item in items if item.size]
 
     # The host
 
     def _on_the_host(self) -> Iterator[MemoryUse]:
+        """Yields the uses of a machine's own memory and of /dev/shm. On a CPU the models are there, too."""
         machine, trainer, engine = self.machine, self.trainer, self.engine
         shared = self._shared
         if self.sends_through_memory:
@@ -347,14 +356,14 @@ class Plan:
 
     @property
     def _offloaded(self) -> int:
-        critic = self.trainer.critic
-        return self.trainer.policy.on_host + (0 if critic is None else critic.on_host)
+        return sum(model.on_host for model in (self.trainer.policy, *self.trainer.learned_models))
 
 
 SHARE = "engines.policy.gpu_memory_utilization"
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 """The values of `SHARE` that are tried as a remedy."""
-MORE_GPUS = (2, 4, 8)
+MORE_GPUS = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4))
+"""The larger machines that are tried as a remedy: GPUs of each machine, and machines."""
 
 
 @dataclass(frozen=True)
@@ -435,10 +444,11 @@ def remedy(plan: Plan) -> Remedy | None:
         return Remedy(changes)
     if plan.machine.device == "cpu":
         return None
-    for gpus, nodes in [*((more, 1) for more in MORE_GPUS), (8, 2), (8, 4)]:
+    for gpus, nodes in MORE_GPUS:
         machine = plan.machine
         if gpus * nodes <= machine.world_size:
             continue
+        # The memory of a larger machine's host is unknown.
         larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, gpus=None)
         on_more = replace(plan, machine=larger)
         if on_more.fits:
@@ -516,7 +526,10 @@ def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) ->
             for candidate in candidates
             if candidate.key == change.key and candidate.cost < change.cost
         ]
-        for alternative in [without, *([*without, candidate] for candidate in weaker)]:
+        alternatives = [without]
+        for candidate in weaker:
+            alternatives.append([*without, candidate])
+        for alternative in alternatives:
             if _fitting(plan, tuple(alternative)):
                 chosen = alternative
                 break
@@ -545,6 +558,7 @@ def _candidates(plan: Plan) -> Iterator[Change]:
     """Yields the changes that could help, each with its cost."""
     trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
     tokens, cost = trainer.tokens_per_micro_batch, 1
+    # Much less than the longest row wouldn't help, since a row that exceeds the limit runs alone.
     while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:
         tokens, cost = tokens // 2, cost + 1
         yield Change("trainer.tokens_per_micro_batch", tokens, cost)
@@ -558,13 +572,13 @@ def _candidates(plan: Plan) -> Iterator[Change]:
         yield Change("engines.policy.replicas", 1, 3)
     if on_gpu and trainer.keeps_reference and trainer.lora is None and not trainer.offload_reference:
         yield Change("trainer.offload_reference", True, 4)
-    least = 1 if itemsize(trainer) == 2 else 0
-    for stage in range(max(trainer.zero_stage + 1, least), 4):
-        if plan.machine.world_size > 1:
+    if plan.machine.world_size > 1:  # a single rank keeps all states
+        for stage in range(trainer.zero_stage + 1, 4):
             yield Change("trainer.zero_stage", stage, 5 * stage)
     if on_gpu and not trainer.offload_optimizer:
         yield Change("trainer.offload_optimizer", True, 20)
     if on_gpu and not trainer.offload_parameters:
+        # It needs ZeRO-3, which is no candidate for a single rank above.
         if trainer.zero_stage < 3 and plan.machine.world_size == 1:
             yield Change("trainer.zero_stage", 3, 15)
         yield Change("trainer.offload_parameters", True, 25)
@@ -580,9 +594,9 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
     if configured_share is not None:
         yield from (Change(SHARE, share, 3) for share in SHARES if share > configured_share)
         # A smaller cache makes sampling slower, so that smaller shares cost more.
-        for rank, share in enumerate(SHARES):
+        for number, share in enumerate(SHARES):
             if share < configured_share:
-                yield Change(SHARE, share, 3 + rank)
+                yield Change(SHARE, share, 3 + number)
     if settings.max_num_seqs > 128:
         yield Change("engines.policy.max_num_seqs", 128, 4)
     if settings.servers == "per_rank" and plan.machine.nodes == 1:
@@ -594,5 +608,7 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
 
 def _with(part: Any, path: list[str], value: Any) -> Any:
     """Returns a copy of a part with another value of one setting; the constructors check it."""
-    name, *rest = path
-    return replace(part, **{name: _with(getattr(part, name), rest, value) if rest else value})
+    name, *further_path = path
+    if further_path:
+        value = _with(getattr(part, name), further_path, value)
+    return replace(part, **{name: value})

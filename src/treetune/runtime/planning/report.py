@@ -6,6 +6,7 @@ docs/results/plan.md compares the estimates with measured times."""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator
@@ -64,6 +65,7 @@ optimiser steps and of small batches, which the plan leaves out, are most of it.
 SECONDS = {
     "answers": "generation",
     "continuations": "credit",
+    "scoring for credit": "credit",
     "scoring": "training",
     "training": "training",
     "sync": "sync",
@@ -93,37 +95,57 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     if engine is not None and work.is_sampled:
         yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context)
         if work.continuations:
-            tokens = work.answer_tokens / 2
+            tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
 
     on_gpu, tokens = machine.device == "cuda", trained_tokens(work, trainer.layout)
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
-    critic = plan.trainer.critic is not None
+    n_critics = 0 if plan.trainer.critic is None else 1
+    reward_model = root.credit.trained_reward_model
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
-    # Models that score: the reference, the policy if there are several steps, and the critic.
-    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0) + critic
+    # Models that score: the reference, the policy if there are several steps, the critic, the reward model.
+    scores_policy = trainer.scores_old_logprobs(several_steps=work.steps > 1)
+    passes = int(trainer.keeps_reference) + int(scores_policy) + n_critics
+    if reward_model is not None:
+        passes += 1
+    if trainer.objective.needs_reference_kl:
+        passes += 2  # of the policy and of the reference, whose whole distributions are compared
     # Without a backward pass twice as many rows fit into a micro-batch.
-    micro_batches = -(-work.rows // groups / (configured_rows or 2 * rows_of_micro_batch) // 1)
-    seconds = passes * (2 * weights * tokens / rate + micro_batches * launch_seconds)
-    yield PhaseSeconds("scoring", seconds, f"2 operations a weight and token; {source}")
+    rows_of_group = -(-work.rows // groups)  # rounded up
+    micro_batches = math.ceil(rows_of_group / (configured_rows or 2 * rows_of_micro_batch))
+    seconds_of_scoring = 2 * weights * tokens / rate + micro_batches * launch_seconds
+    operations = "2 operations a weight and token"
+    yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
+    if root.credit.trainer_passes:
+        # The credit scores all answers, and selection leaves out some of them afterwards.
+        passes_of_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
+        basis = f"passes over all answers: {root.credit.trainer_passes}; {operations}; {source}"
+        yield PhaseSeconds("scoring for credit", passes_of_rows * seconds_of_scoring, basis)
     # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
-    micro_batches = work.steps * -(-rows_of_step // rows_of_micro_batch)
+    micro_batches_of_step = -(-rows_of_step // rows_of_micro_batch)  # rounded up
+    micro_batches = work.steps * micro_batches_of_step
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
-    seconds = (1 + critic) * forward_passes * seconds_of_pass
+    models: float = 1 + n_critics
+    if reward_model is not None:
+        models += reward_model.epochs / work.epochs  # it has epochs of its own
+    seconds = models * forward_passes * seconds_of_pass
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
     if engine is not None:
-        names = [str(number // machine.ranks) for number in range(machine.world_size)]
+        # A name for the machine of each rank: the method depends on whether all have the same.
+        machine_names = [str(rank // machine.ranks) for rank in range(machine.world_size)]
         adapters = trainer.lora is not None and trainer.lora.send == "adapters"
-        method, _ = engine.settings.transfer_method(device=machine.device, machines=names, adapters=adapters)
+        method, _ = engine.settings.transfer_method(
+            device=machine.device, machines=machine_names, adapters=adapters
+        )
         size = 0 if adapters else itemsize(trainer) * plan.shape.served
         write_seconds = size / (2 * FILE_BYTES)
         folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
@@ -166,11 +188,13 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
     every = experiment.evaluation.every
     seconds = 0.0
     for test_set in experiment.evaluation.sets:
+        # A split of unknown size counts as empty.
         problems = test_set.problems or (test_set.task or experiment.task).size(test_set.split) or 0
         answers = problems * (test_set.samples or 1)
-        times = experiment.iterations // every if every and test_set.while_training else 0
-        once = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
-        seconds += once.seconds * max(1, times) / experiment.iterations
+        during_training = experiment.iterations // every if every and test_set.while_training else 0
+        evaluations = max(1, during_training)  # each set is measured at the end, at least
+        evaluation = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
+        seconds += evaluation.seconds * evaluations / experiment.iterations
     return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 

@@ -18,6 +18,7 @@ begins."""
 def _set_up(setup: dict) -> None:
     """Changes the user, sets the limits, and writes the program's files."""
     if setup["uid"] is not None:
+        # The user comes last, because only root may change the groups.
         os.setgroups([])
         os.setresgid(setup["uid"], setup["uid"], setup["uid"])
         os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # this also drops all capabilities
@@ -48,6 +49,8 @@ def _execute(code: str, path: list[str]) -> None:
     main.__file__ = "main.py"
     sys.modules["__main__"] = main
     sys.argv = ["main.py"]
+    # The work folder comes first, as Python does it for the folder of a program. Packages come after Python's
+    # own modules.
     sys.path[:0] = path[:1]
     sys.path += path[1:]
     exec(compile(code, "main.py", "exec", dont_inherit=True), main.__dict__)
@@ -62,11 +65,11 @@ def _fork_program() -> None:
     program = os.fork()
     if program == 0:
         return
-    os.closerange(0, 64)
+    os.closerange(0, 64)  # so that the program's pipes end with the program, and not only with this process
     while True:
         pid, status = os.wait()
         if pid == program:
-            code = os.waitstatus_to_exitcode(status)
+            code = os.waitstatus_to_exitcode(status)  # -9 for signal 9, which is reported as 137
             os._exit(code if code >= 0 else 128 - code)
 
 

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 ERRORS_BYTES = 400
+"""Bytes at the end of a program's error output that are reported."""
 SIGKILL = 9  # importing `signal` would cost each program five milliseconds
 
 
 def _write_report(
     report_fd: int, status: int, ran_out_of_time: bool, printed: bytes, error_output: bytes
 ) -> None:
+    """Writes the end of the program for one input to the report (see the head of this file)."""
     output, errors = printed.decode(errors="replace"), error_output.decode(errors="replace")
     data = f"{status} {ran_out_of_time:d} {len(output)} {len(errors)}\n{output}{errors}".encode()
     while data:
@@ -44,8 +46,9 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
     deadline = time.monotonic() + seconds
     printed = b""
     ended = 0  # the process's number once it has ended
-    status = -SIGKILL
+    status = -SIGKILL  # until it ends by itself
     while True:
+        # At most 20 ms, so that the end of a program that prints nothing is noticed soon
         ready, _, _ = select.select([output_fd], [], [], 0.02)
         if ready:
             data = os.read(output_fd, 1 << 16)
@@ -66,10 +69,11 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
         if not ended:
             time.sleep(0.0005)
     ran_out_of_time = not ended and len(printed) <= most_bytes
+    # Its group, with the processes that it started, and itself, in case it has not yet made its group.
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, SIGKILL)
-        except OSError:
+        except OSError:  # there is no such process (any more)
             continue
     if not ended:
         os.waitpid(pid, 0)
@@ -77,6 +81,7 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
 
 
 def _become_program(stdin: int, stdout: int, stderr: int) -> None:
+    """Gives this process a group of its own, and the three descriptors as its only ones."""
     os.setsid()
     for descriptor, standard_descriptor in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(descriptor, standard_descriptor)
@@ -126,6 +131,7 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
     try:
         program = compile(code, "main.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+        # Only the first input is reported. The reader of the report takes inputs without a line as failed.
         message = f"{type(error).__name__}: {error}".encode(errors="replace")
         _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
         return
@@ -165,5 +171,7 @@ def _end(status: int) -> None:
                     stream.flush()
             except Exception:
                 status = status or 1
-        sys.modules["__main__"].__dict__.clear()  # closes files that the program has left open
+        # Closes files that the program has left open. Objects that end with them may still print something,
+        # which is flushed by the second round.
+        sys.modules["__main__"].__dict__.clear()
     os._exit(status)

@@ -97,7 +97,8 @@ def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = (
     """
     if not inspect.ismethod(method):
         raise NotProven(f"{method!r} is not a method")
-    _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({0}))
+    self_position = 0  # `self`, the data set's object, outlives the call
+    _Proof(package, harmless).examine(method.__func__, type(method.__self__), frozenset({self_position}))
 
 
 class _Proof:
@@ -107,6 +108,8 @@ class _Proof:
         self.package = package
         self.harmless = harmless
         self._returns_lasting: dict[tuple[types.CodeType, type | None, frozenset[int]], bool] = {}
+        """The results of `examine`, by the function's code, the class of its `self`, and the positions of
+        lasting parameters."""
 
     def is_own_function(self, value: Any) -> bool:
         return isinstance(value, types.FunctionType) and self.is_own_module(value.__module__)
@@ -124,6 +127,8 @@ class _Proof:
         if key in self._returns_lasting:
             return self._returns_lasting[key]
         self._returns_lasting[key] = True  # the safe answer where it calls itself
+        # A function that is made within another one may use names that the proof doesn't see. A method that
+        # calls ``super()`` only looks like one: it uses the name ``__class__``.
         if function.__closure__ and function.__code__.co_freevars != ("__class__",):
             raise NotProven(f"{function.__qualname__} is made within another function")
         try:
@@ -151,12 +156,11 @@ class _Body:
         parameters = _parameters(tree)
         self._self_name = parameters[0] if owner is not None and parameters else None
         self._lasting = {name for position, name in enumerate(parameters) if position in lasting}
-        # The value of a default is made once, and is the same at every call.
-        self._lasting |= {
-            name
-            for name, parameter in inspect.signature(function).parameters.items()
-            if not isinstance(parameter.default, (type(inspect.Parameter.empty), *_PLAIN))
-        }
+        # The value of a default is made once, and is the same at every call. (A parameter without a default
+        # has the class `inspect.Parameter.empty` as one. Classes aren't changed.)
+        for name, parameter in inspect.signature(function).parameters.items():
+            if not isinstance(parameter.default, (type, *_PLAIN)):
+                self._lasting.add(name)
         self._locals = set(parameters)
         self._inner_functions: set[str] = set()
         """Functions that are made within it."""
@@ -194,6 +198,7 @@ class _Body:
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
             inner = _parameters(node)
             self._locals |= set(inner)
+            # Its calls aren't followed, so that its arguments may be anything.
             self._lasting |= set(inner)
             self._names_of_parts |= set(inner)
             if isinstance(node, ast.FunctionDef):
@@ -259,18 +264,19 @@ class _Body:
     def _may_be_lasting(self, node: ast.AST) -> bool:
         """Returns whether the value may be, or hold, a part of a lasting thing."""
         if isinstance(node, (ast.Constant, ast.Compare, ast.JoinedStr)):
-            return False
+            return False  # a number, a text or a truth value, which nothing can change
         if isinstance(node, ast.Name):
             if node.id in self._locals:
                 return node.id in self._lasting
             if node.id == "super":
-                return True
+                return True  # ``super()`` gives access to `self`
             return not isinstance(self._globals.get(node.id), _PLAIN)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             name = node.func.id
             if name in self._globals and name not in self._locals:
                 if self._proof.is_own_function(self._globals[name]):
                     return self._examine_call(node, self._globals[name], None)
+                # A harmless function may return a part of its arguments, and any other one anything.
                 return not _is_harmless_of_a_module(self._globals[name]) or self._has_lasting_argument(node)
             if name in _SCALARS and name not in self._locals:
                 return False
@@ -278,6 +284,7 @@ class _Body:
             return self._has_lasting_argument(node)
         if isinstance(node, ast.Call) and self._is_own_method(node.func):
             return self._examine_method(node, inspect.getattr_static(self._owner, node.func.attr, None))  # type: ignore[attr-defined]
+        # Any other expression may hold what one of its parts holds, as [x, y] holds x.
         return any(self._may_be_lasting(child) for child in ast.iter_child_nodes(node))
 
     def _is_harmless_of_module(self, function: ast.expr) -> bool:
@@ -323,6 +330,7 @@ class _Body:
             if not is_read and not self._may_change(node.value):
                 self._give_up(node, "changes what lasts")
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            # ``xs += ys`` changes a list that other names may stand for, too.
             name = ast.Name(node.target.id, ast.Load())
             if not self._may_change(name):
                 self._give_up(node, "may change what lasts")
@@ -332,6 +340,8 @@ class _Body:
             self._check_call(node)
 
     def _check_attribute(self, node: ast.Attribute) -> None:
+        """Raises NotProven unless an attribute is only read, and is no method that is passed on without being
+        called: whoever gets it could call it with anything."""
         if not isinstance(node.ctx, ast.Load):
             self._give_up(node, "is an attribute that is set")
         if node.attr.startswith("__"):
@@ -340,7 +350,7 @@ class _Body:
         if module is not None:
             self._check_of_module(node, getattr(module, node.attr, None), module.__name__)
         if id(node) in self._called_expressions:
-            return
+            return  # `_check_call` checks it
         if node.attr in _CHANGING_METHODS:
             self._give_up(node, "may be called by others")
         if isinstance(node.value, ast.Name) and node.value.id == self._self_name and self._owner is not None:
@@ -349,6 +359,8 @@ class _Body:
                 self._give_up(node, "may be called by others")
 
     def _check_of_module(self, node: ast.Attribute, value: Any, module: str) -> None:
+        """Checks a `value` that is an attribute of a module: one of the library's functions, a harmless
+        function, a class of errors, or a value that can't be changed."""
         if self._proof.is_own_function(value):
             self._examine_function(value)
         elif node.attr not in _HARMLESS_OF_MODULES.get(module, ()):
@@ -360,17 +372,20 @@ class _Body:
         self._proof.examine(function, None, _all_parameters(function))
 
     def _module(self, node: ast.expr) -> types.ModuleType | None:
+        """Returns the module that a global name stands for; None for any other expression."""
         if not isinstance(node, ast.Name) or node.id in self._locals:
             return None
         value = self._globals.get(node.id)
         return value if isinstance(value, types.ModuleType) else None
 
     def _check_global(self, node: ast.Name) -> None:
-        if node.id not in self._globals:
+        """Raises NotProven unless a name that the function doesn't define is that of something harmless."""
+        if node.id not in self._globals:  # a name of Python itself
             value = getattr(builtins, node.id, None)
             is_error = isinstance(value, type) and issubclass(value, BaseException)
-            is_called = id(node) in self._called_expressions and node.id in ("super", "print", "next")
-            if not is_error and not is_called and node.id not in _SCALARS | _CONTAINERS:
+            # These three are harmless only with the arguments that `_check_call` allows.
+            is_checked_call = id(node) in self._called_expressions and node.id in ("super", "print", "next")
+            if not is_error and not is_checked_call and node.id not in _SCALARS | _CONTAINERS:
                 self._give_up(node, "is not known to be harmless")
             return
         value = self._globals[node.id]
@@ -381,11 +396,12 @@ class _Body:
             if id(node) not in self._called_expressions:  # a call is examined with its arguments
                 self._examine_function(value)
         elif any(value is function for function in self._proof.harmless):
-            pass
+            pass  # identity, because `in` would call `__eq__` of an unknown object
         elif callable(value) and not _is_harmless_of_a_module(value) and not _is_harmless_class(value):
             self._give_up(node, "is not known to be harmless")
 
     def _check_call(self, node: ast.Call) -> None:
+        """Raises NotProven unless the called function computes values, or only changes new containers."""
         self._check_callbacks(node)
         function = node.func
         if isinstance(function, ast.Name):
@@ -395,11 +411,10 @@ class _Body:
                 self._give_up(node, "changes what lasts")
             if function.id in self._locals and function.id not in self._inner_functions:
                 self._give_up(node, "calls a function that it was given")
-            if function.id not in self._locals and self._proof.is_own_function(
-                self._globals.get(function.id)
-            ):
-                self._examine_call(node, self._globals[function.id], None)
-            return
+            global_value = None if function.id in self._locals else self._globals.get(function.id)
+            if self._proof.is_own_function(global_value):
+                self._examine_call(node, global_value, None)
+            return  # `_check_global` has checked any other name
         if not isinstance(function, ast.Attribute):
             self._give_up(node, "calls what is computed")
             return
@@ -444,10 +459,12 @@ class _Body:
         return isinstance(callback, (ast.Lambda, ast.Constant))
 
     def _check_super(self, node: ast.Call, name: str) -> None:
+        """Examines the method that ``super().name()`` calls: that of the next class, in the order of
+        inheritance, after the class in which the examined function is defined."""
         assert self._owner is not None
-        defining = self._name.rpartition(".")[0]
+        defining_class = self._name.rpartition(".")[0]  # "Sudoku" of "Sudoku.score_answer"
         classes = list(self._owner.__mro__)
-        first_parent = [kind.__qualname__ for kind in classes].index(defining) + 1
+        first_parent = [kind.__qualname__ for kind in classes].index(defining_class) + 1
         for kind in classes[first_parent:]:
             if name in vars(kind):
                 self._examine_method(node, vars(kind)[name])
@@ -463,14 +480,16 @@ class _Body:
         return self._examine_call(node, function, None if is_static else self._owner)
 
     def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
+        """Examines a function with what a call gives it; returns what `examine` does."""
         if self._has_lasting_argument(node):
-            lasting = _all_parameters(function)
+            lasting = _all_parameters(function)  # not only the argument's own, which keeps the proof simple
         else:
-            lasting = frozenset() if owner is None else frozenset({0})
+            lasting = frozenset() if owner is None else frozenset({0})  # `self` always lasts
         return self._proof.examine(function, owner, lasting)
 
 
 _PLAIN = (str, bytes, int, float, complex, bool, type(None))
+"""Types whose values can't be changed."""
 
 
 def _parameters(function: Function) -> list[str]:

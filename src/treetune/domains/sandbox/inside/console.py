@@ -36,7 +36,7 @@ def _run(code: str, names: dict[str, object]) -> None:
     except BaseException as error:
         import traceback
 
-        trace = error.__traceback__
+        trace = error.__traceback__  # begins with this file's frame; a SyntaxError has no other one
         while trace is not None and trace.tb_frame.f_code.co_filename != "<code>":
             trace = trace.tb_next
         traceback.print_exception(type(error), error, trace)
@@ -53,8 +53,10 @@ def _read_log(log: int) -> bytes:
 
 
 def main() -> None:
+    """Runs the pieces of code that come on standard input, and replies to each with its output."""
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
+    # The code has an empty standard input: it must not read the following requests.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     module = type(sys)("__main__")

@@ -86,6 +86,8 @@ def _indentation_of_body(prefix: str) -> str:
 def whole_part(prefix: str) -> str:
     """Returns the part of the prefix that can be parsed, without the head of an incomplete function."""
     lines = prefix.splitlines(keepends=True)
+    # Only the last statement can be incomplete, so that statements are removed from the end until the rest
+    # can be parsed. They begin at the lines without indentation.
     statement_starts = [number for number, line in enumerate(lines) if line.strip() and not line[0].isspace()]
     for end in (len(lines), *reversed(statement_starts)):
         part = "".join(lines[:end])
@@ -121,8 +123,8 @@ def _without_stub_end(prefix: str) -> str:
     # A body needs a statement, so that `pass` replaces its only one.
     kept_lines = lines[: end.lineno]
     kept_lines[-1] = kept_lines[-1][: end.col_offset] + "pass\n"
-    stands_on_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
-    return "".join(kept_lines) if stands_on_own_line else prefix
+    is_on_its_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
+    return "".join(kept_lines) if is_on_its_own_line else prefix
 
 
 def is_stub(statement: ast.stmt) -> bool:
@@ -214,6 +216,7 @@ def customary_names(code: str) -> dict[str, Any]:
             defined.add((node.asname or node.name).partition(".")[0])
     missing = used - defined
     names: dict[str, Any] = {}
+    # A module comes first: `copy` is the module, and not the function of that name in it.
     for name in sorted(missing & set(_CUSTOMARY)):
         names[name] = importlib.import_module(name)
     for module_name in _CUSTOMARY:

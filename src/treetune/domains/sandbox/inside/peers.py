@@ -121,6 +121,7 @@ def _forward(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, *args: Any) -> Any:
         if self._knows_test_data and operation in _RETURNING_NUMBERS:
+            # The object's class could return just the number that the tests expect (see `Remote`).
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -248,12 +249,16 @@ class Peer:
 
     def receive(self) -> Any:
         try:
+            # A longer line is cut off, and then isn't JSON.
             return json.loads(self._read.readline(_LONGEST_MESSAGE))
         except (ValueError, RecursionError):
             raise Ended("the process of the answer's code has ended") from None
 
     def keep(self, value: Any) -> int:
-        """Keeps an object for the other process, and returns its number."""
+        """Keeps an object for the other process, and returns its number.
+
+        It is kept for good, so that no later object gets its `id`.
+        """
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         self._objects[number] = value
         return number
@@ -302,7 +307,7 @@ class Peer:
             class_name, field_names, encoded_parts = value
             make_record = _record_class(class_name, field_names)
             return make_record(*self._decode(encoded_parts, instances))
-        if kind == "built" and (value[0], value[1]) in _CONSTRUCTOR_ARGUMENTS:
+        if kind == "built" and (value[0], value[1]) in _CONSTRUCTOR_ARGUMENTS:  # no other class is called
             module, class_name, arguments = value
             return getattr(__import__(module), class_name)(*arguments)
         if kind == "array":
@@ -348,8 +353,10 @@ class Peer:
         return self._errors.setdefault(number, type(str(name), (base,), {}))
 
     def _error(self, described_class: Any, args: list[Any], attributes: dict[str, Any]) -> Exception:
+        """Returns an error of the other process, with its arguments and plain attributes."""
         kind = self._class_of_error(*described_class)
         try:
+            # The `__init__` of any other class may have other parameters than `args`.
             error = kind(*args) if kind.__module__ == "builtins" else kind.__new__(kind, *args)
         except TypeError:  # such as UnicodeDecodeError, which needs arguments that weren't sent
             return RuntimeError(f"{kind.__name__}: {args}")
@@ -383,7 +390,7 @@ class Peer:
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"class": self._describe_class(value)}
             if isinstance(value, (list, dict, set)) and self.keeps(value):
-                return {"remote": self.keep(value)}
+                return {"remote": self.keep(value)}  # an object and not only data: see `answer`
             if self.by_value.get(kind.__name__) is kind:
                 if id(value) not in rows:
                     rows[id(value)] = len(instances)
@@ -399,12 +406,17 @@ class Peer:
                 arguments = _CONSTRUCTOR_ARGUMENTS[kind.__module__, kind.__name__](value)
                 return {"built": [kind.__module__, kind.__name__, arguments]}
             if kind.__module__ == "numpy" and hasattr(value, "tolist"):
+                # NumPy's numbers have an empty shape, and become Python's numbers.
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
-            # Subclasses of numbers and strings, such as members of an enumeration, become the plain value.
+            # Subclasses of numbers and strings, such as members of an enumeration, become the plain value. A
+            # subclass may define the conversion anew, so that the base's own is called: `int.__int__`.
             for simple in (int, float, str):
                 if isinstance(value, simple):
-                    return getattr(simple, f"__{simple.__name__}__")(value)
+                    convert = getattr(simple, f"__{simple.__name__}__")
+                    return convert(value)
+            # The tests may name anything of the standard library, since the answer can import it anyway. An
+            # answer may name only types of data: see `_decode`.
             path = _path_in_library(value)
             if path is not None and (self.guarded or path in _TYPES_OF_DATA):
                 return {"library": path}
@@ -419,7 +431,9 @@ class Peer:
         ]
 
     def _describe_class(self, kind: type) -> Any:
-        if kind in self._errors.values():
+        """Returns the arguments of `_class_of_error` for a class of errors: its number, name and built-in
+        bases."""
+        if kind in self._errors.values():  # a class of the other process, which only needs its own number
             return [next(number for number, error in self._errors.items() if error is kind), None, []]
         bases = [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"]
         return [self.keep(kind), kind.__name__, bases]
@@ -431,7 +445,7 @@ def _path_in_library(value: Any) -> list[str] | None:
         return [value.__name__, ""] if value.__name__ in sys.stdlib_module_names else None
     if not isinstance(value, _NAMED):
         return None
-    module = getattr(value, "__objclass__", value).__module__
+    module = getattr(value, "__objclass__", value).__module__  # `str.lower` has no module, and its class has
     library_object = sys.modules.get(module) if module in sys.stdlib_module_names else None
     for part in value.__qualname__.split("."):
         library_object = getattr(library_object, part, None)
@@ -439,6 +453,7 @@ def _path_in_library(value: Any) -> list[str] | None:
 
 
 def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
+    """Sets attributes that the other process has sent, without calling a `__setattr__` of the class."""
     for name, value in attributes.items():
         if not callable(getattr(type(instance), name, None)):  # a value must not replace a method
             instance.__dict__[name] = value
@@ -475,7 +490,8 @@ _CONTAINERS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "bytes": (bytes, bytes),
     "bytearray": (bytearray, bytearray),
 }
-"""By the kind of a message: the class, and the function that makes a container of the list of its parts."""
+"""By the kind of a message: the class, and the function that makes a container of the list of its parts. A
+subclass comes before its base, as `Counter` before `dict`, since the first class that fits is taken."""
 
 _CONSTRUCTOR_ARGUMENTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("builtins", "complex"): lambda number: [number.real, number.imag],

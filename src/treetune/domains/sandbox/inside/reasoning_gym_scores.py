@@ -37,6 +37,8 @@ def unpacked(text: str) -> Any:
 
 
 def _marked(value: Any) -> Any:
+    """Returns a value in JSON's types: ``{"(tuple)": [1, 2]}`` for (1, 2), ``{"(pairs)": [[1, 2]]}`` for
+    {1: 2}."""
     if isinstance(value, tuple):
         return {_TUPLE: [_marked(inner) for inner in value]}
     if isinstance(value, list):
@@ -51,6 +53,7 @@ def _marked(value: Any) -> Any:
 
 
 def _unmarked(value: dict[str, Any]) -> Any:
+    """Returns the value of a JSON object of `_marked`. The values in it have been unmarked already."""
     if _TUPLE in value:
         return tuple(value[_TUPLE])
     if _PAIRS in value:
@@ -78,18 +81,24 @@ PACKAGE = "reasoning_gym"
 
 def prepare() -> Callable[[Mapping[str, Any]], tuple[Callable[[str], float], bool]]:
     """Returns the function `MakeScore` of `scoring`."""
-    _folder()
+    _folder()  # raises if the library is missing, before any answer is scored
     return _scorer_of
 
 
 def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool]:
+    """Returns the function that scores answers to a problem, and whether it is proven to only compare them.
+
+    The problem has the ``dataset``, its ``config`` and the ``entry`` (both as `packed` makes them), and the
+    ``question``.
+    """
     data_set = _data_set(problem["dataset"], problem["config"])
     entry = {"question": problem["question"], **unpacked(problem["entry"])}
     key = (problem["dataset"], problem["config"])
     if key not in _ONLY_COMPARES:
         teach(PACKAGE)
         _ONLY_COMPARES[key] = _only_compares(data_set)
-        # A scorer imports modules and fills caches at its first use. Children inherit them from here.
+        # A scorer imports modules and fills caches at its first use. Children inherit them from here. Its
+        # result doesn't matter, nor does an error: some data sets have no answer of their own.
         with contextlib.suppress(Exception):
             data_set.score_answer(entry["answer"], entry)
 
@@ -149,6 +158,7 @@ def modules_of_data_sets() -> Mapping[str, str]:
     for file in sorted(folder.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         for registered in _REGISTERED.finditer(text):
+            # The file registers either a text or its constant DATASET_NAME.
             named = _NAME.search(text)
             name = registered[1] or (named[1] if named else None)
             if name is not None and name != COMPOSITE:
@@ -173,6 +183,7 @@ def import_data_set(name: str) -> Any:
         try:
             importlib.import_module(name)
         except ImportError:
+            # Without the empty packages, and what was imported into them, the library is imported whole.
             for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]:
                 del sys.modules[loaded]
             importlib.import_module("reasoning_gym")

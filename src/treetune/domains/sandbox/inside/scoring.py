@@ -49,7 +49,9 @@ _ANSWERS_OF_A_CHILD = 2000
 """The number of answers after which a child is replaced, in case its memory grows."""
 _REPLY_BYTES = 4096
 _MESSAGE = 300
+"""The number of characters of an error that are reported."""
 _LEFT_IN = (".", "/dev/shm")
+"""The folders in which an answer could leave a file for another one."""
 _OUT_OF_MEMORY = {"raised": "MemoryError"}
 
 
@@ -64,6 +66,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     """
     requests = os.fdopen(os.dup(0), "rb")
     replies = os.dup(1)
+    # A library that reads or prints something must not touch the requests and replies.
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
@@ -80,11 +83,14 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
     while (request := _next_request(requests)) is not None:
         _reply(replies, server.answer(request))
         if confined and any(os.listdir(folder) for folder in _LEFT_IN):
-            return
+            return  # an answer has left a file, which another one could find
 
 
 def _empty_work_folder() -> None:
-    """Removes files and folders that libraries made while they were imported, such as caches."""
+    """Removes files and folders that libraries made while they were imported, such as caches.
+
+    `serve` would take them for those of an answer.
+    """
     for entry in os.scandir("."):
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)
@@ -98,6 +104,7 @@ def _next_request(requests: BinaryIO) -> bytes | None:
 
 
 def _reply(replies: int, reply: Any) -> None:
+    """Writes a reply to a descriptor, in as many parts as the pipe takes."""
     body = json.dumps(reply).encode()
     data = b"%d\n%b" % (len(body), body)
     while data:
@@ -123,14 +130,18 @@ class _Server:
         self._descriptors = descriptors
         self._child: _Child | None = None
         self._has_scored_others = False
+        """Whether the child that got the present answer has scored other answers before."""
 
     def answer(self, request: bytes) -> dict[str, Any]:
-        modules = len(sys.modules)
+        """Returns the reply to a request: the scores of `_ask_child`, or ``{"failed": "…"}`` if there is no
+        scorer for the problem."""
+        modules_before = len(sys.modules)
         try:
+            # Made here for its imports, which all further children then have. A child makes its own scorer.
             _, only_compares = self._make_score(json.loads(request)["problem"])
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
-        if len(sys.modules) > modules:
+        if len(sys.modules) > modules_before:
             self._end_child()  # it doesn't have the new imports
             self._keep_imports()
         reply = self._ask_child(request)
@@ -142,6 +153,7 @@ class _Server:
         return reply
 
     def _keep_imports(self) -> None:
+        """Prepares what was imported for the children that are forked from now on."""
         teach(self._package)
         gc.collect()
         gc.freeze()  # otherwise a collection in a child would copy all pages of memory
@@ -159,6 +171,7 @@ class _Server:
         return reply
 
     def _ask_child_once(self, request: bytes) -> dict[str, Any]:
+        """Scores an answer in the present child, or in a new one if there is none."""
         self._has_scored_others = self._child is not None
         if self._child is None:
             self._child = _Child(self._make_score, self._descriptors)
@@ -167,10 +180,11 @@ class _Server:
             return {"late": True}
         try:
             return {"result": json.loads(line)}
-        except ValueError:
+        except ValueError:  # the child ended within the line, or before it
             return {"crashed": os.waitstatus_to_exitcode(self._end_child())}
 
     def _end_child(self) -> int:
+        """Ends the child, if there is one, and returns its wait status."""
         child, self._child = self._child, None
         return 0 if child is None else child.end()
 
@@ -206,7 +220,7 @@ class _Child:
         except BrokenPipeError:  # the child has ended
             return b"", False
         line = b""
-        while len(line) <= _REPLY_BYTES:
+        while len(line) <= _REPLY_BYTES:  # a malicious answer could make the child write without end
             ready, _, _ = select.select([self._verdicts], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
                 return line, True

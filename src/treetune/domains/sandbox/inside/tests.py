@@ -50,7 +50,7 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
     sys.modules["solution"] = module = types.ModuleType("solution")
     names = module.__dict__
     with contextlib.suppress(Ended):
-        peer.receive()
+        peer.receive()  # "start"
         try:
             program = joined(prefix, code)
             if with_imports:
@@ -66,19 +66,22 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
         peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
-        while True:
+        while True:  # until the tests' process ends, which raises Ended
             peer.answer(*peer.receive()[1:])
 
 
 def _classes(names: dict[str, Any]) -> dict[str, type]:
-    """Returns the classes that the prefix defines, without stubs that an answer should complete."""
-    return {
-        name: value
-        for name, value in names.items()
-        if isinstance(value, type)
-        and value.__module__ == names.get("__name__")
-        and ("__init__" in vars(value) or issubclass(value, Exception))
-    }
+    """Returns the classes that the prefix defines, without stubs that an answer should complete.
+
+    A class with a constructor, such as ``TreeNode``, is a structure of the problem. One without, such as
+    ``Solution``, is a stub.
+    """
+    classes = {}
+    for name, value in names.items():
+        is_defined_here = isinstance(value, type) and value.__module__ == names.get("__name__")
+        if is_defined_here and ("__init__" in vars(value) or issubclass(value, Exception)):
+            classes[name] = value
+    return classes
 
 
 # ---- the tests' process
@@ -100,7 +103,7 @@ class Answer:
 
     def get(self, name: str) -> Any:
         """Returns the value of a name of the answer. Raises AttributeError if it has no such name."""
-        if name == "__all__":
+        if name == "__all__":  # ``from solution import *``
             return sorted(self.meant())
         if name not in self.names():
             raise AttributeError(f"the answer defines no {name}")
@@ -192,6 +195,8 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
     without importing them.
     """
     kind, texts = order["kind"], order.get("tests", [])
+    # Tests are parsed for the names in them, also those for pytest, which reads its file itself. (Calls have
+    # no tests that are code.)
     if isinstance(texts, str):
         trees = [ast.parse(texts)]
     else:
@@ -255,6 +260,7 @@ def _calls(order: dict[str, Any], answer: Answer, report: Report) -> None:
     for args in order["inputs"]:
         report.begin()
         try:
+            # A new object for each input, so that no call depends on those before it
             owner = answer.get("Solution")() if "Solution" in answer.names() else answer.module
             function = getattr(owner, order["function"])
             report.tell(value=function(*args))
@@ -268,7 +274,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
     failures: list[str] = []
     outcomes: dict[str, Any] = {}
-    begin, tell = report.begin, report.tell
+    begin, tell = report.begin, report.tell  # pytest calls a parameter of two hooks `report`, too
 
     class Plugin:
         def pytest_collection_finish(self, session: Any) -> None:
@@ -310,6 +316,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
 def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     """Reads tests as JSON from standard input, and runs them against the code, each for at most `seconds`."""
+    # Answers may recurse deeply and print long numbers. The time of a test bounds both.
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 10_000))
     sys.set_int_max_str_digits(0)
     to_answer, to_tests = os.pipe(), os.pipe()

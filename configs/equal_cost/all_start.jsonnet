@@ -1,0 +1,2 @@
+// Eight choices that must all be right: the start model of all.jsonnet.
+(import '../lib/decisive.libsonnet')('all').start

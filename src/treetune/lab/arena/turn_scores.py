@@ -1,0 +1,630 @@
+"""Exact bias, noise and audit of credits in languages of turns, without sampling an answer.
+
+A credit gets a group of answers, or a tree of them, and makes an advantage for each turn. The gradient of a
+group is the mean over its answers of Σ advantage × ∇ log π(action). This file goes through all groups (or
+trees) that a language can make, with their probabilities, and returns for each credit (`TurnScore`):
+
+* error and cosine: |g − G| / |G| and the cosine of g with G, where g is the expected gradient and G the true
+  one;
+* variance: the trace of the gradient's covariance;
+* turns: the expected number of turns that the policy takes, continuations included;
+* the audit of C3 (2603.06859): fidelity, spread and noise of the credit, see `Audit`.
+
+The audit's third number, influence, says how much an action changes the next one. It belongs to the policy
+and not to a credit: `influence`.
+
+Groups. Credits don't depend on the order of the answers, so only distinct groups are gone through.
+
+Replayed alternatives. `score_replays` has the credits that continue states by fresh answers. These are
+independent of the answers' later turns, so their noise is added in closed form: the mean return of the K
+continuations of a state s enters the gradient linearly, with a vector c_s, and adds
+|c_s|² Var(return | s) / K.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from treetune.credit.base import Credit
+from treetune.credit.trees import TreeCredit
+from treetune.lab.arena.languages import context_of, decision
+from treetune.lab.arena.turn_tables import (
+    TOKENS_OF_TURN,
+    Distribution,
+    PlayedAnswer,
+    PlayedTurn,
+    TurnTable,
+)
+from treetune.rollouts.context import RolloutContext
+from treetune.tree import Sharing, Tree, trees_of
+from treetune.vocabulary import Fork, Trajectory
+
+DIGITS = 9
+"""Credits that agree in so many digits count as equal. Otherwise rounding would decide about ranks."""
+GROUPS_AT_ONCE = 1000
+"""Groups that a credit gets in one call."""
+
+
+class TurnScore(NamedTuple):
+    """What a credit is worth in a language. Example, for true advantages of four answers in "first turn
+    decides": ``TurnScore(error=0.0, cosine=1.0, variance=0.0234, turns=12.0, fidelity=1.0, …)``."""
+
+    error: float
+    cosine: float
+    variance: float
+    turns: float
+    fidelity: float
+    spread: float
+    noise: float
+    share_of_length: float
+    """The length of the expected gradient along the true one, divided by the true one's."""
+
+    def gain(self, reference: TurnScore) -> float:
+        """Returns the variance of a reference, divided by this one at the same length along the true
+        gradient. Infinite without variance; 0 if it doesn't point along the true gradient."""
+        if self.share_of_length <= 0:
+            return 0.0
+        if not self.variance:
+            return math.inf
+        return reference.variance * self.share_of_length**2 / self.variance
+
+
+@dataclass
+class Audit:
+    """The credits of single turns, and what the audit of C3 (2603.06859) computes of them.
+
+    The paper's text was read in its two abstracts; the definitions are those of its public code
+    (`c3/analysis/metrics.py`), with exact values in place of estimates:
+
+    * fidelity: Spearman's rank correlation of a turn's credit with its true advantage, over all turns of all
+      answers. The public code compares with an estimate from the same replays that make the credit; here the
+      advantage is exact. 0 if either is the same everywhere;
+    * spread: the variance of the credits of the actions in the same context, averaged over contexts (its
+      "within-group variance"). A context is the whole answer before the turn;
+    * noise: the part of the spread that doesn't come from the action, E[Var(credit | context, action)]. The
+      rest of the spread is signal. The public code does not have this number.
+    """
+
+    _credits: list[float] = field(default_factory=list)
+    _truths: list[float] = field(default_factory=list)
+    _weights: list[float] = field(default_factory=list)
+    _contexts: list[int] = field(default_factory=list)
+    _decisions: list[int] = field(default_factory=list)
+    _number_of_context: dict[tuple[PlayedTurn, ...], int] = field(default_factory=dict)
+    _number_of_decision: dict[tuple[tuple[PlayedTurn, ...], int], int] = field(default_factory=dict)
+
+    def add(
+        self, before: tuple[PlayedTurn, ...], action: int, truth: float, credit: float, weight: float
+    ) -> None:
+        """Adds the credit of an action after some turns. `weight` is its probability."""
+        self._credits.append(credit)
+        self._truths.append(truth)
+        self._weights.append(weight)
+        numbers = self._number_of_context
+        self._contexts.append(numbers.setdefault(before, len(numbers)))
+        decisions = self._number_of_decision
+        self._decisions.append(decisions.setdefault((before, action), len(decisions)))
+
+    @property
+    def fidelity(self) -> float:
+        weights = np.array(self._weights)
+        ranks = [_middle_ranks(np.array(column), weights) for column in (self._credits, self._truths)]
+        first, second = (rank - weights @ rank / weights.sum() for rank in ranks)
+        scale = math.sqrt((weights @ first**2) * (weights @ second**2))
+        return float(weights @ (first * second) / scale) if scale > 0 else 0.0
+
+    @property
+    def spread(self) -> float:
+        return self._mean_variance(self._contexts)
+
+    @property
+    def noise(self) -> float:
+        return self._mean_variance(self._decisions)
+
+    def _mean_variance(self, groups: Sequence[int]) -> float:
+        """Returns the mean of the variances of the credits within groups."""
+        weights, credits = np.array(self._weights), np.array(self._credits)
+        total_G = np.bincount(groups, weights)
+        occupied_G = total_G > 0
+        mean_G = np.zeros_like(total_G)
+        np.divide(np.bincount(groups, weights * credits), total_G, out=mean_G, where=occupied_G)
+        squares = weights * (credits - mean_G[groups]) ** 2
+        return float(squares.sum() / weights.sum())
+
+
+def _middle_ranks(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns P(X < x) + P(X = x) / 2 for each value x: ranks in which equal values share theirs."""
+    _, positions = np.unique(np.round(values, DIGITS), return_inverse=True)
+    weight_of_value = np.bincount(positions, weights)
+    middle_of_value = np.cumsum(weight_of_value) - weight_of_value / 2
+    return middle_of_value[positions]
+
+
+@dataclass
+class _Expectation:
+    """Sums of gradients and their squares over everything that can happen."""
+
+    table: TurnTable
+    audit: Audit = field(default_factory=Audit)
+    total: float = 0.0
+    squares: float = 0.0
+    turns: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.gradient = np.zeros_like(self.table.true_gradient)
+
+    def add(
+        self, probability: float, gradient: NDArray[np.float64], turns: float, noise: float = 0.0
+    ) -> None:
+        """Adds the gradient of a group. `noise` is the variance that it has besides, given the answers."""
+        self.total += probability
+        self.gradient += probability * gradient
+        self.squares += probability * (float(gradient @ gradient) + noise)
+        self.turns += probability * turns
+
+    def score(self) -> TurnScore:
+        assert math.isclose(self.total, 1.0, rel_tol=1e-9), "everything that can happen has been added"
+        true, mean = self.table.true_gradient, self.gradient
+        squared_length = float(true @ true)
+        lengths = math.sqrt(squared_length * float(mean @ mean))
+        variance = self.squares - float(mean @ mean)
+        return TurnScore(
+            error=float(np.linalg.norm(mean - true)) / math.sqrt(squared_length),
+            cosine=float(mean @ true) / lengths if lengths > 0 else 0.0,
+            # A difference of the size of rounding is 0.
+            variance=variance if variance > 1e-12 * self.squares else 0.0,
+            turns=self.turns,
+            fidelity=self.audit.fidelity,
+            spread=self.audit.spread,
+            noise=self.audit.noise,
+            share_of_length=float(mean @ true) / squared_length,
+        )
+
+
+# Groups of independent answers
+
+
+class _Group(NamedTuple):
+    """A group of answers, as indices into `TurnTable.answers`, and its probability in any order."""
+
+    answers: tuple[int, ...]
+    probability: float
+
+
+def groups_of(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
+    """Yields each multiset of `size` items, with the probability of drawing it in any order."""
+    for group in itertools.combinations_with_replacement(range(len(probabilities)), size):
+        orders = math.factorial(size)
+        for count in Counter(group).values():
+            orders //= math.factorial(count)
+        yield _Group(group, orders * math.prod(probabilities[index] for index in group))
+
+
+def context_for_credits() -> RolloutContext:
+    """Returns a context for credits that sample nothing."""
+    return context_of(decision(2, 0), problems=1, seed=1)
+
+
+def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore:
+    """Returns the score of a credit that needs nothing but the answers to a problem."""
+    answers = table.answers
+    scores = [table.scores_KP(answer.turns) for answer in answers]
+    truths = [table.true_advantages(answer.turns) for answer in answers]
+    expectation = _Expectation(table)
+    context = context_for_credits()
+    groups = groups_of([answer.probability for answer in answers], size)
+    while block := list(itertools.islice(groups, GROUPS_AT_ONCE)):
+        trajectories = []
+        for number, group in enumerate(block):
+            for sample, index in enumerate(group.answers):
+                trajectories.append(table.trajectory(answers[index].turns, f"{number}", sample))
+        episodes, _ = credit.assign(context, trees_of(trajectories))
+        remaining_episodes = iter(episodes)
+        for group in block:
+            gradient = np.zeros_like(table.true_gradient)
+            for index in group.answers:
+                episode = next(remaining_episodes)
+                assert episode.advantages is not None
+                advantages_K = episode.advantages[episode.trained]  # each turn is one sampled token
+                gradient += advantages_K @ scores[index] / size
+                _add_to_audit(
+                    expectation.audit,
+                    answers[index].turns,
+                    advantages_K,
+                    truths[index],
+                    group.probability / size,
+                )
+            turns = sum(len(answers[index].turns) for index in group.answers)
+            expectation.add(group.probability, gradient, turns)
+    return expectation.score()
+
+
+def _add_to_audit(
+    audit: Audit,
+    turns: tuple[PlayedTurn, ...],
+    credits: Iterable[float],
+    truths: Iterable[float],
+    weight: float,
+) -> None:
+    for number, (turn, credit, truth) in enumerate(zip(turns, credits, truths, strict=True)):
+        audit.add(turns[:number], turn.action, truth, float(credit), weight)
+
+
+def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
+    """Returns the score of the exact advantages, at no cost."""
+    expectation = _Expectation(table)
+    for answer in table.answers:
+        advantages_K = table.true_advantages(answer.turns)
+        gradient = advantages_K @ table.scores_KP(answer.turns)
+        expectation.add(answer.probability, gradient, len(answer.turns))
+        _add_to_audit(expectation.audit, answer.turns, advantages_K, advantages_K, answer.probability)
+    score = expectation.score()
+    # The answers of a group are independent.
+    return score._replace(variance=score.variance / size, turns=score.turns * size)
+
+
+# Credits that replay alternatives from the states of an answer
+
+
+def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) -> TurnScore:
+    """Returns the score of `monte_carlo` with a state at each turn: V̂(s) is the mean return of so many
+    continuations of s, and equal states of a group are continued once.
+
+    Args:
+        table: The language.
+        size: The number of answers in a group.
+        alternatives: The number of continuations of a state, K.
+        lam: 0 for VinePPO, A = r + V̂(s') − V̂(s); 1 for C3's replay (2603.06859), A = the answer's own return
+            − V̂(s). The answer's turn and the K alternatives are then K + 1 candidates in a fixed context, and
+            V̂(s) is the mean of the others.
+    """
+    assert lam in (0.0, 1.0), "the audit has no mixture of both"
+    answers = table.answers
+    scores = [table.scores_KP(answer.turns) for answer in answers]
+    expectation = _Expectation(table)
+    for group in groups_of([answer.probability for answer in answers], size):
+        gradient = np.zeros_like(table.true_gradient)
+        # The vector with which the mean of a state's continuations enters the gradient, by the turns before.
+        vector_by_state: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
+            lambda: np.zeros_like(table.true_gradient)
+        )
+        for index in group.answers:
+            turns = answers[index].turns
+            for number, turn in enumerate(turns):
+                score = scores[index][number]
+                before, after = turns[:number], turns[: number + 1]
+                baseline = table.value(turn.state, table.max_turns - number)
+                has_next_state = number + 1 < len(turns)
+                if lam == 1.0 or not has_next_state:
+                    credit = answers[index].return_from(number) - baseline
+                else:
+                    value_after = table.value(turn.reply.state, table.max_turns - number - 1)
+                    credit = turn.reply.reward + value_after - baseline
+                    vector_by_state[after] += score / size
+                gradient += credit * score / size
+                vector_by_state[before] -= score / size
+        noise, turns_of_continuations = 0.0, 0.0
+        for before, vector in vector_by_state.items():
+            state = before[-1].reply.state if before else table.start
+            turns_left = table.max_turns - len(before)
+            noise += float(vector @ vector) * _variance(table.returns(state, turns_left)) / alternatives
+            turns_of_continuations += alternatives * table.expected_turns(state, turns_left)
+        turns_of_answers = sum(len(answers[index].turns) for index in group.answers)
+        expectation.add(group.probability, gradient, turns_of_answers + turns_of_continuations, noise)
+    for answer in answers:
+        _audit_replays(table, expectation.audit, answer, alternatives, lam)
+    return expectation.score()
+
+
+def _audit_replays(
+    table: TurnTable, audit: Audit, answer: PlayedAnswer, alternatives: int, lam: float
+) -> None:
+    """Adds all credits that the turns of an answer may have."""
+    truths = table.true_advantages(answer.turns)
+    for number, turn in enumerate(answer.turns):
+        turns_left = table.max_turns - number
+        baselines = mean_distribution(table.returns(turn.state, turns_left), alternatives)
+        outcomes: Distribution = {answer.return_from(number): 1.0}
+        if lam == 0.0 and number + 1 < len(answer.turns):
+            values_after = mean_distribution(table.returns(turn.reply.state, turns_left - 1), alternatives)
+            outcomes = {turn.reply.reward + value: chance for value, chance in values_after.items()}
+        for outcome, outcome_chance in outcomes.items():
+            for baseline, baseline_chance in baselines.items():
+                weight = answer.probability * outcome_chance * baseline_chance
+                audit.add(answer.turns[:number], turn.action, truths[number], outcome - baseline, weight)
+
+
+def mean_distribution(distribution: Distribution, size: int) -> Distribution:
+    """Returns the distribution of the mean of so many independent draws.
+
+    Example: of two draws from ``{0: 0.5, 1: 0.5}`` it is ``{0: 0.25, 0.5: 0.5, 1: 0.25}``.
+    """
+    sums: Distribution = {0.0: 1.0}
+    for _ in range(size):
+        longer_sums: Distribution = {}
+        for total, total_chance in sums.items():
+            for number, chance in distribution.items():
+                longer_sums[total + number] = longer_sums.get(total + number, 0.0) + total_chance * chance
+        sums = longer_sums
+    return {total / size: chance for total, chance in sums.items()}
+
+
+def _variance(distribution: Distribution) -> float:
+    mean = sum(number * chance for number, chance in distribution.items())
+    return sum((number - mean) ** 2 * chance for number, chance in distribution.items())
+
+
+# Trees
+
+
+class BranchedAnswer(NamedTuple):
+    """An answer of a tree of turns. Example: ``BranchedAnswer(turns, parent=0, shared_turns=2)`` begins with
+    the first two turns of answer 0."""
+
+    turns: tuple[PlayedTurn, ...]
+    parent: int | None = None
+    """The number of the answer that it branched off from; None for one from the prompt."""
+    shared_turns: int = 0
+
+
+class RootOutcome(NamedTuple):
+    """The answers that grew from one root, or from a state within a tree, and their probability.
+
+    Turns are counted from the state on, and `parent` within `answers`.
+    """
+
+    answers: tuple[BranchedAnswer, ...]
+    probability: float
+    dropped_turns: int = 0
+    """Turns that were sampled for branches that were dropped."""
+
+
+def enumerate_full_trees(table: TurnTable, ways: int) -> list[RootOutcome]:
+    """Returns all that may grow from one root if each reply is continued in so many ways: C3's tree.
+
+    C3 (2603.06859, as its public code samples and credits): at each turn, so many alternatives in the fixed
+    context of the turns before, each of them continued likewise.
+    """
+    return _enumerate_after_state(table, table.start, table.max_turns, ways)
+
+
+def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: int) -> list[RootOutcome]:
+    outcomes = []
+    for turn, chance in table.next_turns(state):
+        next_state = turn.reply.state
+        if next_state is None or turns_left == 1:
+            outcomes.append(RootOutcome((BranchedAnswer((turn,)),), chance))
+            continue
+        parts = _enumerate_after_state(table, next_state, turns_left - 1, ways)
+        for group in groups_of([part.probability for part in parts], ways):
+            branches = [parts[index].answers for index in group.answers]
+            answers = _join_branches((turn,), branches)
+            outcomes.append(RootOutcome(answers, chance * group.probability))
+    return outcomes
+
+
+def _join_branches(
+    before: tuple[PlayedTurn, ...], branches: Sequence[Sequence[BranchedAnswer]]
+) -> tuple[BranchedAnswer, ...]:
+    """Returns the answers of several branches after the same turns, as answers of one tree. Without turns
+    before, the branches are independent answers from the prompt."""
+    answers: list[BranchedAnswer] = []
+    for branch in branches:
+        first_of_branch = len(answers)
+        for answer in branch:
+            turns = (*before, *answer.turns)
+            if answer.parent is not None:
+                parent = first_of_branch + answer.parent
+                answers.append(BranchedAnswer(turns, parent, len(before) + answer.shared_turns))
+            elif answers and before:
+                # The first answer of a further branch shares the turns before with the first branch.
+                answers.append(BranchedAnswer(turns, 0, len(before)))
+            else:
+                answers.append(BranchedAnswer(turns))
+    return tuple(answers)
+
+
+def enumerate_single_branchings(
+    table: TurnTable, turn: int, ways: int, only_contrasts: bool = False
+) -> list[RootOutcome]:
+    """Returns all that may grow from one root if an answer is continued in so many ways before one turn.
+
+    Args:
+        table: The language.
+        turn: The number of the turn: 1 for the second, −1 for the answer's last one (BranPO, 2602.03719). An
+            answer that has no such turn, or would branch at the prompt, doesn't branch.
+        ways: The number of answers after the branching, the first answer included.
+        only_contrasts: Whether branches are dropped that earned the same as the first answer, as BranPO's
+            public code does.
+    """
+    outcomes = []
+    for answer in table.answers:
+        number = turn if turn >= 0 else len(answer.turns) + turn
+        if not 0 < number < len(answer.turns):
+            outcomes.append(RootOutcome((BranchedAnswer(answer.turns),), answer.probability))
+            continue
+        before = answer.turns[:number]
+        rests = table.continuations_from(before[-1].reply.state, table.max_turns - number)
+        for group in groups_of([rest.probability for rest in rests], ways - 1):
+            answers = [BranchedAnswer(answer.turns)]
+            dropped_turns = 0
+            for index in group.answers:
+                turns = (*before, *rests[index].turns)
+                reward = sum(played.reply.reward for played in turns)
+                if only_contrasts and reward == answer.reward:
+                    dropped_turns += len(rests[index].turns)
+                else:
+                    answers.append(BranchedAnswer(turns, 0, number))
+            probability = answer.probability * group.probability
+            outcomes.append(RootOutcome(tuple(answers), probability, dropped_turns))
+    return outcomes
+
+
+def score_trees(
+    table: TurnTable, outcomes: Sequence[RootOutcome], roots: int, credit: TreeCredit
+) -> TurnScore:
+    """Returns the score of the credit `tree` for trees with so many independent roots.
+
+    Args:
+        table: The language.
+        outcomes: What may grow from one root.
+        roots: The number of answers from the prompt.
+        credit: The credit, with the weight `reach` or `once`.
+    """
+    expectation = _Expectation(table)
+    context = context_for_credits()
+    groups = groups_of([part.probability for part in outcomes], roots)
+    while block := list(itertools.islice(groups, GROUPS_AT_ONCE)):
+        trees, answers_of_trees = [], []
+        for number, group in enumerate(block):
+            answers = _join_branches((), [outcomes[index].answers for index in group.answers])
+            (tree,) = trees_of(_trajectories(table, answers, f"{number}"))
+            trees.append(tree)
+            answers_of_trees.append(answers)
+        episodes, _ = credit.assign(context, trees)
+        remaining_episodes = iter(episodes)
+        for group, tree, answers in zip(block, trees, answers_of_trees, strict=True):
+            gradient = np.zeros_like(table.true_gradient)
+            turns_sampled = sum(outcomes[index].dropped_turns for index in group.answers)
+            reach_by_answer = _reach_of_turns(tree)
+            for answer, reach_K in zip(answers, reach_by_answer, strict=True):
+                episode = next(remaining_episodes)
+                assert episode.advantages is not None
+                is_action = np.arange(len(episode.trained)) % TOKENS_OF_TURN == 0
+                # 0 where an earlier answer trains the turn.
+                weights_K = episode.trained[is_action].astype(float)
+                advantages_K = episode.advantages[is_action]
+                gradient += (weights_K * advantages_K) @ table.scores_KP(answer.turns) / roots
+                turns_sampled += int(weights_K.sum())
+                # With `reach`, the advantages of the episode are weighted already.
+                credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
+                truths_K = table.true_advantages(answer.turns)
+                for turn in np.flatnonzero(weights_K):
+                    weight = group.probability * reach_K[turn] / roots
+                    expectation.audit.add(
+                        answer.turns[:turn],
+                        answer.turns[turn].action,
+                        truths_K[turn],
+                        float(credits_K[turn]),
+                        weight,
+                    )
+            expectation.add(group.probability, gradient, turns_sampled)
+    return expectation.score()
+
+
+def _trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: str) -> list[Trajectory]:
+    trajectories = []
+    for sample, answer in enumerate(answers):
+        fork = None
+        if answer.parent is not None:
+            fork = Fork(answer.parent, TOKENS_OF_TURN * answer.shared_turns)
+        trajectories.append(table.trajectory(answer.turns, problem, sample, fork))
+    return trajectories
+
+
+def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
+    """Returns the weight `Sharing.reach` of each turn of each answer. A turn's action is a node."""
+    sharing = Sharing.of(tree)
+    return [np.array([sharing.reach[node] for node in path[::TOKENS_OF_TURN]]) for path in sharing.paths]
+
+
+# Influence
+
+
+ENDS = -1
+"""The symbol for "the answer ends" in place of a next action."""
+
+
+def influence(table: TurnTable) -> float:
+    """Returns the mutual information, in nats, of an action and the next one in a fixed context:
+    I(A_t; A_{t+1} | turns before t), averaged over the contexts of all turns but the last. The answer's end
+    counts as a next action.
+
+    C3 (2603.06859) measures I(J; Y | context): J is the number of a candidate message, Y the next agent's
+    message. For many candidates it becomes this number.
+    """
+    total = weight = 0.0
+    for context_weight, joint_AB in _pairs_of_actions(table):
+        independent_AB = np.outer(joint_AB.sum(1), joint_AB.sum(0))
+        is_possible = joint_AB > 0
+        ratios = joint_AB[is_possible] / independent_AB[is_possible]
+        total += context_weight * float((joint_AB[is_possible] * np.log(ratios)).sum())
+        weight += context_weight
+    return total / weight
+
+
+def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing: float = 1.0) -> float:
+    """Returns the expectation of what C3's public code estimates as the influence, with its default of one
+    continuation for each candidate.
+
+    Its estimate has P(y | j) = (count of y after candidate j + α) / (continuations of j + α · symbols), where
+    the symbols are all next messages that occur and one for others, and α = 1. With one continuation each,
+    only the numbers of candidates with each next message matter, so the estimate can't depend on which
+    message they follow.
+    """
+    contexts = _pairs_of_actions(table)
+    chances_of_next_CB = np.array([joint_AB.sum(0) for _, joint_AB in contexts])
+    occurs_B = chances_of_next_CB.any(0)
+    symbols = int(occurs_B.sum()) + 1
+    total = weight = 0.0
+    for (context_weight, _), chance_of_next in zip(contexts, chances_of_next_CB[:, occurs_B], strict=True):
+        expected = 0.0
+        for group in groups_of(list(chance_of_next), candidates):
+            count_S = np.bincount(group.answers, minlength=symbols)
+            expected += group.probability * _smoothed_information(count_S, smoothing)
+        total += context_weight * expected
+        weight += context_weight
+    return total / weight
+
+
+def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
+    """Returns the mutual information of candidate and symbol, if each candidate was continued once.
+
+    Args:
+        count_S: The number of candidates that each symbol followed.
+        smoothing: What is added to each count, α.
+    """
+    symbols, candidates = len(count_S), int(count_S.sum())
+    denominator = 1 + smoothing * symbols
+    high, low = (1 + smoothing) / denominator, smoothing / denominator
+    marginal_S = (count_S * high + (candidates - count_S) * low) / candidates
+    # A candidate has `high` at its own symbol and `low` at all others.
+    information = 0.0
+    for symbol, count in enumerate(count_S):
+        at_own_symbol = high * math.log(high / marginal_S[symbol])
+        at_others = sum(
+            low * math.log(low / marginal_S[other]) for other in range(symbols) if other != symbol
+        )
+        information += count / candidates * (at_own_symbol + at_others)
+    return information
+
+
+def _pairs_of_actions(table: TurnTable) -> list[tuple[float, NDArray[np.float64]]]:
+    """Returns, for each context, its probability and the joint probabilities of the action and the next one.
+
+    The last column is for answers that end after the action. A context in which every answer ends after the
+    action is left out.
+    """
+    actions = max(len(chances) for chances in table.policy.values())
+    joint_by_context: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
+        lambda: np.zeros((actions, actions + 1))
+    )
+    for answer in table.answers:
+        for number, turn in enumerate(answer.turns):
+            is_last = number + 1 == len(answer.turns)
+            following = ENDS if is_last else answer.turns[number + 1].action
+            joint_by_context[answer.turns[:number]][turn.action, following] += answer.probability
+    pairs = []
+    for joint_AB in joint_by_context.values():
+        weight = float(joint_AB.sum())
+        if joint_AB[:, :ENDS].any():
+            pairs.append((weight, joint_AB / weight))
+    return pairs
