@@ -214,6 +214,13 @@ def test_weights_that_were_not_taken_are_found_by_the_canary(folder: Path, tmp_p
         ours.load(tmp_path, 2, canary(folder))
 
 
+@pytest.mark.parametrize("context_length", [2, 8, 9, 10])
+def test_an_engine_with_a_short_context_starts_and_samples(folder: Path, context_length: int) -> None:
+    launch = EngineLaunch(folder, folder, seed=0, context_length=context_length)
+    completions = start_engine(InProcessSettings(), launch).generate([request([1], most=1)])
+    assert [len(completion.token_ids) for completion in completions[0]] == [1]
+
+
 def test_a_prompt_that_does_not_fit_is_refused_and_a_closed_engine_samples_no_further(folder: Path) -> None:
     ours = engine(folder)
     with pytest.raises(ValueError, match="context_length is 128"):

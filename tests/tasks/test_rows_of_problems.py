@@ -14,7 +14,7 @@ from treetune.findings import missing_requirements
 from treetune.main import main
 from treetune.tasks.base import Task
 from treetune.tasks.rows import Gsm8k
-from treetune.tasks.sources import OnDisk, OnHub
+from treetune.tasks.sources import OnDisk, OnHub, no_such_file
 
 ROWS = [
     {
@@ -216,6 +216,11 @@ def test_bad_rows_can_be_left_out_and_missing_files_and_splits_are_told(tmp_path
     there, missing = file(tmp_path / "a.jsonl", 1), str(tmp_path / "b.jsonl")
     task = Gsm8k(train=(there, missing), test=(there,))
     assert missing_requirements([task]) == [f"there is no file {missing} (looked for in {Path.cwd()})"]
+
+
+def test_the_folder_of_fetched_files_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert no_such_file(Path("data")) == f"there is no file data (looked for in {tmp_path})"
 
 
 def test_rows_to_test_on_need_no_solution(tmp_path: Path) -> None:

@@ -38,7 +38,8 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
 def build_with_warnings(
     family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()
 ) -> tuple[F, list[str]]:
-    """Returns what `build` returns, and the parts' warnings, of which a part alone has none.
+    """Returns what `build` returns, and the parts' warnings. There are none for a part that is built by
+    itself, since only whole configurations are checked.
 
     Raises ConfigError.
     """
@@ -81,6 +82,7 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
         inner = schema.bare(annotation)[0]
         part = _part_class(inner, value_at(data, path[:depth]))
         keys = schema.keys_of(part) if part else {}
+        # The first container among the alternatives, such as the list of `None | list[Part]`
         containers = filter(None, map(schema.item_types, schema.members(inner)))
         _, item_annotations = next(containers, ("", ()))
         if name in keys:
@@ -113,7 +115,9 @@ class _Builder:
         self._explanation = explanation
         self._issues: list[tuple[KeyPath, ConfigIssue]] = []
         self._unknown: list[tuple[KeyPath, remedies.Owner]] = []
+        """Keys that their objects don't have, each with the object's class."""
         self._missing: list[tuple[KeyPath, schema.Key]] = []
+        """Required keys that aren't there."""
         self._keys_at: dict[KeyPath, list[str]] = {}
         """The keys that each object may have, by its path."""
         self.warnings: list[str] = []
@@ -134,9 +138,11 @@ class _Builder:
             return None
         parts = [member for member in alternatives if schema.holds_parts(member)]
         plain = [member for member in alternatives if member not in parts and member is not type(None)]
+        # Of `str | Part`, a text is the plain alternative. Parts are objects, or lists of them.
         if plain and not isinstance(data, dict | list):
             return self._plain_value(functools.reduce(operator.or_, plain), data, key)
         families = [member for member in parts if schema.is_family(member)]
+        # If the only alternatives are families, data of another kind is reported as no object with a `type`.
         if families and (isinstance(data, dict) or len(families) == len(parts)):
             return self._family_part(families, data, key)
         if schema.is_plain_part(parts[0]):
@@ -213,6 +219,7 @@ class _Builder:
             elif declared.required:
                 self._missing.append(((*key, name), declared))
         if not key:
+            # The root's class has no such field: `build_with_warnings` has imported the modules already.
             values.pop(schema.IMPORTS.name, None)
         if self._mistakes() == mistakes_before:
             try:
@@ -245,9 +252,12 @@ class _Builder:
         for index, (item_annotation, item) in enumerate(zip(annotations, data, strict=True)):
             values.append(self.value(item_annotation, item, (*key, str(index))))
         origin = getattr(annotation, "__origin__", list)
+        # A `Sequence` becomes a tuple.
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
     def _plain_value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
+        """Returns a value without parts as its type, such as a tuple for a list. Notes the first mistake in
+        it, and returns UNKNOWN then."""
         try:
             # Strict and from JSON: "3" isn't taken for a number, and a list may become a tuple.
             return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
@@ -262,7 +272,7 @@ class _Builder:
             key = (*key, str(step))
             annotation = container[1][int(step) if container[0] == "tuple" else 0]
         fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
-        if details["type"] in ("value_error", "predicate_failed"):
+        if details["type"] in ("value_error", "predicate_failed"):  # the type's description doesn't say why
             fault += f" ({details['msg']})"
         return self._note_wrong(
             key, fault, remedies.right_value(annotation, data) or remedies.how_to_set(key)
@@ -297,5 +307,5 @@ def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping
     instance: Any = object.__new__(part)
     for name, declared in keys.items():
         value = values.get(name, UNKNOWN if declared.required else declared.default)
-        object.__setattr__(instance, name, value)
+        object.__setattr__(instance, name, value)  # a frozen class has no other way
     return instance

@@ -64,10 +64,10 @@ def kind_of(name: Path) -> str:
 
 
 def first_sentence(text: str) -> str:
-    """Returns the first sentence of a file's leading ``//`` comment, "" where it has none."""
-    first_words = []
+    """Returns the first sentence of a file's leading ``//`` comment; "" if it has none."""
+    comment_lines = []
     for line in text.splitlines():
         if not line.startswith("//"):
             break
-        first_words.append(line.removeprefix("//").strip())
-    return SENTENCE_END.split(" ".join(first_words), maxsplit=1)[0]
+        comment_lines.append(line.removeprefix("//").strip())
+    return SENTENCE_END.split(" ".join(comment_lines), maxsplit=1)[0]

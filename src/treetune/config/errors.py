@@ -31,6 +31,7 @@ class ConfigIssue:
     excerpt: str | None = None
 
     def render(self) -> str:
+        """Returns the lines of the message for a terminal."""
         lines = [wrapped("", f"{self.key}: {self.what}" if self.key else self.what)]
         if self.excerpt:
             lines.append(self.excerpt)

@@ -171,6 +171,7 @@ class Explanation:
         if key:
             names = self._keys_of_object(layer, key[:-1])
             if names is None:
+                # The object depends on other files. Only the text shows whether this file sets the key.
                 is_mentioned = lexer.mentions(text.text, key[-1])
                 return [Setting(text.name, line, COMPUTED, caller)] if is_mentioned else []
             if key[-1] not in names:
@@ -179,7 +180,7 @@ class Explanation:
         if isinstance(value, dict) and any(name.startswith(_MARK) for name in value):
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
-                return []
+                return []  # it consists of imports, whose settings `_in_layer` adds
         return [Setting(text.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
@@ -290,7 +291,7 @@ class Explanation:
         The import wins if the key's value is then the sentinel.
         """
         if not rest:
-            return False
+            return False  # the key's value is an object, into which the import is merged
         content = json.dumps(_SENTINEL)
         for part in reversed(rest):
             merges = "+" if content.startswith("{") else ""
@@ -302,6 +303,7 @@ class Explanation:
         fails."""
         question = (layer, result + json.dumps(instead), path)
         if question not in self._probes:
+            # A number may be a key or an index. -1 is the index of no item.
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
             try:
                 answer = self._evaluate(
@@ -317,7 +319,16 @@ class Explanation:
     def _with_marks(
         self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False
     ) -> str:
-        """Returns the text of a file with a marked empty object in place of each import."""
+        """Returns the text of a file with a marked empty object in place of each import.
+
+        Example: in place of the first import, of ``b.jsonnet``, it has the object ``{"<import> b.jsonnet": 1,
+        "<import> ": 1}``. The second key passes the number on to the mark that is merged next.
+
+        Args:
+            instead: Texts that replace marks, by the name in the mark.
+            library: Whether the file is a library. Its marks have the files' own names, since the library's
+                names for them are relative to its own folder.
+        """
         merged = {name: file.name if library else name for name, file in self._imported_files(layer, False)}
 
         def mark(keyword: str, name: str) -> str:
@@ -330,6 +341,8 @@ class Explanation:
         return lexer.replace_imports(layer.text, mark)
 
     def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
+        """Evaluates a text. Libraries that it imports get marks in place of their own imports."""
+
         def importer(directory: str, name: str) -> tuple[str, bytes]:
             path = find_file(name, Path(directory or "."))
             if path.suffix == ".libsonnet":
@@ -343,10 +356,10 @@ def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
     """Returns the number of the text, among those that were evaluated as one, that Jsonnet's message is
     about."""
     for frame in frames(str(error)):
-        line = frame.line
+        lines_left = frame.line
         for number, text in enumerate(texts):
-            line -= text.count("\n")
-            if frame.file == _NAME_OF_TEXT and line <= 0:
+            lines_left -= text.count("\n")
+            if frame.file == _NAME_OF_TEXT and lines_left <= 0:
                 return number
     return None
 
@@ -420,21 +433,23 @@ def overridden(config: Config) -> Iterator[str]:
     """
     for index, layer in enumerate(config.layers):
         earlier, later = config.layers[:index], config.layers[index + 1 :]
-        if layer.path is None or not later:
+        if layer.path is None or not later:  # not a file, or nothing can override it
             continue
         if _sum_or_none([*earlier, *later], config) != config.data:
             continue  # it changes something
         without_it = _sum_or_none(earlier, config)
         with_it = _sum_or_none([*earlier, layer], config)
         if with_it is None or without_it == with_it:
-            continue
+            continue  # it needs later files, or repeats what earlier ones set
         # The file's own values, without objects that hold more specific ones.
         changed = [
             path for path in key_paths(with_it) if value_at(without_it, path) != value_at(with_it, path)
         ]
         lost = [path for path in changed if not isinstance(value_at(with_it, path), dict)]
         # A later file may set the key itself, or replace one of the objects around it.
-        lost_or_around = [path[:depth] for path in lost for depth in range(len(path), 0, -1)]
+        lost_or_around: list[KeyPath] = []
+        for path in lost:
+            lost_or_around += [path[:depth] for depth in range(len(path), 0, -1)]
         winners = []
         for later_layer in later:
             explanation = Explanation(replace(config, layers=(later_layer,)))

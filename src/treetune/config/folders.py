@@ -35,6 +35,7 @@ class OwnFolders(MetaPathFinder):
         if path is not None:  # a part of a package that has been found already
             return None
         spec = PathFinder.find_spec(name, self.folders)
+        # Without an origin it is a folder without __init__.py, which only counts if a configuration names it.
         if spec is None or (spec.origin is None and name not in self.names):
             return None
         self.names.add(name)
@@ -45,7 +46,8 @@ _OWN = OwnFolders()
 
 
 def search_in(folders: Iterable[Path | str], names: Iterable[str] = ()) -> None:
-    """Has modules looked for in these folders from now on, the first one first; `names` are asked for."""
+    """Sets the folders in which modules are looked for from now on, in this order, and adds `names` to the
+    modules that a configuration asks for."""
     _OWN.folders = list(dict.fromkeys(map(str, folders)))
     _OWN.names.update(names)
     if _OWN not in sys.meta_path:
@@ -70,7 +72,7 @@ def import_folders() -> list[str]:
 
 
 def own_modules() -> dict[str, str]:
-    """The user's modules that this process has imported, each with a hash of its file.
+    """Returns the user's modules that this process has imported, each with a hash of its file.
 
     A run with parts of its own also depends on their code. The manifest keeps these hashes, so that a resumed
     run can report that the code has changed.

@@ -78,7 +78,7 @@ def function_at(path: str) -> Callable[..., Any]:
         raise ValueError(
             f"path is {path!r}: it should be a module and a function in it, such as 'my_rewards:score'"
         )
-    folders.ask_for(module)
+    folders.ask_for(module)  # so that it is looked for in the user's folders
     try:
         function = getattr(importlib.import_module(module), name, None)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
@@ -108,7 +108,7 @@ def _place_that_names(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
     naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
-    candidates = naming or settings
+    candidates = naming or settings  # a computed list shows no names
     return candidates[-1].place if candidates else None
 
 
@@ -166,6 +166,7 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
     A method isn't needed if only a base class calls it, from a method that the part overrides.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
+    # `co_names` are the names that a function's code uses, among them those of methods that it calls.
     called_by_bases: set[str] = set()
     for base in part.__mro__[1:]:
         for method in filter(inspect.isfunction, vars(base).values()):
@@ -194,6 +195,7 @@ def _unreadable_field(part: type) -> str | None:
 def _issue_of_failed_import(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
     """Returns the issue of a module whose import ended in an error, with file, line and the line's text."""
     missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    # The module itself isn't found, or a package around it, and not something that it imports.
     if missing and (name == missing or name.startswith(f"{missing}.")):
         return _issue_of_missing_module(name, missing, label, source)
     frame = _frame_within(name, error)
@@ -201,6 +203,7 @@ def _issue_of_failed_import(name: str, label: str, source: str | None, error: Ba
     fault = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
     text = linecache.getline(*frame).rstrip() if frame else ""
     remedy = None
+    # The user's module may import a name that treetune had in an earlier version.
     if frame and isinstance(error, ImportError) and _OURS.match(error.name or ""):
         remedy = remedy_for_import(*frame)
     if remedy is None and missing:
@@ -224,7 +227,8 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
 
 
 def _issue_of_missing_module(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
-    """Returns the issue of a module that isn't there: itself, or the package on its way, `missing`."""
+    """Returns the issue of a module that isn't there. `missing` is the part of its name that can't be found:
+    all of it, or a package in it."""
     package, _, last = missing.rpartition(".")
     if not package:
         searched: Sequence[str] = folders.import_folders()

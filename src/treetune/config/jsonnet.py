@@ -65,6 +65,7 @@ def load(
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
+    # Jsonnet's Python module refuses such a text without the name of the file.
     binary_files = [layer.name for layer in layers if "\0" in layer.text]
     if binary_files:
         remedy = "save it as plain text"
@@ -115,7 +116,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
             path = find_file(name, Path(directory or "."))
             return str(path), text_of(path).encode()
         except ConfigError as error:
-            unread_file[:] = error.issues
+            unread_file[:] = error.issues  # Jsonnet replaces the error by one of its own
             raise
 
     total = import_sum(layers)
@@ -148,6 +149,7 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
 
 
 def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list[Layer]:
+    """Returns a layer for each of these root keys that an environment variable sets. Raises ConfigError."""
     layers, issues = [], []
     for key in keys:
         variable = ENVIRONMENT_KEYS[key]

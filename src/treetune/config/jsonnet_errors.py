@@ -32,6 +32,7 @@ def issue_of_message(message: str, layers: Sequence[Layer], variables: Mapping[s
     if not places:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
+    # An error of syntax has no key that was being computed. An endless recursion may end at any key.
     where = None if static or is_recursive else _describe_origin(places, texts, layers, variables)
     return ConfigIssue(f"Jsonnet: {what.strip()}", location_of(first), where, remedy, _excerpt(first, texts))
 
@@ -84,6 +85,8 @@ def _describe_computed_key(
 ) -> str | None:
     """Returns the key whose value was being computed, the keys that it is computed from, and the files that
     set those."""
+    # The innermost place within an object is in the value of a key. Places before it are in functions or
+    # variables.
     depth = next((number for number, place in enumerate(places) if place.in_object), None)
     if depth is None:
         return None
@@ -121,6 +124,7 @@ def _short(value: Any) -> str:
 
 
 def _text(file: str, texts: Mapping[str, str]) -> str:
+    """Returns the text of a layer or of a file that layers import; "" if it can't be found."""
     if file in texts:
         return texts[file]
     return Path(file).read_text(encoding="utf-8", errors="replace") if Path(file).is_file() else ""

@@ -46,6 +46,7 @@ def frames(message: str) -> list[Frame]:
     """Returns the places of one of Jsonnet's messages that are in a user's file, innermost first."""
     static = STATIC.match(message)
     all_frames = []
+    # An error of syntax has a single place, which is in another form.
     for match in [static] if static else _FRAME.finditer(message):
         line, column = int(match["line"]), int(match["column"])
         last = int(match["last_line"] or line), int(match["last_column"] or column)
@@ -53,6 +54,7 @@ def frames(message: str) -> list[Frame]:
         all_frames.append(Frame(match["file"], line, column, *last, within))
     users_frames = []
     for frame in all_frames:
+        # Not in the text that adds the layers, nor in Jsonnet's standard library
         if frame.file not in (TOTAL, "<std>") and not frame.file.startswith("std"):
             users_frames.append(frame)
     return users_frames

@@ -109,6 +109,7 @@ def configurations(folder: Path) -> list[Path]:
 
 
 def read_layer(path: Path) -> Layer:
+    """Returns a file as a layer. Raises ConfigError if it can't be read."""
     try:
         return Layer(relative(path), text_of(path), path)
     except (OSError, UnicodeDecodeError) as error:

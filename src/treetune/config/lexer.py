@@ -43,12 +43,13 @@ class Token:
         """The text that a name or string literal denotes."""
         if self.kind != "string":
             return self.text
-        if self.text.startswith("@"):
+        if self.text.startswith("@"):  # @'…' has no escapes, and doubles a quote within
             quote = self.text[1]
             return self.text[2:-1].replace(quote * 2, quote)
         body = self.text[1:-1]
         if "\\" not in body:
             return body
+        # Jsonnet's other escapes are those of JSON, if the quotes are as in a JSON string.
         body = body.replace(r"\'", "'")
         if self.text[0] == "'":
             body = re.sub(r'(?<!\\)"', r"\"", body)
@@ -69,18 +70,20 @@ def tokens(text: str) -> Iterator[Token]:
 
 
 def imports(text: str) -> list[str]:
-    """The operands of every ``import "…"``, each once, in the order of their appearance."""
+    """Returns the operands of every ``import "…"``, each once, in the order of their appearance."""
     names = [name.value for keyword, name in _import_tokens(text) if keyword.text == "import"]
     return list(dict.fromkeys(names))
 
 
 def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
-    """The text with ``instead(keyword, operand)`` for each import expression; lines stay where they are."""
+    """Returns the text with ``instead(keyword, operand)`` in place of each import expression. Lines keep
+    their numbers."""
     pieces, end = [], 0
     for keyword, name in _import_tokens(text):
         pieces += [text[end : keyword.start], instead(keyword.text, name.value)]
         end = name.start + len(name.text)
-        pieces.append("\n" * text.count("\n", keyword.start, end))
+        newlines_in_import = text.count("\n", keyword.start, end)
+        pieces.append("\n" * newlines_in_import)
     return "".join([*pieces, text[end:]])
 
 
@@ -98,7 +101,7 @@ def mentions(text: str, name: str) -> bool:
 
 
 def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
-    """The key path (relative to the file's own object) of the field whose value holds this place."""
+    """Returns the key path (relative to the file's own object) of the field whose value is at this place."""
     length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
     position = length_of_earlier_lines + column - 1
     keys_of_open_objects: list[str | None] = []  # None for an object that isn't the value of a field
@@ -167,6 +170,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
     def without_imports(text: str, folder: Path) -> str:
         texts.append(text)
 
+        # `importstr` and `importbin` stay, with the whole path.
         def instead(keyword: str, name: str) -> str:
             path = find(name, folder)
             return variable(path) if keyword == "import" else f"{keyword} {json.dumps(str(path))}"
@@ -175,7 +179,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
 
     def variable(path: Path) -> str:
         if path not in names:
-            names[path] = f"imported_file_{len(names)}"
+            names[path] = f"imported_file_{len(names)}"  # before the file is read, since it may import itself
             definitions.append(f"{names[path]} = {without_imports(read_text(path), path.parent)}")
         return names[path]
 

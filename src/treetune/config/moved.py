@@ -78,7 +78,11 @@ def present_name(module: str) -> str | None:
     ``treetune_cluster.planning.plan`` is ``treetune.runtime.planning.plan``: it has moved twice.
     """
     name = module
-    while longest := max((old for old in MOVED if f"{name}.".startswith(f"{old}.")), key=len, default=None):
+    while True:
+        old_names = [old for old in MOVED if f"{name}.".startswith(f"{old}.")]
+        if not old_names:
+            break
+        longest = max(old_names, key=len)  # a module may have moved out of its package
         name = MOVED[longest] + name.removeprefix(longest)
     return name if name != module else None
 

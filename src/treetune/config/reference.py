@@ -58,13 +58,13 @@ class PartEntry:
 
 
 def families() -> list[type[Registrable]]:
-    """Every family that has a part, by name."""
+    """Returns every family that has a part, sorted by name."""
     with_parts = [family for family in Registrable.__subclasses__() if family.registered()]
     return sorted(with_parts, key=schema.family_word)
 
 
 def entries(family: type[Registrable]) -> list[PartEntry]:
-    """The parts of a family, by name."""
+    """Returns the parts of a family, sorted by name."""
     word = schema.family_word(family)
     return [entry(part, word, name) for name, part in sorted(family.registered().items())]
 
@@ -91,7 +91,7 @@ def key_meaning(part: type, key: schema.Key) -> str:
 
 
 def objects_within(annotation: Any) -> Iterator[type]:
-    """The families and plain parts that a value of this type may hold."""
+    """Yields the families and plain parts that a value of this type may hold."""
     inner, _ = schema.bare(annotation)
     if schema.is_family(inner) or schema.is_plain_part(inner):
         yield inner
@@ -189,7 +189,7 @@ def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) 
     title = f"{part.__module__}.{part.__qualname__}{f' {name}' if name else ''}"
     if title not in shared:
         keys = schema.keys_of(part)
-        shared[title] = {}
+        shared[title] = {}  # set before the keys are read, since a part may hold another of its class
         properties: dict[str, Any] = {"type": {"const": name}} if name else {}
         for key in keys.values():
             value_schema = _value_schema(key.annotation, shared)
@@ -223,6 +223,7 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     elif container := schema.item_types(inner):
         return _container_schema(*container, constraints, shared)
     for alternative in alternatives:
+        # A type that isn't a union is its own only alternative, and was described above.
         if alternative is not inner and not schema.is_family(alternative):
             schemas.append(_value_schema(alternative, shared))
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
@@ -233,6 +234,7 @@ def _container_schema(
 ) -> dict[str, Any]:
     """Returns the schema of a "list", a "tuple" or an "object" with parts in it, and of its length."""
     item_schemas = [_value_schema(item, shared) for item in item_annotations]
+    # Pydantic has the schema's words for a length, such as minItems.
     plain: Any = dict[str, Any] if kind == "object" else list[Any]
     for constraint in constraints:
         plain = Annotated[plain, constraint]
@@ -283,7 +285,7 @@ def meaning(part: type, key: str) -> str:
 
 
 def sentences(text: str) -> list[str]:
-    """Returns the sentences of a docstring, each in one line; code and lists are passed over."""
+    """Returns the sentences of a docstring, each in one line. The end of a paragraph ends a sentence."""
     result: list[str] = []
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
         is_first = True
@@ -315,6 +317,7 @@ def _texts_of_file(file: str) -> dict[str, dict[str, str]]:
 
 
 def _texts_of_class(node: ast.ClassDef) -> dict[str, str]:
+    """Returns the text literals directly below annotated fields of a class, by field."""
     texts = {}
     for field, below in zip(node.body, node.body[1:], strict=False):
         if (

@@ -36,8 +36,8 @@ class Registrable(Part):
     to_declare: ClassVar[tuple[str, ...]] = ()
     """Class attributes that every part of the family must set; they have no default."""
     root: ClassVar[str | None] = None
-    """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
-    experiment")``. None: configurations hold parts of it."""
+    """The name of a whole configuration of this family, as in ``class Runtime(Registrable, root="an
+    experiment")``; None if the family's parts only occur within configurations."""
 
     @override
     def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
@@ -85,7 +85,7 @@ class Registrable(Part):
 
     @classmethod
     def registered(cls) -> dict[str, type]:
-        """Names and classes of this family."""
+        """Returns the classes of this family's parts, by name."""
         return dict(cls._parts)
 
 

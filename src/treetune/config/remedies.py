@@ -61,13 +61,15 @@ def issue_of_unknown_key(
     """Returns the issue of an unknown key. `keys_by_object` are the keys of all objects of the configuration,
     since the key may belong to another object."""
     name = OTHERS_CALL_IT.get(key[-1], key[-1])
+    # The paths of other objects that have this key
     elsewhere = [path for path, names in keys_by_object.items() if name in names and _is_writable(path)]
     types = schema.choices(owner.family).items() if owner.family else ()
-    siblings = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
-    if siblings:
+    types_with_key = [repr(type_name) for type_name, part in types if key[-1] in schema.keys_of(part)]
+    if types_with_key:
+        # Often another file sets `type` in an object whose other keys belong to the earlier type.
         remedy = (
-            f"it is a key of {' and '.join(siblings)}: choose that type or drop the key; where the type "
-            f"was changed over another file's object, write `{dotted(key[-2:-1])}: {{…}}` there, without `+`"
+            f"it is a key of {' and '.join(types_with_key)}: choose that type or drop the key; where the type"
+            f" was changed over another file's object, write `{dotted(key[-2:-1])}: {{…}}` there, without `+`"
         )
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
@@ -76,9 +78,9 @@ def issue_of_unknown_key(
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
     where = source(key, explanation)
-    of_type = source((*key[:-1], "type"), explanation)
-    if siblings and of_type and of_type != where:
-        where = f"{where}; the type is from {of_type}"
+    source_of_type = source((*key[:-1], "type"), explanation)
+    if types_with_key and source_of_type and source_of_type != where:
+        where = f"{where}; the type is from {source_of_type}"
     return ConfigIssue(f"unknown key of {owner.label}", dotted(key), where, remedy)
 
 
@@ -107,16 +109,20 @@ def issue_of_missing_type(
 def _issue_of_missing(
     key: KeyPath, what: str, more: str | None, explanation: Explanation | None
 ) -> ConfigIssue:
-    owner = source(key[:-1], explanation) if len(key) > 1 else None
-    replaced = explanation.settings(key) if explanation else []
-    if replaced and owner:
+    """Returns the issue of a missing key. Its remedy is another one if a file sets the key, and a later file
+    replaces the object around it."""
+    setter_of_object = source(key[:-1], explanation) if len(key) > 1 else None
+    settings = explanation.settings(key) if explanation else []
+    if settings and setter_of_object:
         # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
         remedy = (
-            f"{replaced[-1].place} sets it, and {owner} replaces the whole of {dotted(key[:-1])}: "
+            f"{settings[-1].place} sets it, and {setter_of_object} replaces the whole of {dotted(key[:-1])}: "
             f"write `{key[-2]}+: {{…}}` there to keep what was set before"
         )
-        return ConfigIssue(what, dotted(key), owner, remedy)
-    where = f"no file sets it; the object is made by {owner}" if owner else "no file sets it"
+        return ConfigIssue(what, dotted(key), setter_of_object, remedy)
+    where = "no file sets it"
+    if setter_of_object:
+        where += f"; the object is made by {setter_of_object}"
     remedy = "; ".join(filter(None, [how_to_set(key), more]))
     return ConfigIssue(what, dotted(key), where, remedy)
 
@@ -168,9 +174,10 @@ def right_value(annotation: Any, data: Any) -> str | None:
     """Returns how to write the same value correctly; None if that can't be guessed."""
     expected = schema.describe(annotation)
     if isinstance(data, str):
-        alternatives = schema.members(schema.bare(annotation)[0])
-        texts = [value for member in alternatives for value in getattr(member, "__args__", ())]
-        match = nearest(data, [text for text in texts if isinstance(text, str)])
+        choices: list[str] = []  # the texts of Literals
+        for alternative in schema.members(schema.bare(annotation)[0]):
+            choices += [value for value in getattr(alternative, "__args__", ()) if isinstance(value, str)]
+        match = nearest(data, choices)
         if match:
             return f"did you mean {match[0]!r}?"
         is_number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", data)

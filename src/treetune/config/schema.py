@@ -218,7 +218,7 @@ def describe(annotation: Any) -> str:
     container = item_types(annotation)
     if container is None:
         return f"{description} {bounds}"
-    kind = f"a{'n' if container[0] == 'object' else ''} {container[0] if container[0] != 'tuple' else 'list'}"
+    kind = "an object" if container[0] == "object" else "a list"  # "tuple" is described as a list, too
     return f"{kind} {bounds}{description.removeprefix(kind)}"
 
 
@@ -251,7 +251,7 @@ def _describe_type(annotation: Any) -> str:
 
 def _describe_bounds(constraint: Any) -> str:
     """Returns a constraint in words, "greater than 0"; "" for one without words."""
-    if isinstance(constraint, annotated_types.GroupedMetadata):
+    if isinstance(constraint, annotated_types.GroupedMetadata):  # such as Len, of MinLen and MaxLen
         return " and ".join(filter(None, map(_describe_bounds, constraint)))
     for kind, (attribute, phrase) in _BOUNDS.items():
         if isinstance(constraint, kind):

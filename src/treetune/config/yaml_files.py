@@ -73,6 +73,7 @@ def _parse(text: str, reader: _YamlReader) -> yaml.Node:
 
         def resolve(self, kind: type[yaml.Node], value: str, implicit: tuple[bool, bool] | bool) -> str:
             if kind is yaml.ScalarNode:
+                # The first of PyYAML's pair says that the text has neither quotes nor a tag.
                 return _PLAIN if isinstance(implicit, tuple) and implicit[0] else _TEXT
             return str(super().resolve(kind, value, implicit))
 
@@ -116,7 +117,8 @@ class _YamlReader:
 
     name: str
     _fields: dict[int, Mapping[str, _Field]] = field(default_factory=dict)
-    """Those of each object, by its identity: merges of merges would be gone through again and again."""
+    """The fields of each object, by its identity. They are kept, since merges of merges would be read again
+    and again."""
 
     def refuse_at(self, line_and_column: str, fault: str, remedy: str) -> NoReturn:
         raise ConfigError([ConfigIssue(fault, f"{self.name}:{line_and_column}", remedy=remedy)])
@@ -125,6 +127,7 @@ class _YamlReader:
         self.refuse_at(f"{node.start_mark.line + 1}:{node.start_mark.column + 1}", fault, remedy)
 
     def refuse_unreadable(self, error: yaml.MarkedYAMLError) -> NoReturn:
+        """Raises ConfigError for an error of PyYAML's, with remedies for the most common mistakes."""
         mark = error.problem_mark or error.context_mark
         line_and_column = "1:1" if mark is None else f"{mark.line + 1}:{mark.column + 1}"
         problem = " ".join(filter(None, [error.problem, error.context]))
@@ -161,9 +164,11 @@ class _YamlReader:
         self.refuse_tag(node)
 
     def _number(self, node: yaml.ScalarNode, text: str) -> int | float | None:
+        """Returns the number that a text spells; None if it spells none."""
         whole = None
         if _DECIMAL.fullmatch(text):
-            whole = int(text) if len(text) < 400 else LARGEST_WHOLE + 1  # Python refuses 4,300 digits
+            # Python refuses to read 4,300 digits. Any number above the largest one is refused below.
+            whole = int(text) if len(text) < 400 else LARGEST_WHOLE + 1
         elif _OCTAL.fullmatch(text) or _HEXADECIMAL.fullmatch(text):
             whole = int(text, 0)
         if whole is not None:
@@ -206,8 +211,12 @@ class _YamlReader:
         return _Key(text.removesuffix("+"), text.endswith("+"))
 
     def fields(self, node: yaml.MappingNode, around: tuple[int, ...] = ()) -> Mapping[str, _Field]:
-        """Returns the fields of an object by their names, with those that ``<<`` takes from others, which its
-        own win over."""
+        """Returns the fields of an object by their names, and those of the objects that ``<<`` merges into
+        it. The object's own fields win over these.
+
+        Args:
+            around: The identities of the objects that merge this one. One that merges itself is refused.
+        """
         import yaml
 
         if id(node) in self._fields:
@@ -271,6 +280,12 @@ class _Writer:
     """Characters of all single values."""
 
     def write_value(self, node: yaml.Node, depth: int, around: tuple[int, ...] = ()) -> None:
+        """Writes a value as Jsonnet. Raises ConfigError for one that a configuration can't hold.
+
+        Args:
+            depth: The number of values within each other, this one included.
+            around: The identities of the objects and lists that contain this value.
+        """
         import yaml
 
         self.values += 1

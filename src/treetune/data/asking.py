@@ -59,6 +59,7 @@ class Ledger:
 
     @property
     def total(self) -> TokenUsage:
+        """The sums over all steps."""
         total = TokenUsage()
         for usage in self.steps.values():
             for name, value in vars(usage).items():
@@ -85,7 +86,7 @@ class Ledger:
                     self.exhausted = True
                 else:
                     await self._changed.wait()
-            self._changed.notify_all()
+            self._changed.notify_all()  # others that wait have to see `exhausted`
             if self.exhausted:
                 raise OutOfBudget
             self._reserved.append(most)
@@ -134,6 +135,8 @@ class SolutionAsker(asking.Asker):
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:
+        """Sends a request if the budget allows it. Remembers a failure that concerns all requests, which ends
+        the work."""
         size, most = self.estimated_tokens(body), self._endpoint.max_tokens
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
             if self.failure is not None:
@@ -142,7 +145,7 @@ class SolutionAsker(asking.Asker):
                 answer = await super()._ask(key, step, body, keep)
             except Unanswered as error:
                 if isinstance(error, RequestRefused) and self._is_answering:
-                    raise  # it concerns this request only
+                    raise  # the endpoint answers others, so the refusal concerns this request only
                 self._unanswered_in_a_row += 1
                 if self._unanswered_in_a_row >= self._endpoint.give_up_after:
                     self.failure = EndpointError(
@@ -163,17 +166,18 @@ class Questions:
 
     def __init__(self, asker: SolutionAsker, repairs: int) -> None:
         self._asker, self._repairs = asker, repairs
-        self._got: dict[str, AnsweredRequest] = {}
+        self._answers: dict[str, AnsweredRequest] = {}
+        """The answers so far, by their keys in the journal."""
 
     @property
     def keys(self) -> list[str]:
         """The keys of its answers in the journal."""
-        return sorted(self._got)
+        return sorted(self._answers)
 
     @property
     def usage(self) -> TokenUsage:
         usage = TokenUsage()
-        for answer in self._got.values():
+        for answer in self._answers.values():
             usage.add(answer.input_tokens, answer.output_tokens, answer.estimated)
         return usage
 
@@ -186,9 +190,9 @@ class Questions:
         at most `repairs` times. Raises the last Unreadable, or what the request raises.
         """
         conversation = list(messages)
-        for left in range(self._repairs, -1, -1):
+        for repairs_left in range(self._repairs, -1, -1):
             answer = await self._asker.reply(step, conversation)
-            self._got[answer.key] = answer
+            self._answers[answer.key] = answer
             text = without_thought(answer.text)
             try:
                 if not answer.complete:
@@ -197,12 +201,13 @@ class Questions:
                     raise Unreadable("the answer is empty")
                 return read(text), [*conversation, ("assistant", text)]
             except Unreadable as error:
-                if left == 0:
+                if repairs_left == 0:
                     raise
                 again = AGAIN.format(reason=error)
                 if text and answer.complete:
                     conversation = [*conversation, ("assistant", text), ("user", again)]
                 else:
+                    # There is no whole answer to show, so the reason is added to the question.
                     role, last = conversation[-1]
                     conversation = [*conversation[:-1], (role, f"{last}\n\n{again}")]
         raise AssertionError("every way out of the loop returns or raises")

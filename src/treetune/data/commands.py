@@ -101,15 +101,16 @@ def _pipeline(options: Options) -> tuple[Config, Any]:
         raise ConfigError([issue])
     options.log_file = options.output / "logs" / "run.log"
     if options.input is not None:
-        files_matching(options.input)
-    lifetime.exit_on_signals()
+        files_matching(options.input)  # raises ValueError if there are none
+    lifetime.exit_on_signals()  # signals raise Stopped from here on, so that the pipeline ends its processes
     return config, root
 
 
 def estimate_difficulty(options: Options) -> int:
-    """The command, and with --shard one of the jobs that it starts."""
+    """Estimates the difficulty of all rows or, with --shard, works on one shard as a job of that command.
+    Returns the exit code."""
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
-    from treetune.data.difficulty.watching import estimate, refuse_another
+    from treetune.data.difficulty.watching import USER_ERROR, estimate, refuse_another
     from treetune.runtime.front_door import MAIN
     from treetune.store.files import write_json
 
@@ -133,7 +134,7 @@ def estimate_difficulty(options: Options) -> int:
         return work_on_shard(root, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         # For the command that watches the jobs: on a cluster, it can't see what they print.
-        code = 2 if isinstance(error, ValueError) else 1
+        code = USER_ERROR if isinstance(error, ValueError) else 1
         write_json(folder / FAILURE, {"code": code, "message": str(error) or type(error).__name__})
         raise
 

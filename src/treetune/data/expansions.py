@@ -28,12 +28,13 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
         name = _function_of(row, tests or ())
     if not pairs:
         return None
+    # Tests of a function are values, and tests of a whole program are the texts of its input and output.
     if name:
         pairs = [(_arguments(given), _returned(expected)) for given, expected in pairs]
     if len(pairs) > MOST_TESTS:
         chosen = sorted(random.Random(seed).sample(range(len(pairs)), MOST_TESTS))
-        pairs = [pairs[place] for place in chosen]
-    inputs, outputs = (list(side) for side in zip(*pairs))
+        pairs = [pairs[index] for index in chosen]
+    inputs, outputs = (list(column) for column in zip(*pairs))
     if not name:
         inputs, outputs = [_lines(text) for text in inputs], [_lines(text) for text in outputs]
     oracle = {"inputs": inputs, "outputs": outputs}
@@ -41,8 +42,9 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
 
 
 def codeio_pair(row: Fields, seed: int) -> Fields | None:
-    """Adds `given`, `wanted` and `direction` (``output`` is to be predicted, or ``input``, one as likely as
-    the other), from the first pair of the program's inputs and outputs; None without any."""
+    """Adds `given`, `wanted` and `direction`, from the first pair of the program's inputs and outputs; None
+    without any. `direction` is the side of the pair that is to be predicted, ``output`` or ``input``, which
+    the seed draws."""
     pairs = row.get("ios") or ()
     if not pairs:
         return None
@@ -53,18 +55,19 @@ def codeio_pair(row: Fields, seed: int) -> Fields | None:
 
 
 def shuffled_choices(row: Fields, seed: int) -> Fields | None:
-    """Adds `choices`, a line for each, and `letter`, of GPQA's right answer and its three wrong ones in an
-    order that the seed draws."""
+    """Adds to a row of GPQA its four answers in an order that the seed draws: `choices` has a line for each,
+    and `letter` is that of the right one."""
     right = row["Correct Answer"]
     options = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     random.Random(seed).shuffle(options)
     lines = [f"{letter}) {str(option).strip()}" for letter, option in zip("ABCD", options)]
-    fields = {name.replace(" ", "_"): value for name, value in row.items()}
+    fields = {name.replace(" ", "_"): value for name, value in row.items()}  # so that templates can name them
     return {**fields, "choices": "\n".join(lines), "letter": "ABCD"[options.index(right)]}
 
 
 def orz_turns(row: Fields, seed: int) -> Fields | None:
-    """Adds `question` and `answer` to a pair of turns, as Open-Reasoner-Zero writes them."""
+    """Returns the `question` and the `answer` of a pair of turns, as Open-Reasoner-Zero writes them."""
+    # The names of the two columns depend on the reader. In their order, the question comes first.
     question, answer = (row[name] for name in sorted(row)[:2])
     return {"question": question["value"], "answer": answer["ground_truth"]["value"]}
 
@@ -74,7 +77,8 @@ def _read(value: Any) -> Any:
 
 
 def _function_of(row: Fields, tests: Any) -> str | None:
-    """The name of the function that the tests call, as the sub-sets of DeepCoder say it."""
+    """Returns the name of the function that the tests call, as the sub-sets of DeepCoder have it; None if the
+    tests run a whole program."""
     metadata = _read(row.get("metadata") or "{}")
     named = next((test.get("fn_name") for test in tests if test.get("fn_name")), None)
     functional = any(test.get("testtype") == "functional" for test in tests)
@@ -82,11 +86,13 @@ def _function_of(row: Fields, tests: Any) -> str | None:
 
 
 def _arguments(given: Any) -> Any:
-    """Arguments of a call: a list, or a line of JSON for each."""
+    """Returns the arguments of a call, which are a list, or text with a line of JSON for each."""
     return [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
 
 
 def _returned(expected: Any) -> Any:
+    """Returns the expected result of a call, which is JSON text, another text, or a list with the result as
+    its only item."""
     if isinstance(expected, str):
         try:
             return json.loads(expected)

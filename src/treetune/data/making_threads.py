@@ -64,13 +64,13 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
 
     try:
         write_json(output / "config.json", config)
-        known = ledger.total.requests
-        console.say(f"{rows} solutions, {finished} finished; {known} answers are in the journal")
+        answers_in_journal = ledger.total.requests
+        console.say(f"{rows} solutions, {finished} finished; {answers_in_journal} answers are in the journal")
         with console.phase("make_threads", "solutions", cost) as progress:
             failure, failed_attempts = asyncio.run(making.convert_all(journal, rows, finished, progress))
         summary = making.write_rows() | {"failed_attempts": failed_attempts}
         write_json(output / "summary.json", summary)
-        for line in _in_words(summary, output):
+        for line in _describe_summary(summary, output):
             console.say(line)
         if failure is not None:
             raise RuntimeError(
@@ -111,9 +111,9 @@ class _Making:
         fields = self.pipeline.problem_field, self.pipeline.solution_field
         for number, (place, row) in enumerate(json_lines(self.source)):
             wrong = missing(row, fields[0]) or missing(row, fields[1])
-            problem, text = (
-                ("", "") if wrong else (text_of_value(row[fields[0]]), text_of_value(row[fields[1]]))
-            )
+            problem = text = ""
+            if not wrong:
+                problem, text = text_of_value(row[fields[0]]), text_of_value(row[fields[1]])
             yield _Solution(number, place, row, problem, text, wrong)
 
     def _path(self, number: int) -> Path:
@@ -127,6 +127,7 @@ class _Making:
         path = self._path(solution.number)
         try:
             record: dict[str, Any] = json.loads(path.read_text())
+            # Read here, so that a file without these keys is refused below.
             source, _, _ = record["source"], record["settings"], record["outcome"]
         except FileNotFoundError:
             return None
@@ -167,6 +168,7 @@ class _Making:
         """Converts all solutions. Returns the failure that stopped the work (None: it is complete), and the
         number of failed attempts."""
         pipeline, done = self.pipeline, finished
+        # All workers take their solutions from this one iterator.
         waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
         asker: SolutionAsker
         async with EndpointClient.of(pipeline.endpoint, lambda: asker.stopping) as client:
@@ -179,14 +181,14 @@ class _Making:
                         return
                     questions = Questions(asker, pipeline.repairs)
                     try:
-                        end = await self._convert(questions, solution)
+                        result = await self._convert(questions, solution)
                     except (OutOfBudget, EndpointError):
                         return  # the asker keeps the failure; this solution stays open
                     record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
                     usage = questions.usage.as_row(pipeline.prices)
-                    record |= end | {"usage": usage, "answers": questions.keys}
+                    record |= result | {"usage": usage, "answers": questions.keys}
                     write_json(self._path(solution.number), record)
-                    done += end["outcome"] != "unanswered"
+                    done += result["outcome"] != "unanswered"  # the next command works on these again
                     progress(done, rows)
 
             progress(done, rows)
@@ -194,11 +196,14 @@ class _Making:
                 async with asyncio.TaskGroup() as group:
                     for _ in range(pipeline.endpoint.concurrency):
                         group.create_task(worker())
-            except BaseExceptionGroup as several:  # such as a full disk: the first says it
-                raise several.exceptions[0] from None
+            except BaseExceptionGroup as errors:
+                # Of an error of all workers, such as a full disk, the first one is enough.
+                raise errors.exceptions[0] from None
             return asker.failure, client.failed_attempts
 
     async def _convert(self, questions: Questions, solution: _Solution) -> dict[str, Any]:
+        """Returns the record of a solution (`make_parallel`), or that it can't be converted and why. Raises
+        what ends the whole work."""
         if solution.wrong is not None:
             reason = "the row has no problem and solution"
             return {"outcome": "rejected", "reason": reason, "detail": solution.wrong}
@@ -218,17 +223,19 @@ class _Making:
         outcomes, rejected, dropped, sums = (Counter[str]() for _ in range(4))
         with whole_file(self.output / "threads.jsonl") as file:
             for solution in self.solutions():
-                end = self.record(solution)
-                if end is None or not self.is_done(end):
-                    outcomes["unanswered" if end and end["outcome"] == "unanswered" else "open"] += 1
+                record = self.record(solution)
+                if record is None or not self.is_done(record):
+                    is_unanswered = record is not None and record["outcome"] == "unanswered"
+                    outcomes["unanswered" if is_unanswered else "open"] += 1
                     continue
-                outcomes[end["outcome"]] += 1
-                dropped.update(block["reason"] for block in end.get("dropped", ()))
-                if end["outcome"] != "accepted":
-                    rejected[end["reason"]] += 1
+                outcomes[record["outcome"]] += 1
+                # Blocks may be dropped from solutions of both outcomes.
+                dropped.update(block["reason"] for block in record.get("dropped", ()))
+                if record["outcome"] != "accepted":
+                    rejected[record["reason"]] += 1
                     continue
-                sums.update({name: end["statistics"][name] for name in SUMMED})
-                file.write(json.dumps({**solution.row, pipeline.output_field: end["text"]}) + "\n")
+                sums.update({name: record["statistics"][name] for name in SUMMED})
+                file.write(json.dumps({**solution.row, pipeline.output_field: record["text"]}) + "\n")
         critical, characters = sums["critical_characters"], sums["characters"]
         steps = {name: step.as_row(pipeline.prices) for name, step in ledger.steps.items()}
         return {
@@ -244,7 +251,7 @@ class _Making:
         }
 
 
-def _in_words(summary: dict[str, Any], output: Path) -> list[str]:
+def _describe_summary(summary: dict[str, Any], output: Path) -> list[str]:
     """Returns the lines of the summary for the user."""
 
     def usage_line(usage: dict[str, Any]) -> str:

@@ -192,6 +192,7 @@ def make(options: Options) -> Iterator[str]:
         if own_rows is not None:
             _write_rows(unfinished, own_rows)
         with contextlib.chdir(unfinished):
+            # Every configuration is checked. The first stage's comes last, and its task grades the examples.
             for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = built(evaluated(options), "check", "an experiment")
@@ -207,7 +208,7 @@ def make(options: Options) -> Iterator[str]:
 def _new_folder(name: str) -> Path:
     """Returns the folder of that name. Raises ValueError for a name that an experiment can't have, and for a
     folder that exists."""
-    for finding in check_name(name, "--name", "a relative folder name"):
+    for finding in check_name(name, "--name", "a relative folder name"):  # the first one, if there are any
         raise ValueError(f"--name: {finding.what}: {finding.remedy}")
     folder = Path(name)
     if folder.exists():
@@ -263,7 +264,7 @@ def _number_of_weights(name: str) -> float | None:
     from treetune.models.shapes import number_of_weights
 
     with contextlib.suppress(ValueError):
-        shape = PretrainedModel(name_or_path=name).shape(str)
+        shape = PretrainedModel(name_or_path=name).shape(str)  # an empty alphabet, which it doesn't read
         if shape is not None:
             return shape.parameters
     return number_of_weights(name)
@@ -279,7 +280,7 @@ def _shipped_model(name: str) -> dict[str, Any]:
     """Returns the `model` of a file below configs/models. These files extend an experiment."""
     config = load(["quickstart/grpo.jsonnet", f"models/{name}.jsonnet"], environment_keys=())
     model: dict[str, Any] = config.data["model"]
-    # Jsonnet sorts keys by their names.
+    # These two are written first. Jsonnet sorts keys by their names.
     return {"type": model["type"], "name_or_path": model["name_or_path"]} | model
 
 
@@ -327,7 +328,9 @@ def _likely_field(row: dict[str, Any], names: Sequence[str]) -> str:
 def _write_rows(folder: Path, own_rows: OwnRows) -> None:
     """Writes rows for training and for tests, the reward, and three answers to try it on."""
     problem, gold = own_rows.problem_field, own_rows.gold_field
+    # Every tenth row is for tests. The experiment holds the rows for validation out of the others.
     train = [row for number, row in enumerate(own_rows.rows) if number % HELD_OUT]
+    # A right answer to the first problem, a wrong one to the second, and an empty one to the third
     another_gold = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
     responses = [text_of_value(train[0][gold]), another_gold, ""]
     examples = [
@@ -360,6 +363,8 @@ def _graded_examples(task: Task) -> Iterator[str]:
 
 
 def _write_readme(folder: Path, options: Options, commands: Sequence[str], has_reward: bool) -> None:
+    """Fills in the template of the README. Only experiments with a user's rows have the section on the
+    reward."""
     text = TEMPLATES.joinpath("README.template").read_text()
     about_experiment, about_reward = text.split("\n## The reward", 1)
     if has_reward:
@@ -391,7 +396,7 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
         sets = [_evaluation_set(split, size) for split, size in _held_out_splits(builtin)]
     sizes = _sizes(texts, is_small)
     amount = _training_amount(method.kind, n_rows or UNKNOWN_ROWS, is_small)
-    if n_rows is None:
+    if n_rows is None:  # then the number of passes over the rows isn't known either
         amount = replace(amount, passes="")
     further_keys = [method.more, SMALL_MODEL.get(stage, "") if is_small else ""]
     if method.kind in ("filtered", "preferences"):
@@ -444,6 +449,7 @@ def _texts_of(task: Task) -> list[tuple[str, str]]:
 
 def _held_out_splits(task: Task) -> Iterator[tuple[Split, int | None]]:
     """Yields the splits to evaluate on, each with the most problems to take."""
+    # Fewer of the split that is also evaluated while training.
     limits: dict[Split, int] = {"validation": 128, "test": 512}
     for split, limit in limits.items():
         with contextlib.suppress(NoSplit):
@@ -458,13 +464,13 @@ def _evaluation_set(split: Split, problems: int | None) -> str:
 
 
 def _prompt_of_builtin(name: str) -> str:
-    """Returns a prompt for a model that hasn't seen the task's own; "" where the task's own explains"
-    " itself."""
+    """Returns a prompt for a model that hasn't seen the task's own prompt; "" if that explains itself."""
     config = load([f"tasks/{name}.jsonnet"], environment_keys=())
     own_prompt = str(config.data["task"].get("prompt", ""))
     # The VinePPO paper's prompt, which its models learned in fine-tuning.
     if not own_prompt.startswith("[MATH_TASK]"):
         return ""
+    # GSM8K's grader looks for the answer after ####, and those of other mathematics for a boxed one.
     return REASONING_PROMPT if config.data["task"]["type"] == "gsm8k" else BOXED_PROMPT
 
 
@@ -476,12 +482,13 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
     problems = [len(problem) for problem, _ in texts] or [64]
     golds = [len(gold) for _, gold in texts] or [32]
     if is_small:
+        # A little more than the longest reference answer: it learns to write answers like these.
         answer = max(golds) + 16
         return Sizes(
             answer=answer,
-            context=max(problems) + answer + 8,
+            context=max(problems) + answer + 8,  # some more than both need
             mean_prompt=_mean(problems),
-            mean_answer=_mean(golds) + 1,
+            mean_answer=_mean(golds) + 1,  # with the end token
         )
     # A model reasons before it answers: it gets twice the longest reference answer, from 512 tokens on.
     # A token is taken for three characters, and not for four, so that the bounds are on the safe side.
@@ -490,7 +497,7 @@ def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
     return Sizes(
         answer=answer,
         context=_up_to(prompt + answer, 256),
-        mean_prompt=_mean(problems) // CHARACTERS_PER_TOKEN + 20,
+        mean_prompt=_mean(problems) // CHARACTERS_PER_TOKEN + 20,  # with about the tokens of the template
         mean_answer=max(answer // 4, _mean(golds) // CHARACTERS_PER_TOKEN),
     )
 
@@ -505,7 +512,10 @@ def _up_to(number: float, step: int) -> int:
 
 
 def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
-    """Returns how long and on how much to train, for a number of training rows."""
+    """Returns how long and on how much to train, for a number of training rows.
+
+    With enough rows, a small model gets the numbers of the quickstart (configs/lib/quickstart.libsonnet).
+    """
     if kind == "supervised":
         return _supervised_amount(rows, is_small)
     if kind == "filtered":
@@ -556,6 +566,7 @@ def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
 
 
 def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
+    """Returns the amount of supervised training; see `_training_amount`."""
     if not is_small:
         return TrainingAmount(
             iterations=2,
@@ -568,7 +579,8 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
             evaluate_every=1,
             checkpoint_every=1,
         )
-    # Random weights need some 600 steps, so that few rows are gone over many times.
+    # From 6,400 rows on, 12 iterations of 100 updates, as in the quickstart. Fewer rows get 6 iterations of
+    # about 100 updates, which random weights need at least, and are trained on several times for that.
     minibatch = 64 if rows >= 6400 else min(16, rows)
     problems = 6400 if rows >= 6400 else rows
     steps_of_a_pass = math.ceil(problems / minibatch)
@@ -594,7 +606,7 @@ def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tupl
         model: dict[str, Any] = {"type": "tiny", "layers": 4, "hidden_size": 128, "heads": 4}
         model |= {"intermediate_size": 384, "context_length": sizes.context}
         if texts is not None:
-            characters = {"\n"}
+            characters = {"\n"}  # with which a demonstration begins (`JsonLines.demonstration`)
             for problem, gold in texts:
                 characters.update(problem, gold)
             model["alphabet"] = "".join(sorted(characters))
@@ -630,6 +642,7 @@ def _as_jsonnet(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_as_jsonnet, value))}]"
     if isinstance(value, str):
+        # Jsonnet's escapes are JSON's. Within single quotes, these are escaped instead of double ones.
         inner = json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
         return f"'{inner}'"
     return json.dumps(value)

@@ -118,6 +118,11 @@ async def _convert(
     self_check: bool,
     dropped: list[Dropped],
 ) -> tuple[list[Threaded], str]:
+    """Returns the blocks of threads, and the parallel text. Raises Rejected if the solution has none.
+
+    Args:
+        dropped: Gets the blocks that stay sequential, also if Rejected is raised.
+    """
     parts = parts_of(solution)
     lines = parts.thought.split("\n")
     if _THREAD_TAG.search(solution):
@@ -128,8 +133,8 @@ async def _convert(
         groups, conversation = await independent_parts(questions, problem, lines)
     except Unreadable as error:
         raise Rejected("the analysis can't be read", str(error)) from error
-    blocks, left = cut(groups, lines, rule)
-    dropped += left
+    blocks, dropped_groups = cut(groups, lines, rule)
+    dropped += dropped_groups
     if self_check and blocks:
         try:
             failed = await failed_threads(questions, conversation, blocks)
@@ -137,9 +142,9 @@ async def _convert(
             raise Rejected("the self-check can't be read", str(error)) from error
         dropped += [_drop(blocks[number], "failed the self-check", why) for number, why in failed.items()]
         blocks = [block for number, block in enumerate(blocks) if number not in failed]
-    ends = await all_of([_finish(questions, problem, lines, block, rule) for block in blocks])
-    dropped += [end for end in ends if isinstance(end, Dropped)]
-    kept = [end for end in ends if isinstance(end, Threaded)]
+    results = await all_of([_finish(questions, problem, lines, block, rule) for block in blocks])
+    dropped += [result for result in results if isinstance(result, Dropped)]
+    kept = [result for result in results if isinstance(result, Threaded)]
     if not kept:
         raise Rejected("no independent parts were found" if not groups else "no block was kept")
     text = parallel_text(parts, lines, kept)
@@ -228,7 +233,7 @@ def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str
                 f"a destination brings in a line break or another control character: {destination[:100]!r};"
                 " are backslashes doubled?"
             )
-        # Overlapping ones count, too.
+        # Not `str.count`, which skips a source that overlaps the one before it.
         count = sum(text.startswith(source, start) for start in range(len(text)))
         if count != 1:
             raise Unreadable(f"a source occurs {count} times in the part and not once: {source[:100]!r}")
@@ -248,7 +253,7 @@ async def _outlines(questions: Questions, problem: str, known: str, threads: Seq
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
-    asked = prompts.OUTLINES.format(count=len(threads), problem=problem, known=known, parts=parts)
+    question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=known, parts=parts)
 
     def read(answer: str) -> list[str]:
         items = json_list(answer)
@@ -259,10 +264,19 @@ async def _outlines(questions: Questions, problem: str, known: str, threads: Seq
             for number, (item, text) in enumerate(zip(items, threads), start=1)
         ]
 
-    return (await questions.ask("outlines", [("user", asked)], read))[0]
+    outlines, _ = await questions.ask("outlines", [("user", question)], read)
+    return outlines
 
 
 def _checked_outline(item: object, where: str, known: str, thread: str, count: int) -> str:
+    """Returns an outline of the model's answer. Raises Unreadable if it isn't one, or gives away a result.
+
+    Args:
+        where: The outline's name in the message.
+        known: The text that is known before the threads.
+        thread: The text of the outline's thread.
+        count: The number of threads.
+    """
     if not isinstance(item, str) or not item.strip():
         raise Unreadable(f"{where} isn't a text")
     text = item.strip()
@@ -289,9 +303,9 @@ def count_sentences(text: str) -> int:
 def results_in(outline: str, known: str, thread: str, count: int) -> list[str]:
     """Returns the numbers in an outline that its thread computes: they occur in the thread and not before it.
     Numbers up to `count` are ignored, since they may count the threads."""
-    before = set(_NUMBER.findall(known)) | set(map(str, range(count + 1)))
-    found = set(_NUMBER.findall(thread))
-    return [number for number in dict.fromkeys(_NUMBER.findall(outline)) if number in found - before]
+    numbers_before = set(_NUMBER.findall(known)) | set(map(str, range(count + 1)))
+    computed = set(_NUMBER.findall(thread)) - numbers_before
+    return [number for number in dict.fromkeys(_NUMBER.findall(outline)) if number in computed]
 
 
 # The text of a solution with threads, with the same white space as in rollouts

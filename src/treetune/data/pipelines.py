@@ -115,18 +115,21 @@ class MakeThreads(DataPipeline):
             check_extra(f"extra_for.{step}", extra)
 
     def identity(self) -> dict[str, Any]:
-        """The settings that decide what becomes of a solution."""
-        own = dataclasses.asdict(self)
-        endpoint = {key: value for key, value in own.pop("endpoint").items() if key not in _CHANGES_NO_ANSWER}
+        """Returns the settings on which the result for a solution depends. If they change, it is converted
+        again."""
+        settings = dataclasses.asdict(self)
+        endpoint = {
+            key: value for key, value in settings.pop("endpoint").items() if key not in _CHANGES_NO_ANSWER
+        }
         for name in ("prices", "budget", "output_field"):
-            del own[name]
-        return {"version": _VERSION, "endpoint": endpoint, **own}
+            del settings[name]
+        return {"version": _VERSION, "endpoint": endpoint, **settings}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifficultySampling:
-    """The sampling of answers: `samples` of at most `max_tokens` to each row. As Guru's estimates are, unless
-    said otherwise."""
+    """The sampling of answers: `samples` of at most `max_tokens` to each row. The defaults are those of
+    Guru's estimates."""
 
     samples: Annotated[int, Gt(0)] = 16
     """Answers to each row."""
@@ -161,10 +164,10 @@ class EstimateDifficulty(DataPipeline):
     says, and writes down how many are right: rates.parquet, the rows with their rate in a column called
     `column`, a histogram, a summary.
 
-    The rows are cut into `shards`, each a job that `jobs` starts, watches and starts again. An answer's seed
-    comes from `seed`, the row's content and the answer's number: how the work was cut, who died on the way
-    and in which order answers came changes nothing. What was answered is written down at once and asked for
-    no more.
+    The rows are cut into `shards`, each a job that `jobs` starts, watches and restarts. An answer's seed
+    comes from `seed`, the row's content and the answer's number, so that neither the number of shards, nor
+    jobs that died, nor the order of answers changes a result. Each answer is stored at once, and is not asked
+    for again.
     """
 
     task: Task
@@ -308,8 +311,8 @@ class PrepareData(DataPipeline):
         yield from (("prompt", text) for text in turns)
 
     def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
-        """Returns the rows that are made from a row of the source: several if `expand` returns several. For a
-        row that a filter drops, the list has the filter's name.
+        """Returns the rows that are made from a row of the source: several if `expand` returns several. In
+        place of a row that is dropped, the list has the filter's name, or ``expand``.
 
         Raises MissingField if a field is missing, and ValueError for a row that can't be read.
         """
@@ -323,6 +326,8 @@ class PrepareData(DataPipeline):
         return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 
     def _row(self, fields: Mapping[str, Any]) -> Row | str:
+        """Returns the row that the templates make from these fields, or the name of the filter that drops
+        it."""
         for row_filter in self.filters:
             if not value_of(row_filter.where, fields):
                 return row_filter.name

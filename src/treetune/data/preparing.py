@@ -71,8 +71,8 @@ class RowRead(NamedTuple):
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
     """Makes rows of a data set, and applies the rules to them. Returns the exit code.
 
-    A `source` takes the place of the configuration's. `config` is the evaluated configuration, which is kept
-    in the output. Raises ValueError for a wrong input.
+    A `source` takes the place of the configuration's, and all of its rows are of the train split. `config` is
+    the evaluated configuration, which is kept in the output. Raises ValueError for a wrong input.
     """
     data_source = pipeline.source if source is None else InFiles(train=str(source))
     splits = order_splits(pipeline.splits if source is None else ("train",))
@@ -101,6 +101,7 @@ def filter_rows(pipeline: FilterData, source: Path, output: Path, config: dict[s
 
     def read() -> Iterator[RowRead]:
         for place, row in read_domain_rows(source):
+            # `prepare_data` writes the split into each row.
             yield RowRead(place, str(row[EXTRA_INFO].get("split", "train")), row)
 
     def into_one_file(rows: Rows) -> dict[int, str]:
@@ -122,10 +123,10 @@ def _carry_out(
     """Makes a folder of rows, and returns the exit code.
 
     Args:
-        identity: a hash of all that `read` depends on; the same hash, the same rows.
-        reasons: the `LeftOut.rule` that may occur, in the order of the summary.
-        divide: returns for the numbers of rows that the rules leave the names of their files; rows without
-            one are left out.
+        identity: A hash of all that `read` depends on. If it is the same, the rows are the same.
+        reasons: The `LeftOut.rule` that may occur, in the order of the summary.
+        divide: Is called with the rows that the rules leave. Returns the name of each row's file, by the
+            row's number. Rows without a name are left out.
     """
     with locked_folder(output, "prepare_data" if isinstance(pipeline, PrepareData) else "filter_data"):
         console = Console(output / "logs" / "run.log", visible=True)
@@ -175,6 +176,7 @@ class _Stages:
         self._id = identity
         record = self._read_record("read.json")
         if record is None:
+            # Deleted first, so that no old record stays next to new rows if this command is killed.
             (self._folder / "read.json").unlink(missing_ok=True)
             kept = 0
             left_out: list[tuple[str, str, str]] = []
@@ -247,7 +249,7 @@ class _Stages:
         with whole_file(path) as file:
             for stage in self.stages:
                 for number_or_place, why in stage.dropped.items():
-                    if number_or_place.isdigit():
+                    if number_or_place.isdigit():  # a rule dropped the row; else it was left out when read
                         rule_and_why[int(number_or_place)] = stage.rule, why
                     else:
                         line = {"place": number_or_place, "rule": stage.rule, "why": why}
@@ -356,6 +358,7 @@ def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, con
         console.say(line)
     for stage in stages.stages:
         for name, value in stage.details.items():
+            # The list of matching rows may be long, and is in the summary's file.
             if name != "matching_rows" and value not in ({}, 0, None):
                 shown = str(value)
                 if isinstance(value, Mapping):
@@ -403,7 +406,7 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
     The order in which rows are drawn comes from the seed and each row's content. So it doesn't depend on the
     other rows, nor on the order in which they are read.
     """
-    numbers_by_split: dict[str, list[int]] = {}
+    numbers_by_split: dict[str, list[int]] = {}  # in the order in which rows are drawn
     keys_and_numbers: dict[str, list[tuple[int, int]]] = {}
     for row in rows:
         key = derive_seed(pipeline.seed, row_key(row.row), "split")
@@ -413,7 +416,7 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
     for split in ("test", "validation"):
         count = pipeline.hold_out.get(split, 0)
         train = numbers_by_split.get("train", [])
-        if count >= len(train) > 0 or (count and not train):
+        if count and count >= len(train):
             raise ValueError(
                 f"hold_out asks for {count} rows for {split}, and there are {len(train)} to train on: hold"
                 " out fewer"

@@ -110,6 +110,7 @@ def score_responses(
     total = _lines(source)
     done, length = _written(output)
     ungraded: dict[int, dict[str, Any]] = {}
+    # Takes the rows that are in the output from `todo`, so that the others remain in it.
     for number, row in enumerate(done):
         input_row = _checked_same(output, row, next(todo, None), number, steps)
         if row["outcome"] == "unavailable":
@@ -126,7 +127,7 @@ def score_responses(
             count(row)
         counts["resumed"] = len(done) - len(ungraded)
         with output.open("r+b" if output.exists() else "w+b") as file:
-            file.truncate(length)
+            file.truncate(length)  # drops a torn last line
             file.seek(length)
             for number, (_, row) in enumerate(todo, start=len(done)):
                 waiting.append(_submit(task, pool, row, number))
@@ -183,7 +184,7 @@ def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
     if not isinstance(row.get("response"), str):
         raise ValueError("it has no text under 'response'")
     query = text_of_value(row["problem"])
-    prompt = task.prompted(query) if isinstance(task, JsonLines) else query
+    prompt = task.prompted(query) if isinstance(task, JsonLines) else query  # others have no such template
     data = {key: value for key, value in row.items() if key not in FIELDS}
     return Problem(
         f"row/{number}", prompt, text_of_value(row["gold"]), data, domain=str(row.get("domain", ""))
@@ -191,6 +192,7 @@ def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
 
 
 def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
+    """Waits for the grade of a row, and returns the row of the output."""
     row, task_of_row, grade = waiting.row, waiting.task_of_row, waiting.grade.result()
     result = {
         **row,

@@ -41,11 +41,13 @@ def check_value(expression: str, key: str) -> None:
     _read(functools.partial(_expression, expression), expression, key)
 
 
-def _read(read: Any, text: str, key: str) -> None:
+def _read(parse: Any, text: str, key: str) -> None:
+    """Calls `parse`, which parses the text, and raises ValueError with the configuration key if that
+    fails."""
     from jinja2 import TemplateError
 
     try:
-        read()
+        parse()
     except TemplateError as error:
         raise ValueError(
             f"{key} is {text!r}, which Jinja can't read ({error}): a field is written as {{{{ name }}}} in a"
@@ -54,12 +56,14 @@ def _read(read: Any, text: str, key: str) -> None:
 
 
 def _rendered(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
+    """Returns the result of `render`, the function of a parsed text, for these fields. Raises MissingField
+    for any error that the values of the fields cause."""
     from jinja2 import TemplateError
 
     try:
         return render(**fields)
     except MissingField:
-        raise
+        raise  # it is a ValueError, and its message says enough
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
         has = ", ".join(sorted(fields))
         raise MissingField(f"{text!r} can't be filled in: {error} (the row has {has})") from error

@@ -37,6 +37,8 @@ def ranges(text: str) -> list[list[Lines]]:
     for match in _MARKUP.finditer(text):
         tag, between = match[0].lower(), text[last_tag_end : match.start()]
         last_tag_end = match.end()
+        # A group begins outside of all elements, and a thread directly in a group.
+        may_open_here = opened == ([] if tag == "<parallel>" else ["parallel"])
         if tag.startswith("<none"):
             says_none = True
         elif tag.startswith("</"):
@@ -46,7 +48,7 @@ def ranges(text: str) -> list[list[Lines]]:
                 groups[-1].append(_parse_lines(between))
             elif between.strip():
                 raise Unreadable(f"a <parallel> contains {between.strip()[:60]!r} in addition to its threads")
-        elif opened != ([] if tag == "<parallel>" else ["parallel"]):
+        elif not may_open_here:
             raise Unreadable(
                 f"{tag} is {'inside of <' + opened[-1] + '>' if opened else 'outside of <parallel>'}"
             )
@@ -87,7 +89,7 @@ def json_list(text: str) -> list[Any]:
         items = json.loads(text[begin : end + 1])
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"the text between the first [ and the last ] is not JSON: {error}") from error
-    assert isinstance(items, list)
+    assert isinstance(items, list), "JSON that begins with a bracket is a list"
     return items
 
 

@@ -128,6 +128,7 @@ class AddressedServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
+        """Notes a failure of the server, which is then met again, or given up after too many failures."""
         with self._changed:
             if address.epoch != self._epoch:
                 return  # of a server process that has been replaced
@@ -162,10 +163,12 @@ class AddressedServer(Server):
                 raise ServerFailure(self._reason_away)
             self._is_loading = True
         try:
+            # Without a name, so that nothing is sampled for the run from a mixture of old and new weights.
             self._name_weights(address, "")
         except (ServerFailure, EngineError) as failure:
             self.failed(address, str(failure))
             raise
+        # The requests that load the weights must not ask for weights of a name.
         return replace(address, weights="")
 
     @override
@@ -174,7 +177,7 @@ class AddressedServer(Server):
         self._name_weights(address, self._weights_name)
         with self._changed:
             self._is_loading = False
-            if self._address is not None:
+            if self._address is not None:  # else the server was lost meanwhile, and is met again
                 self._address = self._make_address()
             self._changed.notify_all()
             return self._make_address()
@@ -182,12 +185,16 @@ class AddressedServer(Server):
     @override
     def use(self, weights: Path) -> None:
         with self._changed:
+            # On the first rank, `end_weights` has set them already. The other ranks learn of them here, and
+            # use the server again when it has them.
             if weights != self._weights:
                 self._weights = weights
                 self._set_away("it was not checked yet whether it has the newest weights")
 
     @override
     def start_anew(self, weights: Path, reason: str) -> None:
+        # The run can't restart this server's process. So the server's thread meets it again, and loads all
+        # weights whatever their name is.
         with self._changed:
             self._weights, self._is_loading, self._must_load = weights, False, True
             self._set_away(reason)
@@ -205,7 +212,7 @@ class AddressedServer(Server):
             self._check()
         except ServerFailure as failure:
             with self._changed:
-                if not self._is_loading:
+                if not self._is_loading:  # else the thread that loads weights notices the failure itself
                     self._set_away(str(failure))
 
     @property
@@ -228,6 +235,7 @@ class AddressedServer(Server):
                     return
                 is_present, is_loading = self._address is not None, self._is_loading
             try:
+                # While the main thread loads weights, it notices by itself whether the server fails.
                 if not is_loading and is_present:
                     self._check()
                 elif not is_loading:
@@ -261,7 +269,7 @@ class AddressedServer(Server):
         state = self._describe()
         with self._changed:
             if self._is_loading or self._address is None:
-                return
+                return  # since the server was asked, so that its answer is outdated
             if state.process != self._process:
                 raise ServerFailure("it was restarted")
             if state.weights != self._weights_name:
@@ -275,14 +283,14 @@ class AddressedServer(Server):
         if self.loads_weights and (self._must_load or state.weights != weights_name):
             with self._weights_lock:
                 if self._is_loading:
-                    return
+                    return  # the main thread loads newer weights
                 self._load(self._weights)
                 self._must_load = False
         elif state.weights != weights_name:
             raise ServerFailure("the first rank has not loaded the newest weights into it yet")
         with self._changed:
             if self._is_loading or self._closed or weights_name != self._weights_name:
-                return
+                return  # the run has newer weights by now: the next meeting compares with their name
             if state.process != self._process:
                 self._process = state.process
                 self._epoch += 1
@@ -300,11 +308,12 @@ class AddressedServer(Server):
                 f"it could not load the weights in {weights}, a path that its machine must see: {failure}"
             ) from failure
         drop_cache(self._client, address, self._settings.sync_timeout)
+        # Last, so that a server with a part of the weights, or with old prefixes, never has their name.
         self._name_weights(address, self._weights_name_of(weights))
 
     def _set_away(self, reason: str) -> None:
         """Records that the server is away. The caller holds `_changed`."""
-        if self._address is not None:
+        if self._address is not None:  # else it has been away for longer
             self._away_since = time.monotonic()
         self._reason_away, self._address = reason, None
         self._changed.notify_all()

@@ -68,7 +68,7 @@ class Canary:
         since any text serves for the comparison."""
         requests = []
         for prompt in self.prompts:
-            fitting = prompt[-(context_length - 1) :]
+            fitting = prompt[-(context_length - 1) :]  # leaves room for one token
             tokens = min(self.max_tokens, context_length - len(fitting))
             sampling = SamplingParams(max_tokens=tokens, temperature=self.temperature)
             requests.append(Request(fitting, self.seed, 1, sampling))
@@ -194,8 +194,7 @@ class Engine:
     def wait_settled(self) -> None:
         """Blocks until the engine has reserved its memory, if the trainer uses the same device. A server
         sizes its cache by the memory that is free when it starts, which the trainer must not change
-        meanwhile.
-        Raises EngineError as `wait_ready` does."""
+        meanwhile. Raises EngineError as `wait_ready` does."""
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -290,9 +289,8 @@ class Engine:
         the block is restarted only after it.
 
         Args:
-            keep_weights: Whether the weights are needed after the block. False drops them, if others are
-            loaded
-                before the next sample.
+            keep_weights: Whether the weights are needed after the block. With False they are dropped, and
+                others must be loaded before the next sample.
         """
         return nullcontext()
 

@@ -49,7 +49,7 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
     for probe in probes:
         for engine, trainer in zip(probe.engine_logprobs, probe.trainer_logprobs, strict=True):
             gaps.append(abs(engine - trainer))
-    if not gaps:
+    if not gaps:  # nothing was sampled here, since another rank checks this server
         return Gap(0.0, 0.0)
     if not all(map(math.isfinite, gaps)):
         return Gap(math.inf, math.inf, "some log-probs of the engine or the trainer are NaN or infinite")
@@ -60,7 +60,8 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
             f"the engine's log-probs differ from the trainer's by up to {largest:.3g}, more than the"
             f" {tolerance.largest:.3g} that engines.policy.canary_tolerance allows"
         )
-    elif _is_positive([gap - tolerance.mean for gap in gaps]):  # significantly above, for so few tokens
+    # Not `mean > tolerance.mean`: the mean of so few tokens may exceed the bound by chance.
+    elif _is_positive([gap - tolerance.mean for gap in gaps]):
         problem = (
             f"the engine's log-probs differ from the trainer's by {mean:.3g} in the mean (and by up to"
             f" {largest:.3g}), more than the engines.policy.canary_tolerance of {tolerance.mean:.3g}"
@@ -76,23 +77,24 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
 def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
     """Returns whether the engine certainly still has the previous weights.
 
-    The same prompts and seeds give the same tokens until the policies part, and up to there both have
-    log-probs of the same tokens. Two differences must be significantly positive over these:
+    Old and new weights sample the same tokens for the same prompts and seeds, until one token differs. Up to
+    there, both have log-probs of the same tokens. Two differences must be significantly positive over these
+    tokens:
 
-    * \\|engine - trainer\\| less \\|engine - trainer before\\|: the old weights explain it better. Where the
-      weights hardly moved both are rounding, and alike.
-    * \\|trainer - trainer before\\| less \\|engine - engine before\\|: the engine stayed where it was. A bias
-      that the engine has against the trainer at all times, which could make the first one positive, is not
-      in it.
+    * ``abs(engine - trainer) - abs(engine - trainer_before)``: the old weights explain the engine's log-probs
+      better than the new ones. If the weights hardly changed, it is about 0.
+    * ``abs(trainer - trainer_before) - abs(engine - engine_before)``: the trainer's log-probs changed more
+      than the engine's. A constant difference between engine and trainer, which could make the first
+      difference positive, cancels out here.
     """
     # For each common token, the two differences of the docstring.
     nearer_to_old, stayed = [], []
-    for now, then in zip(probes, before, strict=False):
+    for now, then in zip(probes, before, strict=False):  # `before` is empty at first
         if now.prompt_ids.tolist() != then.prompt_ids.tolist():
-            continue
+            continue  # the caller has chosen other prompts for this canary
         both = zip(now.token_ids.tolist(), then.token_ids.tolist(), strict=False)
-        same_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
-        for token in range(same_tokens):
+        n_common_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        for token in range(n_common_tokens):
             engine, trainer = now.engine_logprobs[token], now.trainer_logprobs[token]
             engine_before, trainer_before = then.engine_logprobs[token], then.trainer_logprobs[token]
             nearer_to_old.append(abs(engine - trainer) - abs(engine - trainer_before))
@@ -106,4 +108,5 @@ def _is_positive(values: Sequence[float]) -> bool:
     count = len(values)
     mean = sum(values) / count
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, count - 1))
+    # `mean > 0` matters if all values are 0, with a deviation of 0.
     return mean > 0 and mean >= SIGNIFICANT * deviation / math.sqrt(count)

@@ -104,7 +104,7 @@ def payload(
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "logprobs": 0 if part.request.reads_logprobs else None,
+            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: of the sampled token alone
             "stop_token_ids": [*end_ids, *sampling.stop_ids],
             "stop": list(sampling.stop),
         },
@@ -142,6 +142,7 @@ def completions_of(
     completions = []
     for sample in samples:
         ids, logprobs, reason = sample["token_ids"], sample["logprobs"] or (), sample["finish_reason"]
+        # With any other reason, such as "abort", the sample ended before it was complete.
         if reason not in ("stop", "length") or not ids or (needs_logprobs and len(ids) != len(logprobs)):
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
@@ -192,6 +193,9 @@ class Client:
     ) -> dict[str, Any]:
         """Posts one request, and waits for the answer.
 
+        Args:
+            answers: ``text`` for a route that answers with a text that isn't JSON.
+
         Returns:
             The JSON object of the answer; an answer of another type under the key ``answer``.
 
@@ -199,6 +203,7 @@ class Client:
             ServerFailure: The server failed, or didn't answer within `timeout` seconds.
             EngineError: The server refused the request.
         """
+        # The request's own limit should end it first, since that error names the path.
         return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:
@@ -210,7 +215,7 @@ class Client:
                 self.run(self._session.close(), 5.0)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self.thread.join(timeout=5.0)
-        if not self.thread.is_alive():
+        if not self.thread.is_alive():  # a loop that runs can't be closed
             self.loop.close()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
@@ -222,7 +227,7 @@ class Client:
         except TimeoutError as error:
             raise ServerFailure(f"no answer in {timeout:.0f} s") from error
         finally:
-            future.cancel()
+            future.cancel()  # has no effect on a future that is done
 
     async def sample(
         self, address: Address, part: RequestPart, version: int, timeout: float
@@ -259,7 +264,8 @@ class Client:
         if timeout <= 0:  # aiohttp would wait without a limit
             raise ServerFailure(f"{path}: no time is left for a request")
         if self._session is None:
-            # The caller limits the number of requests in flight.
+            # Without a limit, since the caller limits the requests in flight. `ssl=True` verifies servers
+            # with the system's certificates.
             connector = aiohttp.TCPConnector(
                 limit=0, keepalive_timeout=KEEP_ALIVE_S, ssl=self.certificates or True
             )
@@ -273,6 +279,7 @@ class Client:
                 text = await response.read()
                 return response.status, text
         except TimeoutError as error:
+            # Not a TemporaryFailure, after which a client may try again: no time is left for that.
             raise ServerFailure(f"{path}: no answer in {timeout:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise TemporaryFailure(f"{path}: {type(error).__name__}: {error}") from error
@@ -286,7 +293,7 @@ class Client:
         beginning = text[:500].decode(errors="replace")
         if status != 200:
             self.raise_for_status(path, status, beginning)
-        if not text:
+        if not text:  # some of vLLM's routes answer with nothing
             return {}
         if answers == "text":
             return {"answer": beginning}

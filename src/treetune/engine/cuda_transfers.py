@@ -46,8 +46,10 @@ def own_address(url: str) -> str:
     """Returns the address by which the machine at `url` reaches this one."""
     host = urlsplit(url).hostname
     family, kind, _, _, remote = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    # Connecting a UDP socket sends nothing, whatever the port. It only chooses the network interface, whose
+    # address the socket then has.
     with socket.socket(family, kind) as probe:
-        probe.connect(remote)  # nothing is sent
+        probe.connect(remote)
         return probe.getsockname()[0]
 
 
@@ -71,12 +73,15 @@ class CudaIpc(ByRoutes):
     def send(self, address: Address, chunk: Chunk) -> None:
         import torch
 
-        weights = [weight.contiguous().view(-1).view(torch.uint8) for weight in chunk.tensors.values()]
-        sizes = [weight.numel() for weight in weights]
+        bytes_of_weights = [
+            weight.contiguous().view(-1).view(torch.uint8) for weight in chunk.tensors.values()
+        ]
+        sizes = [weight.numel() for weight in bytes_of_weights]
         # A new thread uses the first GPU, and the trainer's may be another one.
-        with torch.cuda.device(weights[0].device):
-            buffer = self._buffer_of(sum(sizes), weights[0].device)
-            torch.cat(weights, out=buffer[: sum(sizes)])
+        with torch.cuda.device(bytes_of_weights[0].device):
+            buffer = self._buffer_of(sum(sizes), bytes_of_weights[0].device)
+            torch.cat(bytes_of_weights, out=buffer[: sum(sizes)])
+            # The server's process reads the buffer, so the copy must be complete before it is asked to.
             torch.cuda.current_stream().synchronize()
             info = weight_headers(chunk.tensors) | {
                 "tensor_sizes": sizes,
@@ -95,7 +100,7 @@ class CudaIpc(ByRoutes):
             import torch
 
             self._buffer = None
-            torch.cuda.ipc_collect()
+            torch.cuda.ipc_collect()  # frees memory that servers had mapped
 
     def _buffer_of(self, size: int, device: Any) -> Tensor:
         """Returns a buffer of at least `size` bytes. Its handle is in `_handle`."""
@@ -104,6 +109,8 @@ class CudaIpc(ByRoutes):
 
         if self._buffer is None or self._buffer.numel() < size:
             self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
+            # The arguments with which another process opens the same memory. vLLM's worker finds them by the
+            # UUID of its GPU.
             _, arguments = reduce_tensor(self._buffer)
             gpu = str(torch.cuda.get_device_properties(device).uuid)
             self._handle = base64.b64encode(pickle.dumps({gpu: arguments})).decode()
@@ -125,6 +132,8 @@ class Nccl(ByRoutes):
     @override
     def meet(self, address: Address) -> None:
         self.close()
+        # The process group consists of this rank, with the number 0, and the workers, with the numbers from
+        # 1 on.
         rendezvous = {
             "master_address": own_address(address.url),
             "master_port": free_port(),
@@ -153,7 +162,7 @@ class Nccl(ByRoutes):
                     iterator=iter(chunk.tensors.items()),
                     group=self._group,
                     src=0,
-                    post_iter_func=lambda item: item[1],
+                    post_iter_func=lambda item: item[1],  # the tensor of a pair (name, tensor)
                     buffer_size_bytes=BUFFER_BYTES,
                     num_buffers=BUFFERS,
                 )
@@ -166,7 +175,7 @@ class Nccl(ByRoutes):
         if self._group is not None:
             self._group.destroy()
             self._group = None
-        self._met = None
+        self._met = None  # the next update makes a new group with the server
 
     def _post_while_working(
         self, work: Callable[[], None], address: Address, path: str, body: dict[str, Any]

@@ -175,6 +175,7 @@ class VllmEngine(Engine):
         self._prefixes: Prefixes | None = None
         self._forget_prefixes()
         self._recent: list[tuple[float, int]] = []
+        """The times at which completions arrived lately, and the tokens of each."""
         atexit.register(self.close)
 
     @property
@@ -189,6 +190,7 @@ class VllmEngine(Engine):
         if len(self._recent) < 2:
             return 0.0
         seconds = self._recent[-1][0] - self._recent[0][0]
+        # The first entry's tokens were sampled before these seconds.
         return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
 
     @property
@@ -212,6 +214,8 @@ class VllmEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Distributes the requests over the servers, and sends those of a lost server to others; see
+        `Engine.generate`."""
         results: list[list[Completion]] = []
         unfinished = _UnfinishedRequests()
 
@@ -235,6 +239,7 @@ class VllmEngine(Engine):
         addresses: dict[int, Address] = {}  # of the servers that take requests
         servers_with_answers: set[int] = set()  # since they were last lost
         self._recent = [(time.monotonic(), 0)]
+        # A server that is away may come back within `start_timeout` from now on.
         for replica in self._targets:
             replica.server.wait_anew()
         settings = self._settings
@@ -325,6 +330,7 @@ class VllmEngine(Engine):
         canary: Canary | None = None,
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
+        """Makes attempts (see `Engine.load`) until the servers of all ranks have the weights."""
         started = time.monotonic()
         restarts = self.restarts
         # All ranks have stopped sampling when this returns. A request in flight would mix old and new
@@ -458,8 +464,9 @@ class VllmEngine(Engine):
 
     def _forget_prefixes(self) -> None:
         """Forgets which prefixes the servers have cached, since they have dropped their caches."""
-        is_cached = len(self._sampled) > 1 and self._settings.caches_prefixes(self._device)
-        self._prefixes = Prefixes() if is_cached else None
+        # With a single server, requests needn't be sent to the one that has their prefix.
+        needs_index = len(self._sampled) > 1 and self._settings.caches_prefixes(self._device)
+        self._prefixes = Prefixes() if needs_index else None
 
     # Memory
 
@@ -469,13 +476,14 @@ class VllmEngine(Engine):
         if not self._settings.sleep:
             yield
             return
-        self._ranks.gather(None)
+        self._ranks.gather(None)  # every rank has stopped sampling
         loading = [replica for replica in self._replicas if replica.server.loads_weights]
+        # vLLM's level 1 keeps the weights in the host's memory, and level 2 drops them.
         self._each(loading, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
         # A server that dies while the trainer has its memory must not be started before the block ends.
         for replica in self._replicas:
             replica.server.hold(True)
-        self._ranks.gather(None)
+        self._ranks.gather(None)  # every server sleeps, also those that other ranks have put to sleep
         try:
             yield
         finally:
@@ -508,7 +516,10 @@ class _UnfinishedRequests:
         if sum(map(len, parts_of_request.values())) < part.request.n:
             return None
         del self._parts[part.index]
-        return [completion for first in sorted(parts_of_request) for completion in parts_of_request[first]]
+        completions_in_order: list[Completion] = []
+        for first in sorted(parts_of_request):
+            completions_in_order += parts_of_request[first]
+        return completions_in_order
 
 
 @dataclass
@@ -591,10 +602,10 @@ class Replica:
             return self.server.now()
 
     def _wake(self, tag: str) -> None:
-        """Wakes a part of a sleeping server: ``weights``, or last ``kv_cache``."""
+        """Wakes a part of a sleeping server: ``weights``, or ``kv_cache``, which comes last."""
         if self._asleep_epoch is not None:
             address = self.server.ready()
-            if address.epoch == self._asleep_epoch:  # a new server never slept
+            if address.epoch == self._asleep_epoch:  # else it was restarted meanwhile, and is awake
                 try:
                     self._client.post(address, f"/wake_up?tags={tag}", timeout=self._timeout)
                 except ServerFailure as failure:
@@ -610,6 +621,7 @@ class Replica:
                 self._wake("weights")
                 address = self.server.begin_weights(self.server.ready())
                 if not by_transfer:
+                    # The server may still wait for the rest of a transfer that failed.
                     self.transfer.give_up(address)
                 return Delivery(transfer, address)
         except (EngineError, ServerFailure) as failure:
@@ -627,10 +639,12 @@ class Replica:
         try:
             before = time.monotonic()
             with self._lock:
+                # A server that was just started on the weights is awake, and has cached nothing.
                 if delivery is not None:
                     self._wake("kv_cache")
                 address = self.server.ready()
                 if delivery is not None:
+                    # Without the weights' name, which the server has only after `end_weights`.
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
                     self._emptied_epoch = None

@@ -85,7 +85,7 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
             " but NCCL_SOCKET_IFNAME is this machine's loopback: set it to the network interface that reaches"
             " the other machines"
         )
-    run = launch.ranks.gather(secrets.token_hex(8))[0]
+    run = launch.ranks.gather(secrets.token_hex(8))[0]  # all ranks take the first rank's name of the run
     is_first = launch.ranks.rank == 0
     return [
         GivenServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)
@@ -101,7 +101,7 @@ class GivenServer(AddressedServer):
 
     def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads_weights: bool) -> None:
         weights = launch.run.weights
-        # Before the thread starts, which compares them.
+        # Set first: the constructor of the base class starts the thread, which reads them.
         self._expected = shared_settings(launch, weights)
         super().__init__(url, key, launch.settings, weights, run, Client(), loads_weights=loads_weights)
 
@@ -157,6 +157,7 @@ class GivenServer(AddressedServer):
         expected_model = expected.pop("model")
         differences = []
         for name, value in expected.items():
+            # A server with a longer context samples the same.
             is_longer_context = name == "context_length" and started.get(name, 0) > value
             if started.get(name) != value and not is_longer_context:
                 differences.append(f"{name} {started.get(name)}, and the run's is {value}")

@@ -13,8 +13,7 @@ when
 * the parent is gone, or writes to the guard's standard input or closes it;
 * the command has ended;
 * the engine core is gone: the server itself would continue, and requests other than for samples would never
-be
-  answered.
+  be answered.
 
 If the guard itself is killed, the command gets SIGTERM. The guard uses only the standard library, so that it
 stays small while the server runs.
@@ -48,10 +47,14 @@ POLL_S = 0.5
 
 
 def main(arguments: list[str]) -> int:
+    """Runs the command until one of the reasons in the head of this file, and ends everything below it.
+    Returns the command's exit code."""
     parent, scratch, command = int(arguments[0]), arguments[1], arguments[2:]
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    # Each signal writes a byte into this pipe, so that `select` below returns at once. Only signals with a
+    # handler do, so that SIGCHLD has one that does nothing.
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -61,13 +64,14 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda signum, frame: asked_by_signal.append(signum))
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     server = _spawn(libc, command)
-    status: int | None = None
+    status: int | None = None  # the server's wait status, once it has ended
     grace = GRACE_S
     engine: int | None = None
     engine_gone_at: float | None = None
     while True:
         status = _reap(server, status)
-        if status is not None or asked_by_signal or os.getppid() != parent:
+        is_parent_gone = os.getppid() != parent
+        if status is not None or asked_by_signal or is_parent_gone:
             break
         if engine is None:
             engine = _engine_process()
@@ -79,32 +83,37 @@ def main(arguments: list[str]) -> int:
             break
         readable, _, _ = select.select([0, wake_read], [], [], POLL_S)
         if wake_read in readable:
-            os.read(wake_read, 4096)
-        if 0 in readable:
+            os.read(wake_read, 4096)  # empties the pipe
+        if 0 in readable:  # the parent has written, or has closed its end
             if os.read(0, 1) == END_NOW:
                 grace = 0.0
             break
     status = _end_tree(server, status, grace)
     shutil.rmtree(scratch, ignore_errors=True)
+    # The exit code is negative if a signal ended the server, and a process's own can't be.
     return 0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
 
 
 def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
+    """Starts the command as a child, which gets SIGTERM if this process dies. Returns its process ID."""
     guard = os.getpid()
     pid = os.fork()
     if pid:
         return pid
+    # The child
     try:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         # SIGTERM, not SIGKILL: a server that is killed leaves its own children behind.
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        # If the guard died before that call, no signal comes any more, so nothing is started.
         if os.getppid() == guard:
+            # The guard's standard input is for the guard alone.
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.execvp(command[0], command)
     finally:
-        os._exit(127)
+        os._exit(127)  # only reached if the command could not be started
 
 
 def _reap(server: int, status: int | None) -> int | None:
@@ -120,7 +129,9 @@ def _reap(server: int, status: int | None) -> int | None:
 
 
 def _end_tree(server: int, status: int | None, grace: float) -> int | None:
-    """Ends everything below this process: the server politely, then all of it, again until gone."""
+    """Ends all processes below this one, and returns when they are gone: the server with `grace` seconds for
+    a clean end, then its children with SIGTERM, then those that are left with SIGKILL. With a `grace` of 0,
+    the first two steps are left out."""
 
     def wait(seconds: float, finished: Callable[[], bool]) -> None:
         nonlocal status
@@ -138,11 +149,12 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
         if status is None:
             _signal(server, signal.SIGTERM)
             wait(grace, lambda: status is not None)
-        # It ended its own children, or never will.
+        # The server has had its time to end its children. Those that are left are asked here.
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGTERM)
         wait(ORPHAN_GRACE_S, none_left)
-    # A resource tracker deletes shared memory that its killed owner left, and ends by itself then.
+    # A resource tracker of Python's multiprocessing deletes shared memory that its killed owner left, and
+    # then ends by itself. So it is killed only after some time.
     for pid in descendants(os.getpid()):
         if b"resource_tracker" not in _command_line(pid):
             _signal(pid, signal.SIGKILL)
@@ -166,8 +178,11 @@ def _engine_process() -> int | None:
 
 
 def _is_alive(pid: int) -> bool:
+    """Returns whether a process exists and has not ended. One that has ended stays in /proc, in the state Z
+    or X, until its parent collects it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
+            # The state comes after the name in brackets, which may contain spaces and brackets itself.
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
@@ -177,7 +192,7 @@ def _command_line(pid: int) -> bytes:
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return file.read()
-    except OSError:
+    except OSError:  # the process has ended
         return b""
 
 
@@ -191,8 +206,8 @@ def descendants(root: int) -> list[int]:
             with open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
         except OSError:
-            continue
-        if state not in (b"Z", b"X"):
+            continue  # it has ended since the folder was listed
+        if state not in (b"Z", b"X"):  # those have ended (`_is_alive`)
             children.setdefault(int(parent), []).append(int(name))
     pids, frontier = [], [root]
     while frontier:

@@ -40,7 +40,7 @@ class HeldModelEngine(InProcessEngine):
                 " with its weights"
             )
         self._held_model, self._codec = model, codec
-        with _evaluating(model):
+        with _evaluating(model):  # the base class compares its own log-probs with the model's
             super().__init__(InProcessSettings(), launch)
 
     @override

@@ -82,6 +82,8 @@ class InProcessEngine(Engine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        """Samples all requests in the rows of one batch, as drawn in the head of this file; see
+        `Engine.generate`."""
         started, tokens_before = time.monotonic(), self.tokens
         results: list[list[Completion | None]] = []
         waiting = _WaitingSamples()
@@ -89,6 +91,7 @@ class InProcessEngine(Engine):
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
+            """Gives requests their indices, and puts samples before waiting ones of the same priority."""
             new_samples: dict[int, list[_Sample]] = {}  # by priority
             for request in new:
                 if isinstance(request, Later):
@@ -102,6 +105,7 @@ class InProcessEngine(Engine):
                     results.append([None])
                     continue
                 for number in range(request.n):
+                    # Drawn at once from the sample's own seed, so that a sample depends on no other one.
                     generator = np.random.default_rng(request.seed + number)
                     uniforms = generator.random(request.sampling.max_tokens)
                     sample = _Sample(index, number, request, uniforms)
@@ -122,6 +126,7 @@ class InProcessEngine(Engine):
                 if on_result is not None:
                     add_requests(on_result(index, [completion]) or ())
             if laters and not batch.samples and not waiting and not waiting_scores:
+                # There is nothing to compute until one of them is ready.
                 wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
@@ -177,7 +182,7 @@ class InProcessEngine(Engine):
         from transformers import AutoModelForCausalLM
 
         self._folder = folder
-        self._tokenizer: Any = None
+        self._tokenizer: Any = None  # loaded when a stop string is looked for
         self._model = (
             AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, trust_remote_code=self._trust_remote_code
@@ -185,6 +190,7 @@ class InProcessEngine(Engine):
             .eval()
             .to(self._device)
         )
+        # The engine's masks show a token all tokens before it, so the attention has to apply the window.
         if longest_window(self._model) is not None:
             attach_windowed_attention(self._model)
 
@@ -227,6 +233,7 @@ class InProcessEngine(Engine):
             by_length.setdefault(_padded(len(request.all_ids)), []).append((index, request))
         for length, requests_of_length in sorted(by_length.items()):
             fitting_rows = MOST_LOGITS // (length * self._model.get_input_embeddings().num_embeddings)
+            # Batches of fewer rows than `FEWEST_ROWS` are filled up to that many.
             rows_at_once = min(max(fitting_rows, FEWEST_ROWS), PREFILL_ROWS)
             for first in range(0, len(requests_of_length), rows_at_once):
                 batch = requests_of_length[first : first + rows_at_once]
@@ -312,7 +319,7 @@ def longest_window(model: Any) -> int | None:
     """Returns the width in tokens of the model's sliding windows; None if no layer has one."""
     text = model.config.get_text_config()
     window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None)
+    kinds = getattr(text, "layer_types", None)  # of each layer; None: all layers have the window
     if not isinstance(window, int) or (kinds is not None and "sliding_attention" not in kinds):
         return None
     return window
@@ -353,6 +360,7 @@ def windowed_attention(
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if sliding_window is not None and attention_mask is not None:
+        # A token sees itself and all before it, so that their number gives the token's position.
         positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
         index_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         attention_mask = attention_mask & (index_K > positions_B1T1 - sliding_window)
@@ -380,8 +388,11 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
-    length = min(max(24, (longest_window(model) or 0) + 8), LONGEST_PROBE, context_length)
-    if length < 2 * PROBE_STEPS:
+    # At least 24 tokens, and some more than the window has, so that its end is compared, too.
+    longer_than_window = (longest_window(model) or 0) + 8
+    length = min(max(24, longer_than_window), LONGEST_PROBE, context_length)
+    # The shorter row needs a token of its prompt before the steps that are compared.
+    if length // 2 <= PROBE_STEPS:
         return
     gaps = []
     try:
@@ -403,14 +414,16 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             for batch_row, sample in batch.samples.items():
                 token_ids = rows[sample.index]
                 position = len(token_ids) - PROBE_STEPS + step
+                # The model's distribution of a token is computed at the position before it.
                 gaps.append(float((logprobs_BV[batch_row] - expected[sample][position - 1]).abs().max()))
                 sample.ids.append(token_ids[position])
+    # Models that expect another cache than this engine's fail in many ways.
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ValueError(
             f"the engine in_process doesn't support the cache of {name}"
             f" ({type(error).__name__}: {error}): {remedy}"
         ) from error
-    if not max(gaps) <= PROBE_LIMIT:
+    if not max(gaps) <= PROBE_LIMIT:  # also if it is NaN
         raise ValueError(
             f"the log-probs of the engine in_process differ from those of {name} by up to {max(gaps):.2g}."
             f" The model has layers that need more than a cache of keys and values: {remedy}"
@@ -434,7 +447,7 @@ class _Cache:
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all that its attention sees."""
-        if self.positions is None:
+        if self.positions is None:  # whole prompts are computed
             self.layers[layer] = keys, values
             return keys, values
         rows = range(len(self.positions))

@@ -104,6 +104,7 @@ class JournaledEngine(EngineWrapper):
 
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
+        """Runs a program by the engine, and adds its times to `calls`."""
         self._answers_end, self._continuations_begin = self.now(), None
         with closing(self._answers), closing(self._continuations):
             try:
@@ -111,8 +112,9 @@ class JournaledEngine(EngineWrapper):
             finally:
                 # A program that raised may leave futures here. They belong to its loop, which is gone.
                 self._in_flight.clear()
-        begin = self._answers_end if self._continuations_begin is None else self._continuations_begin
-        overlap = max(0.0, self._answers_end - begin)
+        overlap = 0.0
+        if self._continuations_begin is not None:
+            overlap = max(0.0, self._answers_end - self._continuations_begin)
         self.calls.append(CallTimes(self._answers_end, self.now(), overlap))
         return result
 
@@ -135,6 +137,7 @@ class JournaledEngine(EngineWrapper):
         return completions
 
     async def _sample_and_store(self, key: str, request: Request) -> None:
+        """Samples a request by the engine, and stores its completions in memory and in its journal."""
         # Set before the engine is awaited, so that a task with the same request finds it.
         is_answered = self._in_flight[key] = asyncio.get_running_loop().create_future()
         completions = await self.engine.sample(request)

@@ -59,7 +59,8 @@ class ServerDescription:
         self._description = json.loads(environment.get(DESCRIPTION, "{}"))
 
     def describe(self, query: str) -> bytes:
-        """Returns the answer of `ROUTE`."""
+        """Returns the answer of `ROUTE`. A query such as ``are=step-7`` first sets the weights' name."""
+        # An empty name, which matches no request for samples, is a name too.
         if (names := parse_qs(query, keep_blank_values=True).get("are")) is not None:
             self.weights = names[0]
         return json.dumps(
@@ -82,7 +83,7 @@ class KeyRequired:
         self._server = ServerDescription()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        if scope["type"] == "lifespan":
+        if scope["type"] == "lifespan":  # the start and the end of the server, which no client sends
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
@@ -104,6 +105,7 @@ class KeyRequired:
         refused = False
 
         async def send_unless_replaced(message: Mapping[str, Any]) -> None:
+            """Sends a message of the answer, or 409 in place of the first one and nothing after it."""
             nonlocal refused
             if message["type"] == "http.response.start" and (refusal := self._server.refusal(expected)):
                 refused = True

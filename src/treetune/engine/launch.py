@@ -121,6 +121,7 @@ class ServerLaunch:
         if self.run.trust_remote_code:
             command += ["--trust-remote-code"]
         command += self._model_arguments(weights)
+        # vLLM also seeds NumPy's generator, which takes 32 bits.
         command += ["--dtype", settings.resolved_dtype(device), "--seed", str(self.run.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
@@ -239,6 +240,8 @@ class ServerLaunch:
                 environment["VLLM_BATCH_INVARIANT"] = "1"
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+            # By default, each server would bind its threads to cores that it chooses without knowing of the
+            # others, so that all servers would share the same cores.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             if self._one_process_computes:
                 # Without it vLLM refuses the executor without workers. The engine core is a process of its
@@ -277,7 +280,7 @@ class ServerLaunch:
         settings, rank = self.settings, self.run.ranks.rank
         size, count = settings.tensor_parallel_size, settings.replicas_on(self.run.device)
         local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
-        start = (local_rank * count + self.replica) * size
+        start = (local_rank * count + self.replica) * size  # the GPUs of the servers before this one
         indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
         if len(indices) < size or (visible and max(indices) >= len(visible)):
             which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
@@ -292,7 +295,7 @@ class ServerLaunch:
 def with_time_for(settings: TimedSettings, weights: Path) -> TimedSettings:
     """Returns settings with longer timeouts of the start and of syncs, by the size of the weights."""
     adapter_config = weights / ADAPTER_CONFIG
-    if adapter_config.is_file():
+    if adapter_config.is_file():  # the server reads the model that the adapters belong to
         weights = Path(json.loads(adapter_config.read_text())["base_model_name_or_path"])
     size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
     reading_s = size / READ_PER_SECOND
@@ -333,16 +336,18 @@ class ServerProcess:
             file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
             file.flush()
             self.log_start = file.tell()
-            watcher = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
-            # A session of its own: Ctrl-C in the terminal is ours to handle, not the server's.
+            # Without the environment's settings of Python (-I) and installed packages (-S), which the guard
+            # doesn't need.
+            start_guard = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
             self._guard = subprocess.Popen(
-                [*watcher, *command],
+                [*start_guard, *command],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
                 env=launch.environment(folder) | {key.VARIABLE: self.key, **(variables or {})},
+                # So that Ctrl-C in the terminal reaches this process alone, which then ends the server.
                 start_new_session=True,
-                bufsize=0,
+                bufsize=0,  # so that the byte that ends the server is sent at once
             )
         self._scratch = folder
 
@@ -350,7 +355,8 @@ class ServerProcess:
         return Address(self.url, epoch, self.key)
 
     def pid(self) -> int | None:
-        """Returns the server's process ID; None once it has ended. It is the oldest child of the guard."""
+        """Returns the server's process ID; None once it has ended."""
+        # The guard starts the server first, and later adopts orphans of the server.
         try:
             return min(psutil.Process(self._guard.pid).children(), key=lambda child: child.create_time()).pid
         except (psutil.Error, ValueError):
@@ -368,8 +374,8 @@ class ServerProcess:
         """
         if self._guard.poll() is None:
             assert self._guard.stdin is not None
-            with contextlib.suppress(OSError):
-                self._guard.stdin.write(guard.END_NOW if at_once else b"q")
+            with contextlib.suppress(OSError):  # the guard has just ended
+                self._guard.stdin.write(guard.END_NOW if at_once else b"q")  # any other byte would do
             try:
                 self._guard.wait(END_S)
             except subprocess.TimeoutExpired:
@@ -475,7 +481,7 @@ def ending_error(log_text: str) -> str:
         if not _ERROR.match(lines[number]) or any(words in lines[number].lower() for words in _SAYS_NOTHING):
             continue
         error = lines[number]
-        # The text of a validation error follows in indented lines.
+        # The text of a validation error (pydantic) follows in indented lines, and ends with its type.
         for line in lines[number + 1 :]:
             if not line.startswith("  ") or line.lstrip().startswith("For further information"):
                 break

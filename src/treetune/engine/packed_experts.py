@@ -17,6 +17,8 @@ _set_kernel_up = UnquantizedFusedMoEMethod._setup_kernel
 
 
 def _set_kernel_up_and_pack(self: Any, layer: torch.nn.Module, w13: Any, w2: Any) -> None:
+    """Replaces vLLM's method `_setup_kernel`, which is called whenever weights of experts (`w13`, `w2`) have
+    come."""
     is_update = self.moe_kernel is not None
     _set_kernel_up(self, layer, w13, w2)
     on_cpu = layer.w13_weight.device.type == "cpu"

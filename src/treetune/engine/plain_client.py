@@ -239,7 +239,7 @@ class PlainClient(Client):
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "logprobs": 0 if part.request.reads_logprobs else None,
+            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: of the sampled token alone
             "stop_token_ids": [*self.end_ids, *sampling.stop_ids],
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,
@@ -403,13 +403,14 @@ class PlainClient(Client):
         Args:
             parameters: Further sampling parameters of vLLM.
         """
+        # The body of a request depends on the name and the route alone.
         facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
         # A salt that no other request has: the server's weights may have changed since the last probe.
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
-        body.get("sampling_params", body).update(parameters)
+        body.get("sampling_params", body).update(parameters)  # the completions route has them in the body
         return self.run(self.exchange("POST", address, PATHS[route], body, timeout), timeout + MARGIN_S)
 
     def _read_probe(self, address: Address, route: Route, status: int, text: bytes) -> dict[str, Any]:
@@ -417,7 +418,7 @@ class PlainClient(Client):
         path = PATHS[route]
         answer = self.read_answer(path, status, text)
         try:
-            samples = samples_of_answer(answer, route, expected_weights="")
+            samples = samples_of_answer(answer, route, expected_weights="")  # a probe may be of any weights
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
         are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)
@@ -500,8 +501,9 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         ServerFailure: The answer has another form than vLLM's.
         EngineError: The server returns no log-probs.
     """
-    holder = answer if route == "tokens" else answer["choices"][0]
-    entries = holder.get("prompt_logprobs")
+    # The completions route returns them with each sample, of which there is one.
+    object_with_scores = answer if route == "tokens" else answer["choices"][0]
+    entries = object_with_scores.get("prompt_logprobs")
     if entries is None:
         raise EngineError(
             "the server returned no log-probs of the tokens that it was asked to score, so it is an older"

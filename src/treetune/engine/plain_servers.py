@@ -115,9 +115,10 @@ class PlainServer(AddressedServer):
 
     @override
     def _introduce(self) -> ServerState:
+        """Asks the server for the facts about it, and refuses one that this run can't use."""
         facts_before = self._plain_client.facts.get(self._url)
         facts = self._plain_client.meet(self._unnamed_address, ANSWER_S)
-        if self.loads_weights and facts != facts_before:
+        if self.loads_weights and facts != facts_before:  # the first rank logs for all
             weights = "gets new weights as files" if facts.takes_weights else "keeps its weights"
             logger.info(
                 f"the server at {self._url} has the model {facts.root}, samples by {PATHS[facts.route]} and"
@@ -145,6 +146,7 @@ class PlainServer(AddressedServer):
                 f" had loaded weights into it: {HOW_TO_LOAD}"
             )
         difference = facts.differs_from(first_facts, self._tolerance)
+        # A server that takes weights gets the run's again, whichever it has now.
         if not facts.takes_weights and difference is not None:
             raise EngineError(
                 f"the server at {self._url} was away, and came back with other weights ({difference}), so"
@@ -208,6 +210,7 @@ class RouterOfServers(PlainServer):
 
     @override
     def _introduce(self) -> ServerState:
+        """Returns the router's state if it and all of its servers are present."""
         for server in self._servers:
             # The last check of its own thread may have been before the failure that made the router go away.
             server.check_now()

@@ -202,6 +202,7 @@ class Sampling:
             return None
         idlest = min(free, key=lambda server: (server.samples, server.number))
         if self._prefixes is not None:
+            # A server that has the beginning of the prompt in its cache, if it isn't much busier
             holder = self._prefixes.find(part.request.prompt_ids)
             for server in free:
                 if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
@@ -209,6 +210,7 @@ class Sampling:
         return idlest
 
     async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
+        """Sends a part to a server, and hands its samples, or the server's failure, to `next`."""
         try:
             completions = await self._client.sample(server.address, part, self._version, self._timeout)
         except ServerFailure as failure:
@@ -239,17 +241,18 @@ class Sampling:
         unfinished = list(server.tasks.items())
         server.tasks = {}
         for _, task in unfinished:
-            if task is not asyncio.current_task():
+            if task is not asyncio.current_task():  # the task that noticed the failure calls this method
                 task.cancel()
         self._results.put(Lost(number, server.address, reason))
         self._queue_parts([part for part, _ in unfinished])
 
     def _stop(self) -> None:
+        """Cancels all requests, and sends no further ones."""
         self._is_over = True
         self._waiting.clear()
         for server in self._servers.values():
             for task in server.tasks.values():
-                if task is not asyncio.current_task():
+                if task is not asyncio.current_task():  # a task that has failed calls this method
                     task.cancel()
 
 

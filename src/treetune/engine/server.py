@@ -199,17 +199,17 @@ class OwnServer(Server):
         with self._changed:
             self._weights = weights
             self._address, self._error = None, None
-            self._failed_epoch = (self._epoch, reason)
+            self._failed_epoch = (self._epoch, reason)  # the thread ends the present process, if it runs
             self._start_wanted = True
             self._changed.notify_all()
 
     @override
     def close(self) -> None:
         self.begin_to_close()
-        self._thread.join(END_S * 3)
+        self._thread.join(END_S * 3)  # more than `ServerProcess.end` takes, which may wait twice for `END_S`
         self._client.close()
         self._timeline.close()
-        self._publish()
+        self._publish()  # so that ranks that still wait for the server stop
 
     def _supervise(self) -> None:
         """Runs through the states in the head of this file, until the server is closed."""
@@ -230,6 +230,7 @@ class OwnServer(Server):
             try:
                 with self._changed:
                     self._epoch += 1
+                    # If `start_anew` was called meanwhile, this server has outdated weights, and is ended.
                     if not self._start_wanted:
                         self._address = process.address(self._epoch)
                     self._publish()
@@ -241,12 +242,12 @@ class OwnServer(Server):
                 process.end(at_once=True)
                 self._give_up(error)
                 continue
-            process.end(at_once=not self._closed)
+            process.end(at_once=not self._closed)  # only a server that works gets time for a clean end
             with self._changed:
                 self._address = None
                 if self._closed:
                     return
-                if self._start_wanted:
+                if self._start_wanted:  # by `start_anew`, so this isn't a failure that counts
                     continue
                 self._failures_in_a_row += 1
                 if self._failures_in_a_row > self._settings.max_restarts:
@@ -265,6 +266,7 @@ class OwnServer(Server):
         explains_itself = isinstance(error, EngineError | OSError)
         with self._changed:
             self._address = None
+            # If `start_anew` was called meanwhile, the error is of a start that isn't wanted any more.
             if not self._start_wanted:
                 context = f"{type(error).__name__} while the server was started or watched: "
                 self._error = str(error) if explains_itself else f"{context}{error}"
@@ -344,6 +346,7 @@ class OwnServer(Server):
 
     def _publish(self) -> None:
         """Writes the state of the server for the other ranks."""
+        # The run may have deleted the folder at its end.
         if self._address_file is None or not self._address_file.parent.is_dir():
             return
         address = self._address
@@ -354,7 +357,7 @@ class OwnServer(Server):
             "error": self._error or ("the engine was closed" if self._closed else None),
             "restarts": self.restarts,
         }
-        write_json(self._address_file, state, durable=False, private=True)
+        write_json(self._address_file, state, durable=False, private=True)  # since it contains the key
 
 
 class RemoteServer(Server):
@@ -384,6 +387,7 @@ class RemoteServer(Server):
             state = {}
         if state.get("error"):
             raise EngineError(state["error"])
+        # A server that this rank has reported as failed may still be in the file for a moment.
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
@@ -397,6 +401,7 @@ class RemoteServer(Server):
     def failed(self, address: Address, reason: str) -> None:
         self._failed_epoch = max(self._failed_epoch, address.epoch)
         self.wait_anew()
+        # The first rank reads this file, and starts the server again.
         failure_file_of(self._file, address.epoch).write_text(reason)
 
     @override
@@ -428,6 +433,7 @@ def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> lis
     if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
         # By default, the policy's servers fill the cores, so a judge gets a single server.
         settings = replace(settings, replicas=1, devices=None)
+    # `run` has the judge's context length.
     settings = with_time_for(replace(settings, context_length=None), run.weights)
     launch = ServerLaunch(settings, run, is_trained=False)
     return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)

@@ -269,8 +269,9 @@ class VllmSettings(EngineSettings):
                 "leave it out",
             )
         if self.weight_transfer not in ("auto", "file"):
+            # Device, ranks and machines are known only when the run starts. So this checks for one rank, on a
+            # device on which the transfer may be possible.
             device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
-            # Checked for one rank. The number of ranks and machines is known only when the run starts.
             try:
                 self.transfer_method(device=device, machines=["here"], adapters=_sends_adapters(experiment))
             except ValueError as error:
@@ -307,7 +308,7 @@ class VllmSettings(EngineSettings):
             return len(self.addresses)
         if self.replicas is not None or self.servers == "per_rank":
             return self.replicas or 1
-        if device == "cuda":
+        if device == "cuda":  # as many as fit on `devices`, or one on the trainer's GPUs
             return len(self.devices or ()) // self.tensor_parallel_size or 1
         return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
@@ -525,7 +526,7 @@ class PlainVllmSettings(EngineSettings):
     def caches_prefixes(self, device: str) -> bool:
         """Returns whether requests with the same beginning should go to the same server, which may have its
         keys and values."""
-        return self.servers is None
+        return self.servers is None  # a router chooses the server by itself
 
     def resolved_dtype(self, device: str) -> Dtype:
         """Returns the precision that the servers compute in."""
@@ -659,7 +660,9 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
-    words: list[str] = []  # ``--option=value`` is split, so that an option is always followed by its value
+    # ``--option=value`` is split, so that an option is always followed by its value. vLLM reads ``_`` in an
+    # option as ``-``.
+    words: list[str] = []
     for argument in arguments:
         words += argument.replace("_", "-").split("=")
     for option, value in itertools.pairwise([*words, ""]):
@@ -674,6 +677,7 @@ def host_memory() -> int:
     """Returns the bytes of memory that this process may use: the machine's, or the limit of its control
     group."""
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # The files of versions 2 and 1 of control groups. Without a limit, the first one contains "max".
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             text = Path(limit).read_text().strip()

@@ -81,10 +81,13 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
+        # When the server answers, the chunk has to be copied (`WeightTransfer.send`).
         if self.device.type != "cpu":  # this call fails on a machine without an accelerator
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ChunkInfo) -> None:
+        """Loads the weights in a chunk's file into the model. Raises ValueError if the chunk is out of order
+        or its file is damaged."""
         if self._complete or update_info.number != self._n_received:
             raise ValueError(
                 f"chunk {update_info.number} of the weights came, and chunk {self._n_received} was expected"
@@ -92,6 +95,7 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         path = Path(update_info.path)
         if (digest := digest_of_weights(path)) != update_info.digest:
             raise ValueError(f"{path} is damaged: its digest is {digest}, and {update_info.digest} was sent")
+        # vLLM would otherwise miss weights of multi-token prediction that other chunks have.
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
             # The tensors lie in the mapped file, so that nothing is copied before the model loads it.
             weights = ((name, file.get_tensor(name)) for name in list(file.keys()))

@@ -67,6 +67,7 @@ class FromFolder(WeightTransfer):
     @override
     def end(self, address: Address, directory: Path) -> None:
         if (directory / ADAPTER_CONFIG).is_file():
+            # `load_inplace` replaces the loaded adapters of this name.
             adapters = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
             self._client.post(
                 address, "/v1/load_lora_adapter", adapters, timeout=self._timeout, answers="text"
@@ -87,8 +88,8 @@ class ByRoutes(WeightTransfer):
 
     @override
     def begin(self, address: Address) -> None:
-        self._begun = address.epoch
-        if address.epoch != self._met:
+        self._begun = address.epoch  # first, so that `give_up` also ends an update that failed in here
+        if address.epoch != self._met:  # a restarted server has to be prepared again
             self.meet(address)
             self._met = address.epoch
         self._post(address, "/start_weight_update")
@@ -160,6 +161,7 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
     with ThreadPoolExecutor(max(1, len(deliveries)), "weight-transfer") as threads:
 
         def wait() -> None:
+            """Waits for the step of every server, and stores failures as its `problem`."""
             for index in list(in_flight):
                 try:
                     in_flight.pop(index).result()

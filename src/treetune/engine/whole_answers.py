@@ -62,30 +62,32 @@ class WholeAnswersScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
+        """Returns what is sent to each client after a step, without the outputs of unfinished requests."""
         by_client = super().update_from_output(scheduler_output, model_runner_output)
         for client, outputs in list(by_client.items()):
             complete = [self._complete(output) for output in outputs.outputs]
             outputs.outputs = [output for output in complete if output is not None]
-            if not (outputs.outputs or outputs.finished_requests or outputs.scheduler_stats):
+            has_content = outputs.outputs or outputs.finished_requests or outputs.scheduler_stats
+            if not has_content:  # a message would only cost time
                 del by_client[client]
         return by_client
 
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
         """Returns the complete answer if this output ends it; the output unchanged if its request gets each
         output at once; else None."""
-        kept = self._unfinished.get(output.request_id)
-        if kept is None:
+        unfinished = self._unfinished.get(output.request_id)
+        if unfinished is None:  # it is the request's first output, or all of them are sent at once
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params
             # A client that streams reads each output, and stop strings are found in the HTTP process.
             if params is None or params.stop or params.output_kind is not RequestOutputKind.FINAL_ONLY:
                 return output
-            output.new_token_ids = list(output.new_token_ids)
+            output.new_token_ids = list(output.new_token_ids)  # a copy, which later outputs extend
             logprobs = [] if output.new_logprobs is None else [output.new_logprobs]
             self._unfinished[output.request_id] = output, logprobs
             return None
-        answer, logprobs = kept
+        answer, logprobs = unfinished
         answer.new_token_ids += output.new_token_ids
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
@@ -103,6 +105,7 @@ class WholeAnswersScheduler(Scheduler):
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
     ) -> list[Request]:
+        """Ends requests from outside, such as those of a client that has disconnected."""
         ended = super().finish_requests(request_ids, finished_status)
         for request in ended:
             self._unfinished.pop(request.request_id, None)

@@ -134,7 +134,8 @@ def layers_without_full_attention(model: nn.Module) -> set[str]:
 def attention_arguments(
     backbone: nn.Module, position_ids_BT: Tensor | None, subtree_last_1T: Tensor | None
 ) -> dict[str, Any]:
-    """Returns the arguments that the backbone must pass on to its attention, besides tokens and positions.
+    """Returns the arguments that the backbone must pass on to its attention, in addition to tokens and
+    positions.
 
     Args:
         subtree_last_1T: None if the rows are not a tree.
@@ -145,6 +146,7 @@ def attention_arguments(
         return {"packed": PackedRow.of(position_ids_BT)}
     if attention == TREE:
         if subtree_last_1T is None:
+            # Not left out: without the argument, `tree_attention` reports that the model doesn't hand it on.
             return {"tree": QueryBlocks(None, [], [])}
         return {"tree": query_blocks(subtree_last_1T[0])}
     # transformers takes a mask of four dimensions as it is, and doesn't look for packed sequences.
@@ -173,7 +175,7 @@ def packed_attention(
         )
     assert attention_mask is None, "transformers makes none for an attention that it doesn't know"
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    if packed.starts_S is None:
+    if packed.starts_S is None:  # each row is a single sequence, for which sdpa is causal without a mask
         return sdpa(module, query_BHTD, key_BHTD, value_BHTD, None, scaling=scaling, **settings)
     if has_kernel(query_BHTD):
         # The kernel takes a single row, with its tokens in the first dimension: [T, H, D].
@@ -247,7 +249,7 @@ def tree_attention(
             " prefix trees need: set trainer.layout to 'padded' or 'packed'"
         )
     sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    if tree.keys_M is None:
+    if tree.keys_M is None:  # the rows are not a tree, as in `PolicyModule._whole_forward`
         return sdpa(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
     # The keys of all blocks are selected at once and then split. Selecting them block by block would give
     # each block a gradient as long as the row.
@@ -297,7 +299,7 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
     before_QK = begins_Q[:, None] > begins_Q
     whole_QK = before_QK & (begins_Q[:, None] + BLOCK - 1 <= blocks_KS.amin(-1))
     seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))
-    seen_QK.fill_diagonal_(True)
+    seen_QK.fill_diagonal_(True)  # a block sees itself in part
     return BlockMask.from_kv_blocks(
         *list_blocks(seen_QK & ~whole_QK),
         *list_blocks(whole_QK),

@@ -142,6 +142,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
     except ValueError:
         return None  # a template for a single question
     _, answer, after_answer = turns.rpartition(_ANSWER)
+    # `answer` is empty if the template leaves answers out.
     ids = tokenizer.encode(after_answer.lstrip(), add_special_tokens=False) if answer else []
     return ids[0] if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
@@ -273,6 +274,7 @@ def render(
 def _apply_template(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]
 ) -> str:
+    """Renders messages by the tokenizer's template. Raises ValueError if it refuses them."""
     from jinja2 import TemplateError
 
     try:

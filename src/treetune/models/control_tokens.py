@@ -68,7 +68,7 @@ class ControlTokens:
         self.ids = special_tokens(tokenizer) | {marker: vocabulary[marker] for marker in markers}
         # The longest first, since one may be the beginning of another.
         self._texts = sorted(self.ids, key=lambda text: (-len(text), text))
-        self._any = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")
+        self._any = re.compile("|".join(map(re.escape, self._texts)) or r"(?!)")  # `(?!)` matches nothing
         self._marks = {text: chr(_FIRST_MARK + i) for i, text in enumerate(self._texts)}
         self._stand_ins = {text: chr(_FIRST_STAND_IN + i) for i, text in enumerate(self._texts)}
         self._text_of_mark = {mark: text for text, mark in self._marks.items()}
@@ -93,12 +93,13 @@ class ControlTokens:
         return text
 
     def encode(self, marked: str) -> list[int]:
-        """Encodes a text with marks: control tokens as themselves, and marks by the characters of their
-        texts.
+        """Encodes a text with at least one mark: control tokens as themselves, and marks by the characters of
+        their texts.
 
         Raises:
             ValueError: The tokenizer can't keep the two apart.
         """
+        # The text of the first mark, for messages
         shown = self.unmark(self._any_mark.search(marked).group())  # type: ignore[union-attr]
         if not self._tokenizer.is_fast:
             raise ValueError(
@@ -113,6 +114,7 @@ class ControlTokens:
         ids = [original_ids.get(token_id, token_id) for token_id in ids_in_copy]
         control_ids = set(self.ids.values())
         n_control_tokens = sum(token_id in control_ids for token_id in ids)
+        # The template has written as many as the marked text has. Any other comes from the problem.
         if n_control_tokens > len(self._any.findall(marked)):
             raise ValueError(
                 f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r}"

@@ -29,8 +29,11 @@ def model_digest(name_or_path: str, revision: str | None) -> dict[str, str]:
     path = resolve_policy(name_or_path)
     if Path(path).is_dir():
         return {"name": name_or_path, "path": path, "digest": folder_digest(Path(path))}
-    commit = _commit_in_cache(path, revision or "main")
-    return {"name": name_or_path, "revision": revision or "main", **({"commit": commit} if commit else {})}
+    identity = {"name": name_or_path, "revision": revision or "main"}
+    commit = _commit_in_cache(path, identity["revision"])
+    if commit:
+        identity["commit"] = commit
+    return identity
 
 
 def folder_digest(folder: Path) -> str:
@@ -57,6 +60,7 @@ def _pieces(file: Path) -> Iterator[bytes]:
                 yield piece
             return
         yield str(size).encode()
+        # At equal distances: the first sample begins the file, and the last one ends it.
         for number in range(SAMPLES):
             content.seek((size - SAMPLE_BYTES) * number // (SAMPLES - 1))
             yield content.read(SAMPLE_BYTES)

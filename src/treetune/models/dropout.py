@@ -36,10 +36,13 @@ def turn_dropout_off(model: nn.Module) -> None:
         for name in _random_numbers(vars(module), DROPOUT):
             setattr(module, name, 0.0)
         if _random_numbers(vars(module), JITTER):
+            # The layer draws noise in training mode only. PhiMoE's number has another use in evaluation, so
+            # that it can't be set to 0.
             module.eval()
             vars(module)["train"] = MethodType(_stay_in_evaluation, module)
         config = getattr(module, "config", None)
-        if module is model or config is None or not hasattr(config, "to_dict"):
+        is_model_config = hasattr(config, "to_dict")  # and not another object of this name
+        if module is model or not is_model_config:
             continue
         if id(config) not in configs_without_dropout:
             configs_without_dropout[id(config)] = _without_dropout(config)
@@ -52,7 +55,8 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _random_numbers(values: dict[str, Any], part: str) -> list[str]:
-    """Returns the names of the numbers above or below 0 whose name has this part."""
+    """Returns the names, with this part in them, of the floats that aren't 0. Integers and booleans aren't
+    probabilities."""
     return [name for name, value in values.items() if type(value) is float and value != 0.0 and part in name]
 
 

@@ -250,7 +250,8 @@ class PolicyModule(nn.Module):
         be the same packed and alone. Collective if the weights are sharded.
         """
         config: Any = self.model.config
-        # This package's packed attention gets the boundaries, and refuses other layers itself.
+        # This package's packed attention gets the boundaries, and refuses other layers itself. On the meta
+        # device there are no values to compare.
         if self._keeps_packed_apart or config._attn_implementation == PACKED or inputs.input_ids_BT.is_meta:
             return
         name = type(self.model).__name__
@@ -273,7 +274,7 @@ class PolicyModule(nn.Module):
         gap_N = logits_packed.log_softmax(-1) - logits_alone.log_softmax(-1)
         gap_N = gap_N.gather(-1, second_T[1:, None]).abs()
         limit = probe_limit(next(self.model.parameters()).dtype, device)
-        if not float(gap_N.mean()) <= limit:
+        if not float(gap_N.mean()) <= limit:  # also if it is NaN
             raise ValueError(
                 f"{name} doesn't keep packed sequences apart: the log-probs of a sequence that is packed"
                 f" after another one differ by {float(gap_N.mean()):.2g} from those of the sequence alone."
@@ -368,7 +369,7 @@ class _BackboneResult:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
-        if name.startswith("__"):
+        if name.startswith("__"):  # Python would take None for a special method
             raise AttributeError(name)
         return None  # caches, attentions, router logits: not requested
 
@@ -422,11 +423,12 @@ def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, na
 
     Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`).
     """
-    if rule is None or inputs.input_ids_BT.numel() <= rule.limit:
+    if rule is None or inputs.input_ids_BT.numel() <= rule.limit:  # then no row can be longer
         return
     rows, width = inputs.input_ids_BT.shape
     longest = width
     if inputs.position_ids_BT is not None:
+        # Packed sequences count as rows, since their positions begin with 0 and decide on the frequencies.
         longest = int(inputs.position_ids_BT.max()) + 1
         rows = int((inputs.position_ids_BT == 0).sum())
     if rows > 1 and longest > rule.limit:

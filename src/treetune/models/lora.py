@@ -176,10 +176,10 @@ class Lora:
             if name.endswith((_A, _B)):
                 continue
             layer, is_base, kind = name.rpartition(_BASE)
-            if not is_base:
+            if not is_base:  # a layer without adapters
                 result[name] = weight
                 continue
-            if kind == "weight" and layer + _A in weights:
+            if kind == "weight" and layer + _A in weights:  # the other kind is "bias", which has no adapter
                 product = weights[layer + _B].float() @ weights[layer + _A].float()
                 weight = (weight.float() + self.scale * product).to(weight.dtype)
             result[f"{layer}.{kind}"] = weight

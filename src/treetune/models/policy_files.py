@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.config.layers import CONFIGS
-from treetune.models.saved_weights import architecture_of, model_class, saved_weights
+from treetune.models.saved_weights import architecture_of, is_remote, model_class, saved_weights
 from treetune.store.checksums import refuse_damaged
 from treetune.store.files import sync, whole_folder, why_not_written
 
@@ -59,6 +59,7 @@ def resolve_policy(name_or_path: str) -> str:
     """
     path = Path(name_or_path).expanduser()
     parts = path.parts
+    # Looks for `checkpoints/last` or `checkpoints/NUMBER` in the path.
     for depth, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
         if parent != CHECKPOINTS or not (name == LAST or _CHECKPOINT_NAME.fullmatch(name)):
             continue
@@ -99,6 +100,7 @@ def _how_to_make(path: Path) -> str:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
     name = f"{experiment.name}.jsonnet"
+    # The experiment of quickstart/sft.jsonnet, for example, is in experiments/quickstart/sft.
     nested_name = f"{experiment.parent.name}/{name}"
     if Path("configs", nested_name).is_file():
         config = f"configs/{nested_name}"
@@ -141,6 +143,7 @@ def write_policy(
     architecture = architecture_of(config)
     architecture.refuse_other_weights(weights, directory)
     with whole_folder(directory) as unfinished:
+        # Files have a tied weight once, under its first name.
         untied = {name: weight for name, weight in weights.items() if name not in architecture.tied}
         tensors = _on_cpu(dict(architecture.convert_to_saved(untied.items())))
         save_torch_state_dict(tensors, unfinished)
@@ -175,8 +178,6 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
 
 def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
     """Writes a configuration and, for a model with code of its own (trust_remote_code), this code."""
-    from treetune.models.saved_weights import is_remote, model_class
-
     classes: list[type] = [type(tokenizer)]
     if is_remote(config):
         classes += [type(config), model_class(config)]
@@ -189,6 +190,7 @@ def _save_config(config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, d
 
 
 def _copy_code(remote: type, directory: Path) -> None:
+    """Copies the file of a class that came with a model, and the files that it imports."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     module = Path(str(sys.modules[remote.__module__].__file__))
@@ -222,6 +224,7 @@ def read_policy(
         return weights, config
     architecture = architecture_of(config)
     if architecture.is_converted:
+        # The files have other names or tensors than a model in memory, so transformers converts them.
         model = model_class(config).from_pretrained(directory, config=config, dtype="auto")
         weights = {name: weight.detach() for name, weight in saved_weights(model).items()}
     architecture.refuse_other_weights(weights, directory)
@@ -237,9 +240,9 @@ def write_for_engine(
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
     The output head is written (except for `has_no_head_in_engine`), and the configuration says that it is not
-    tied to the embeddings.
-    Otherwise an engine may copy the embeddings into its head when it starts, and continue to sample with that
-    old head after new embeddings have come, without an error.
+    tied to the embeddings. Otherwise an engine may copy the embeddings into its head when it starts, and
+    continue to sample with that old head after new embeddings have come, without an error.
+
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
     from safetensors.torch import save_file
@@ -278,7 +281,7 @@ def describe_for_engine(
     """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
-    untied.tie_word_embeddings = has_no_head_in_engine(config)
+    untied.tie_word_embeddings = has_no_head_in_engine(config)  # such an engine refuses a head of its own
     untied.dtype = dtype
     _save_config(untied, tokenizer, directory)
 

@@ -135,7 +135,7 @@ class PretrainedModel(ModelSource):
         try:
             missing = sorted(set(experiment.task.alphabet()) - set(vocabulary))
         except ValueError:
-            return
+            return  # a task in natural language has no alphabet to compare
         if missing:
             yield Finding(
                 f"the tokens of {self.name_or_path} are single characters, and"
@@ -217,13 +217,12 @@ class PretrainedModel(ModelSource):
 
     @override
     def unlearned_tokens(self) -> tuple[str, ...]:
-        return (
-            missing_tokens(self._tokenizer_without_added_tokens(), self.added_tokens)
-            if self.added_tokens
-            else ()
-        )
+        if not self.added_tokens:
+            return ()  # without loading the tokenizer
+        return missing_tokens(self._tokenizer_without_added_tokens(), self.added_tokens)
 
     def _tokenizer_without_added_tokens(self) -> PreTrainedTokenizerBase:
+        """Loads the model's own tokenizer, with a padding token. Raises ValueError if it can't be used."""
         from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
         path = resolve_policy(self.name_or_path)
@@ -232,9 +231,8 @@ class PretrainedModel(ModelSource):
             tokenizer = AutoTokenizer.from_pretrained(path, **self._options)
         except Exception as error:  # for a damaged file, the libraries raise errors of any kind
             raise ValueError(self._describe_failed_load("tokenizer", path, error)) from error
-        if not isinstance(tokenizer, PreTrainedTokenizerBase) or not hasattr(
-            tokenizer, "added_tokens_decoder"
-        ):
+        lists_added_tokens = hasattr(tokenizer, "added_tokens_decoder")
+        if not isinstance(tokenizer, PreTrainedTokenizerBase) or not lists_added_tokens:
             raise ValueError(
                 f"the tokenizer of {self.name_or_path!r} is a {type(tokenizer).__name__}, which doesn't list"
                 " its added tokens: choose a model whose folder has a tokenizer.json"
@@ -292,6 +290,7 @@ class PretrainedModel(ModelSource):
 
     @override
     def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
+        """Returns the model, whose weights stay in their files until they are sharded (`models.shards`)."""
         import torch
         from transformers import AutoConfig, GenerationConfig
 
@@ -347,11 +346,12 @@ class PretrainedModel(ModelSource):
 
     def _describe_failed_load(self, what: str, path: str, error: Exception) -> str:
         """Returns the message on a model or tokenizer (`what`) that could not be loaded."""
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        message = str(error).strip()
+        first_line = message.splitlines()[0] if message else type(error).__name__
         if "scaled_dot_product_attention" in first_line:
-            architecture = first_line.partition(" ")[0]
+            architecture = first_line.partition(" ")[0]  # transformers' message begins with the class
             return f"{architecture} has no attention {self.attention!r}: set model.attention to 'eager'"
-        if "trust_remote_code" in str(error) and not self.trust_remote_code:
+        if "trust_remote_code" in message and not self.trust_remote_code:
             return (
                 f"the {what} of {self.name_or_path!r} has Python code in its folder, which would run with"
                 " your rights: read it, and set model.trust_remote_code to true if you trust it"

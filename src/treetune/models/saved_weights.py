@@ -124,12 +124,13 @@ class Architecture:
 
     @cached_property
     def _conversions(self) -> Sequence[Any]:
+        """transformers' conversions of the weights of files to those in memory, in the order of loading."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import PrefixChange
 
         mapping = get_model_conversion_mapping(self.skeleton, add_legacy=False)
-        # As `revert_weight_conversion` does for a model that wasn't loaded from files: whether those had the
-        # prefix isn't known.
+        # Changes of a prefix are left out, as `revert_weight_conversion` does for a model that wasn't loaded
+        # from files: it isn't known whether the files had the prefix.
         return [entry for entry in mapping if not isinstance(entry, PrefixChange)]
 
     @property

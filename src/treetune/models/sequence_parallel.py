@@ -55,6 +55,7 @@ class SequenceParallel:
         text = config.get_text_config()
         heads = text.num_attention_heads
         kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        # Each rank gets some heads of keys or, if there are fewer than ranks, several ranks share one.
         if heads % self.size or (kv_heads % self.size and self.size % kv_heads):
             raise ValueError(
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"
@@ -95,7 +96,8 @@ class SequenceParallel:
         inner_attention: str = backbone.treetune_inner_attention
         mask_B1TT = None
         if is_packed and inner_attention == "sdpa":
-            # A token sees itself and earlier tokens of its own sequence.
+            # Other attentions find the sequences by the positions or boundaries that they get below. In the
+            # mask, a token sees itself and earlier tokens of its own sequence.
             sequence_BT = (positions_BT == 0).cumsum(-1)
             mask_B1TT = (sequence_BT[:, :, None] == sequence_BT[:, None, :]).tril()[:, None]
         attend = partial(

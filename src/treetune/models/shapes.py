@@ -83,7 +83,7 @@ def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
     if kind not in ARCHITECTURES:
         return None
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
-    default_head_dim = 128 if kind == "qwen3" else hidden // heads
+    default_head_dim = 128 if kind == "qwen3" else hidden // heads  # as in transformers' configurations
     return Shape(
         hidden=hidden,
         layers=config["num_hidden_layers"],
@@ -105,7 +105,7 @@ def published_shape(name: str) -> Shape | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str):
+    if isinstance(cached, str):  # and not the mark for a file that the hub doesn't have
         described = json.loads(Path(cached).read_text())
         return shape_of(described, f"config.json of {name} in the Hugging Face cache")
     published = PUBLISHED.get(name)
@@ -120,8 +120,9 @@ def number_of_weights(name: str) -> float | None:
     shape = published_shape(name)
     if shape is not None:
         return shape.parameters
-    in_name = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z])", name.rpartition("/")[2].lower())
-    return float(in_name[1]) * 1e9 if in_name else None
+    model_name = name.rpartition("/")[2].lower()
+    billions = re.search(r"(?<![\d.])(\d+(?:\.\d+)?)b(?![a-z])", model_name)
+    return float(billions[1]) * 1e9 if billions else None
 
 
 _KEYS_OF_SIZES = (

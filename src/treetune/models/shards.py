@@ -93,7 +93,7 @@ def may_be_ignored(model: PreTrainedModel, name: str) -> bool:
 
 
 def _read_file(name: str, file: Path, dtypes: tuple[torch.dtype, ...]) -> Tensor:
-    """Reads a weight, and casts it to each dtype in turn."""
+    """Reads a weight, and casts it to each dtype in turn (see `in_parts`)."""
     from safetensors import safe_open
 
     # The file is opened for each weight, so that its mapping doesn't stay in memory.

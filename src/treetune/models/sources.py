@@ -34,7 +34,8 @@ def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
 
     Example: ``character_tokens(["1+<a>"], ["<a>"])`` is ``[3]``.
     """
-    pattern = re.compile("|".join([*map(re.escape, sorted(single, key=len, reverse=True)), r"[\s\S]"]))
+    longest_first = sorted(single, key=len, reverse=True)  # since one may begin with another
+    pattern = re.compile("|".join([*map(re.escape, longest_first), r"[\s\S]"]))
     return [len(pattern.findall(text)) for text in texts]
 
 
@@ -184,13 +185,15 @@ class TinyModel(ModelSource):
             try:
                 characters = task.alphabet()
             except ValueError as error:
+                # A task without an alphabet can't be compared. For the experiment's own task that is an
+                # error, if the tokens are to be its characters.
                 if alphabet is None and task is experiment.task:
                     yield Finding.of(
                         error, "alphabet", "list its characters, or choose the model 'pretrained'"
                     )
                 continue
             if alphabet is None:
-                alphabet = characters
+                alphabet = characters  # of the experiment's task, which is the first
             missing = sorted(set(characters) - set(alphabet))
             if missing:
                 yield Finding(

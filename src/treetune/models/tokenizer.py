@@ -240,7 +240,7 @@ def codec_of(
             " the beginning of text: leave it out"
         )
     has_begin_token = begin_of_text
-    if begin_of_text is None and chat is None:
+    if begin_of_text is None and chat is None:  # with a chat, the template writes the token or doesn't
         has_begin_token = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
     eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
     codec = TextCodec(
@@ -266,7 +266,7 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Call
                 return tuple(control.encode(text))
             return tuple(tokenizer.encode(text, add_special_tokens=False))
         except ValueError:
-            raise
+            raise  # of `ControlTokens.encode`, whose message says enough
         except Exception as error:
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
             raise ValueError(f"the tokenizer cannot encode {control.unmark(text)!r}: {error}") from error
@@ -365,6 +365,7 @@ def step_ends(
     if not boundaries or boundaries[0] != 0 or boundaries[-1] != len(text):
         raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {len(text)} characters")
     offsets = token_offsets(token_ids, codec, text)
+    # A step ends before the first token that begins at the boundary or after it.
     ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
     return tuple(sorted((ends | {len(token_ids)}) - {0}))
 
@@ -434,6 +435,7 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
             if shown_chars != decoded_chars:
                 return None
             first_run = codec.decode(token_ids[window_start:n_decoded])
+    # If the last tokens end within a character, their run was never finished.
     undecoded_text = window[len(first_run) :] if n_decoded < len(token_ids) else ""
     return offsets if text[decoded_chars:] == undecoded_text else None
 

@@ -291,7 +291,7 @@ def distinct_operands(
     while len(operands) < total:
         head = () if first is None else (generator.choice(first),)
         numbers = tuple(generator.choices(values, k=count_from_values))
-        key = (*head, *sorted(numbers))
+        key = (*head, *sorted(numbers))  # the same for selections that differ only in their order
         if key not in seen:
             seen.add(key)
             operands.append((*head, *numbers))

@@ -145,6 +145,7 @@ class Countdown(GeneratedTask):
     @override
     def alphabet(self) -> str:
         """Returns the characters of prompts and demonstrations."""
+        # ", " separates the numbers in a prompt (`fill_template`).
         template = self.prompt.replace(NUMBERS, ", ").replace(TARGET, "")
         characters = template + self.grader.opening + self.grader.closing + "".join(self.operators)
         return "".join(sorted(set("0123456789=()\n" + characters)))
@@ -309,6 +310,8 @@ class CountdownRows(RowsTask):
         return row[key]
 
     def _prompt_of(self, row: Mapping[str, Any]) -> str:
+        """Returns the row's own prompt: a text, or the user's message of a chat. Raises BadRow for any
+        other."""
         prompt = self._value(row, self.prompt_field)
         if isinstance(prompt, str):
             return prompt

@@ -110,6 +110,7 @@ def slice_of_epochs(
         open_slice = bisect_right(ends, len(order))  # the slice that contains the beginning of this shuffle
         slice_start = ends[open_slice] - counts[open_slice]
         in_slice = set(order[slice_start:])
+        # The indices that the slice needs; 0 if it begins with this shuffle, and takes it as it is.
         missing = ends[open_slice] - len(order) if in_slice else 0
         # First the slice is filled with indices that it doesn't have. Then the others follow in their order.
         filling = [index for index in shuffled if index not in in_slice][:missing]

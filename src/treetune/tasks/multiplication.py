@@ -134,11 +134,12 @@ class Multiplication(WrittenArithmetic):
         values, _, first = self._operands()
         generator = derived_random(self.seed, "factors", fewest, most)
         counts = [generator.randint(fewest, most) for _ in range(count)]
-        of_count = {
+        # For each number of factors, the different problems that have it
+        problems_by_count = {
             factors: iter(distinct_operands(values, factors, counts.count(factors), self.seed, first))
             for factors in range(fewest, most + 1)
         }
-        return tuple(next(of_count[factors]) for factors in counts)
+        return tuple(next(problems_by_count[factors]) for factors in counts)
 
     @override
     def _prompt(self, numbers: Sequence[int]) -> str:
@@ -162,6 +163,7 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
+        """Returns the demonstration: all lines, some blocks of them in threads, and the answer."""
         generator = derived_random(seed, problem.id, "threads")
         text = ""
         for _, together in itertools.groupby(lines, key=lambda written: written[0].block):
@@ -183,6 +185,7 @@ class Multiplication(WrittenArithmetic):
             if line.thread is not None:
                 threads.setdefault(line.thread, []).append((line, value))
         others = in_lines([(line, value) for line, value in lines if line.thread is None])
+        # In symbols, tags and numbers follow each other without white space.
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = threaded = ""
         for number, of_thread in enumerate(threads.values(), start=1):
@@ -223,7 +226,7 @@ class Multiplication(WrittenArithmetic):
     def alphabet(self) -> str:
         """Returns the characters without those of tags, which are tokens in the model's `added_tokens`."""
         if self.wording == "words":
-            return Task.alphabet(self)
+            return Task.alphabet(self)  # raises ValueError, as for any task in natural language
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
 
 
@@ -266,6 +269,7 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
         if total is None:
             total = partial
         else:
+            # A sum needs the products of several threads, so that it belongs to none.
             sum_line = replace(template, lead=f"{total}+{partial}=", value=total + partial)
             total = yield replace(sum_line, thread=None, topic="")
     assert total is not None, "every number has a place"
@@ -286,11 +290,13 @@ def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Line
 
 
 def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Lines:
+    """Yields the lines of a pair's product, all of them with the same thread."""
     thread = next(threads)
     try:
         line = next(lines)
         while True:
-            line = lines.send((yield replace(line, thread=thread, topic=f"{a}*{b}")))
+            written_number = yield replace(line, thread=thread, topic=f"{a}*{b}")
+            line = lines.send(written_number)
     except StopIteration as end:
         return int(end.value)
 

@@ -46,7 +46,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime | date | time):
-        is_missing = value != value  # pandas' NaT
+        is_missing = value != value  # true for pandas' NaT alone
         return None if is_missing else value.isoformat()
     if isinstance(value, UUID):
         return str(value)
@@ -56,7 +56,7 @@ def plain_value(value: Any) -> Any:
         except UnicodeDecodeError:
             return value
     if type(value).__module__.partition(".")[0] == "numpy":
-        # `tolist` would turn times in nanoseconds into numbers.
+        # Times and durations: `tolist` would turn those in nanoseconds into numbers.
         if getattr(value.dtype, "kind", "") in "Mm":
             return str(value) if value.ndim == 0 else value.astype(str).tolist()
         return plain_value(value.tolist())

@@ -89,7 +89,7 @@ class RowsTask(SplitterTask):
 
     @override
     def size(self, split: Split) -> int | None:
-        held_out = self.validation_size if split != "test" else None
+        held_out = self.validation_size if split != "test" else None  # out of the train split
         if split == "validation" and held_out is not None:
             return held_out
         rows = self._count(split)
@@ -134,6 +134,7 @@ class RowsTask(SplitterTask):
             yield first_rows
             return
         bad: list[str] = []
+        # Test rows need no solution, and `problem_of` recognises them by the id.
         id = "test/0" if self._is_test_file(path) else "example/0"
         for file_and_line, row in first_rows:
             try:
@@ -190,6 +191,7 @@ class RowsTask(SplitterTask):
         for name in () if self.source else (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
                 rows = itertools.islice(file_rows(path, self.columns), count)
+                # Of the first file only: examples need not be complete.
                 try:
                     return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
                 except ValueError:  # the row is reported with its place when the split is read
@@ -279,6 +281,7 @@ def _first_rows(path: Path, columns: Sequence[str] | None) -> list[Row] | Findin
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
+        # Some messages have a remedy after a colon, which `Finding.of` takes.
         return Finding.of(error, "train", "" if ": " in str(error) else "fix the file")
 
 
@@ -337,6 +340,7 @@ class JsonLines(RowsTask):
             where = f"the first {len(rows)} rows of {path}"
             is_test = self._is_test_file(path)
             missing_fields = list(self._missing_fields(list(fields), where, learned_from=not is_test))
+        # A missing field would make every row bad, so that the rows needn't be reported as well.
         yield from missing_fields or super().first_findings(path)
 
     def _missing_fields(self, fields: Sequence[str], where: str, learned_from: bool) -> Iterator[Finding]:

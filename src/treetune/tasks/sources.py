@@ -181,11 +181,11 @@ def no_such_file(path: Path) -> str:
             )
     try:
         neighbours = [file.stem for file in path.parent.iterdir() if file.suffix == path.suffix]
-    except OSError:
+    except OSError:  # its folder doesn't exist either
         neighbours = []
     if near := nearest(path.stem, neighbours):
         return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
-    if path.parts[:1] == ("data",) and path.parts[1] in FETCHED:
+    if path.parts[:1] == ("data",) and path.parts[1:2] and path.parts[1] in FETCHED:
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
             " the experiment there"
@@ -321,7 +321,7 @@ class _ParquetDecoder:
         for number, values in enumerate(rows, start=first):
             row = {name: plain_value(value) for name, value in values.items() if value is not None}
             for column, names in self._json_fields.items():
-                fields = row.get(column, {}) if column else row
+                fields = row.get(column, {}) if column else row  # "" means columns themselves
                 try:
                     for name in names:
                         if fields.get(name) is not None:
@@ -374,7 +374,7 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
     if hasattr(dataset, "with_format"):
         dataset = dataset.with_format(None)  # a saved one may be set to numpy's or PyTorch's format
     table: Any = getattr(dataset, "data", None)
-    whole: dict[str, dict[str, Any]] = {}
+    whole: dict[str, dict[str, Any]] = {}  # for each column, the floats that were whole numbers
     for column in () if table is None else table.column_names:
         kind = table.schema.field(column).type
         if _float_paths(kind, column):

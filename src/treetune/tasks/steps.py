@@ -74,7 +74,7 @@ class Lines(StepSplitter):
             return [0]
         offsets, position = [0], 0
         if self.newline == "ends":
-            for line in response.split("\n")[:-1]:
+            for line in response.split("\n")[:-1]:  # the text after the last newline ends at the end
                 position += len(line) + 1
                 if line.strip() and position < len(response):
                     offsets.append(position)
@@ -83,6 +83,7 @@ class Lines(StepSplitter):
         for line in response.split("\n"):
             text = line.strip()
             if text:
+                # The line before it ends with its text, and the newline after that begins this step.
                 if end_of_text is not None and not text.startswith(self.answer_marker):
                     offsets.append(end_of_text)
                 end_of_text = position + len(line)
@@ -114,7 +115,8 @@ class Gsm8kReference(StepSplitter):
         offsets = [0]
         position = 0
         for index, line in enumerate(lines):
+            # A step begins at every line after the first one with text, up to the last one with text.
             if with_text and with_text[0] < index <= with_text[-1]:
-                offsets.append(position - 1)
+                offsets.append(position - 1)  # before the newline that begins the line
             position += len(line) + 1
         return [*offsets, len(response)]

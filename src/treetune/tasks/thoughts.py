@@ -83,6 +83,7 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
             `TAGS`.
         is_open: Whether the response begins within a thought, which the prompt has opened.
     """
+    # Words without tags are looked for only where no tag was chosen.
     if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
         return SplitResponse(bare[0], response[bare.end() :], False)
     pairs = _pairs(think_end)

@@ -143,6 +143,7 @@ class Served(Policy):
     @override
     @contextmanager
     def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
+        """Starts the server with the model's weights, and yields the function that asks it."""
         import torch
 
         from treetune.engine.engine import start_engine
@@ -158,7 +159,7 @@ class Served(Policy):
         try:
             model = self.model.load_model(place.seed, _no_alphabet)
             write_for_engine(saved_weights(model), model.config, tokenizer, weights)
-            del model
+            del model  # frees its memory before the engine loads the weights
             launch = EngineLaunch(
                 weights=weights,
                 logs=place.folder / "logs",
@@ -257,9 +258,9 @@ class AtAddresses(Policy):
     send_seed: bool = True
     """Whether requests have the seed with which an answer is to be drawn."""
     template_opens_thought: bool = False
-    """Whether the chat template of the addresses' server ends with what opens a thought, and the server
-    leaves the thought in the answer. An answer without the thought's end, since it was cut off, is all
-    thought then. Of ``completions`` the prompt itself says it."""
+    """Whether the chat template of the addresses' server ends with the tag that opens a thought, and the
+    server leaves thoughts in answers. Then an answer that was cut off within its thought is all thought. With
+    the api ``completions``, the prompt itself shows whether it opens a thought."""
 
     @override
     def identity(self) -> object:

@@ -97,9 +97,9 @@ def read_rates(path: Path) -> Iterator[RowRate]:
 
 
 def rates_by_key(path: Path) -> dict[str, float]:
-    """Returns rates by the content of what is asked: rows that ask the same have one, of all their answers
-    together. Rows of which no answer could be graded have none."""
-    counts: dict[str, tuple[int, int]] = {}
+    """Returns pass rates by the rows' keys, which are equal for rows with the same content. Such rows share a
+    rate, over all of their answers. A key without a graded answer has none."""
+    counts: dict[str, tuple[int, int]] = {}  # correct answers and all answers, by key
     for row in read_rates(path):
         correct, answers = counts.get(row.key, (0, 0))
         counts[row.key] = correct + row.correct, answers + row.answers
@@ -110,6 +110,7 @@ def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
+    # The types of the fields are texts, as everywhere with `from __future__ import annotations`.
     types = {"str": pa.string(), "int": pa.int64(), "float | None": pa.float64()}
     schema = pa.schema({field.name: types[str(field.type)] for field in fields(RowRate)})
     with whole_file(path, "wb") as file:
@@ -176,17 +177,33 @@ def _rate(row: RowOfInput, grade_by_sample: Mapping[int, Mapping[str, Any]], sam
         mean_reward=math.fsum(grade["reward"] for grade in grades) / answers if answers else None,
         mean_tokens=sum(tokens) / len(tokens) if tokens else None,
         unfinished=sum(not grade["complete"] for grade in grades),
-        unavailable=samples - len(grade_by_sample),
+        unavailable=samples - len(grade_by_sample),  # answers that could not be graded have no line
     )
 
 
 def _summary(
     rates: Sequence[RowRate], outcomes: Counter[str], answers: int, asked_twice: int
 ) -> dict[str, Any]:
+    """Returns the counts and the mean pass rates of all rows, and of each data source.
+
+    Args:
+        outcomes: The number of grades with each outcome.
+        answers: The number of answers.
+        asked_twice: The number of answers to questions that had an answer already.
+    """
     rated = [row for row in rates if row.answers]
-    by_source: dict[str, list[RowRate]] = {}
+    rows_by_source: dict[str, list[RowRate]] = {}
     for row in rates:
-        by_source.setdefault(row.data_source, []).append(row)
+        rows_by_source.setdefault(row.data_source, []).append(row)
+    sources = {}
+    for source, rows in sorted(rows_by_source.items()):
+        rated_of_source = [row for row in rows if row.answers]
+        sources[source] = {
+            "domain": domain_of(source),
+            "rows": len(rows),
+            "pass_rate": _mean(rated_of_source),
+            "bins": _bins(rated_of_source),
+        }
     return {
         "rows": len(rates),
         "answers": answers,
@@ -197,21 +214,13 @@ def _summary(
         "without_a_rate": len(rates) - len(rated),
         "unavailable": sum(row.unavailable for row in rates),
         "unfinished": sum(row.unfinished for row in rates),
-        "sources": {
-            source: {
-                "domain": domain_of(source),
-                "rows": len(rows),
-                "pass_rate": _mean([row for row in rows if row.answers]),
-                "bins": _bins([row for row in rows if row.answers]),
-            }
-            for source, rows in sorted(by_source.items())
-        },
+        "sources": sources,
     }
 
 
 def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns, for each outcome without an answer, how many questions had it, their rows, and what was said
-    of the first."""
+    """Returns, for each outcome without an answer, the number of questions with it, their rows, and the
+    message on the first of them."""
     by_outcome: dict[str, dict[str, Any]] = {}
     for row, lines in sorted(graded.items()):
         for _, line in sorted(lines.items()):
@@ -231,11 +240,12 @@ def _mean(rows: Sequence[RowRate]) -> float | None:
 
 
 def _bins(rows: Sequence[RowRate]) -> dict[str, int]:
-    found = Counter(bin_of(row.correct, row.answers) for row in rows)
-    return {name: found[name] for name, _, _ in BINS}
+    rows_by_bin = Counter(bin_of(row.correct, row.answers) for row in rows)
+    return {name: rows_by_bin[name] for name, _, _ in BINS}
 
 
 def _describe_summary(summary: dict[str, Any], output: Path, column: str) -> list[str]:
+    """Returns the lines of the summary for the user, with a histogram of the pass rates."""
     mean = "–" if summary["pass_rate"] is None else f"{summary['pass_rate']:.3f}"
     lines = [f"{summary['rows']:,} rows, {summary['answers']:,} answers, mean pass rate {mean}", ""]
     lines += text_histogram(summary["bins"])
@@ -268,6 +278,7 @@ BAR = 40
 
 
 def text_histogram(bins: dict[str, int]) -> list[str]:
+    """Returns a line for each bin: its name, its span, its number of rows, their share, and a bar."""
     total, most = sum(bins.values()), max(bins.values(), default=0)
     lines = []
     for name, low, high in BINS:
@@ -280,6 +291,7 @@ def text_histogram(bins: dict[str, int]) -> list[str]:
 
 
 def _draw(bins: dict[str, int], output: Path) -> None:
+    """Draws the numbers of rows by bin into histogram.svg and histogram.png."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -81,6 +81,8 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
 
 
 class _Shard:
+    """The work on a shard: which answers and grades it has, and which answers are being graded."""
+
     def __init__(
         self, pipeline: EstimateDifficulty, source: Path, shard: int, folder: Path, console: Console
     ) -> None:
@@ -94,28 +96,33 @@ class _Shard:
         self._total = len(rows) * pipeline.answers.samples
         self._progress_written = 0.0
         self._answered = self._graded = self._unavailable = 0
+        # A sample is identified by the numbers of its row and of itself.
         self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
+        """The samples that are being graded, each with its grade and the fields of its answer to keep."""
         self._done: deque[tuple[int, int]] = deque()
+        """The samples whose grades have come and are not in the journal yet."""
 
     def work(self) -> None:
+        """Grades earlier answers without a grade, asks the questions without an answer, and returns when all
+        grades are in the journal."""
         graded = {(row["row"], row["sample"]) for row in read_rows(self._folder / GRADES)}
         answered: set[tuple[int, int]] = set()
         ungraded: list[dict[str, Any]] = []
         for answer in read_rows(self._folder / ANSWERS):
-            which = answer["row"], answer["sample"]
-            if which not in answered and which not in graded:
+            sample_key = answer["row"], answer["sample"]
+            # Of two answers to a question, the first one counts.
+            if sample_key not in answered and sample_key not in graded:
                 ungraded.append(answer)
-            answered.add(which)
+            answered.add(sample_key)
         self._answered, self._graded = len(answered), len(graded)
         pipeline = self._pipeline
-        wanted = [
-            SampleQuestion(
-                index, sample, derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty"), problem
-            )
-            for index, problem in self._problems.items()
-            for sample in range(pipeline.answers.samples)
-            if (index, sample) not in answered
-        ]
+        questions: list[SampleQuestion] = []
+        for index, problem in self._problems.items():
+            for sample in range(pipeline.answers.samples):
+                if (index, sample) not in answered:
+                    # From the row's content and not its number, so that it is the same in another order.
+                    seed = derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty")
+                    questions.append(SampleQuestion(index, sample, seed, problem))
         self._console.say(
             f"shard {self._shard}: {self._total} answers, {len(answered)} are here and {len(graded)} graded"
         )
@@ -131,13 +138,14 @@ class _Shard:
             self._write_progress(now=True)
             for answer in ungraded:
                 self._grade(answer)
-            if wanted:
+            if questions:  # otherwise no server needs to be started
                 place = AskingShard(self._shard, self._folder, pipeline.seed)
                 with pipeline.policy.opened(pipeline.answers.params, place) as ask:
-                    ask(wanted, self._keep)
+                    ask(questions, self._keep)
             while self._waiting:
                 self._wait_for_one()
                 self._write_progress()
+            # On the disk before `DONE` says that they are complete
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
@@ -166,22 +174,25 @@ class _Shard:
         self._write_progress()
 
     def _grade(self, answer: dict[str, Any]) -> None:
-        place = answer["row"], answer["sample"]
+        """Sends an answer to the graders. A question without an answer gets its line in the journal at
+        once."""
+        sample_key = answer["row"], answer["sample"]
         if answer["text"] is None:
-            line = {"row": place[0], "sample": place[1], "outcome": answer.get("outcome", NOT_ASKED)}
+            line = {"row": answer["row"], "sample": answer["sample"]}
+            line["outcome"] = answer.get("outcome", NOT_ASKED)
             if "message" in answer:
                 line["message"] = answer["message"]
             self._grades.add(line)
             self._graded += 1
             return
-        text = before_stop(answer["text"], self._pipeline.answers.stop)
-        kept = {name: answer[name] for name in ("complete", "tokens")}
+        text = before_stop(answer["text"], self._pipeline.answers.stop)  # graders don't see stop strings
+        fields_to_keep = {name: answer[name] for name in ("complete", "tokens")}
         problem = self._problems[answer["row"]]
         if answer.get("begins_in_thought"):
             problem = replace(problem, is_thought_open=True)
         future = self._pool.submit(text, problem)
-        self._waiting[place] = future, kept
-        future.add_done_callback(lambda _: self._done.append(place))
+        self._waiting[sample_key] = future, fields_to_keep
+        future.add_done_callback(lambda _: self._done.append(sample_key))
 
     def _collect(self) -> None:
         """Writes the grades that have come to the journal."""

@@ -51,8 +51,9 @@ CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadl
 def estimate(
     pipeline: EstimateDifficulty, source: Path, output: Path, config: dict[str, Any], command: Sequence[str]
 ) -> int:
-    """Returns the exit code: 0 when every answer is graded. `command` is the command of a job, without the
-    number of its shard, which comes last.
+    """Starts the jobs of all shards, waits for them, and merges their results. Returns the exit code: 0 if
+    every answer is graded. `command` is the command of a job, without the number of its shard, which comes
+    last.
 
     Raises ValueError for wrong rows and settings, before any job starts, and RuntimeError where a shard can't
     be finished.
@@ -132,6 +133,7 @@ class _Watch:
         return shard_folder(self._output, shard) / name
 
     def _read(self, shard: int, name: str) -> dict[str, Any] | None:
+        """Returns the content of a shard's file; None if the file isn't there or can't be read."""
         try:
             return dict(json.loads(self._file(shard, name).read_text()))
         except (OSError, ValueError):
@@ -168,6 +170,7 @@ class _Watch:
                     show(graded, self._answers)
                     time.sleep(self._settings.poll)
         except (Stopped, KeyboardInterrupt):
+            # Nothing else tells the user whether the jobs still run.
             self._console.say(f"stopped: {self._running.leave()}")
             raise
         except BaseException:
@@ -220,6 +223,7 @@ class _Watch:
         return True
 
     def _start(self, shards: Sequence[int]) -> None:
+        """Starts the jobs of these shards, and forgets when their earlier jobs were seen last."""
         for shard in shards:
             shard_folder(self._output, shard).mkdir(parents=True, exist_ok=True)
             self._starts[shard] += 1
@@ -256,7 +260,7 @@ class _Watch:
         if self._claims.is_held(self._file(shard, CLAIMS)):
             return False
         if self._read(shard, FAILURE) is not None:
-            return True
+            return True  # a job writes this file when it ends, and then no done.json
         since = self._gone_since.setdefault(shard, time.monotonic())
         return time.monotonic() - since >= self._settings.settle
 

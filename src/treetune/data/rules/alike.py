@@ -86,14 +86,15 @@ def plain_notation(text: str) -> str:
 def word_list(text: str) -> list[str]:
     """Returns the words of a text in small letters, without punctuation and characters of no width.
 
-    Letters are compared by what they mean (NFKC): fullwidth ones are plain ones. Numbers and formulas are
-    compared by what they say (`plain_notation`). In scripts without spaces
-    between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese) each character counts as a word of its own.
-    A text of signs alone is cut at its spaces.
+    Variants of letters become plain ones, such as fullwidth letters (NFKC), and so do variants of numbers and
+    formulas (`plain_notation`). In scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
+    Burmese), each character is a word of its own. A text of signs alone is cut at its spaces.
     """
     text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
+    # Powers and fractions are set apart first, since NFKC would make 102 of 10², and 31/2 of 3½.
     text = _FRACTION.sub(r" \g<0>", _POWER.sub(r"^\g<0>", _INVISIBLE.sub("", text)))
     text = unicodedata.normalize("NFKC", text).casefold()
+    # Again, since `casefold` may give letters that NFKC changes; and NFKC writes fractions with U+2044.
     text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
     text = plain_notation(text)
     return _WORD.findall(text) or text.split()
@@ -157,7 +158,7 @@ class ExactDuplicates(Rule):
             key = hash_number(" ".join(words), 16)
             ground_truth = row.row[REWARD_MODEL][GROUND_TRUTH]
             first_place, first_ground_truth = first_by_words.setdefault(key, (row.place, ground_truth))
-            if first_place == row.place:
+            if first_place == row.place:  # it is the first one itself
                 continue
             why = f"the same as {first_place}"
             if first_ground_truth != ground_truth:
@@ -177,8 +178,8 @@ class NearDuplicates(Rule):
     The default leaves variants of a template with other numbers. A copy with every tenth word changed is
     found with ``ngram: 2, similarity: 0.6``, which drops such variants as well.
 
-    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand;
-    each is then compared as it is, so nothing goes by chance.
+    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand.
+    Each of them is then compared exactly, so that no row is dropped by chance.
     """
 
     similarity: Annotated[float, Gt(0), Le(1)] = 0.8
@@ -210,6 +211,7 @@ class NearDuplicates(Rule):
             if done % 64 == 0:
                 context.progress(done, len(rows))
             words = word_list(prompt_text(row.row))
+            # Of four bytes, since MinHash takes numbers of 32 bits.
             hashes_of_runs = (hash_number(run, 4) for run in runs(words, self.ngram))
             hashes = np.unique(np.fromiter(hashes_of_runs, np.uint32))
             source = row.row[DATA_SOURCE]
@@ -296,6 +298,8 @@ class TestSet:
 
 OVERLAP_RUN = 4
 """Words of the runs that `overlap` counts: six of ten remain where every tenth word is changed."""
+RUN_HASH = 12
+"""Bytes of the hash of a run: even among billions of runs, no two have the same one by chance."""
 
 
 @Rule.register("contamination")
@@ -310,9 +314,9 @@ class Contamination(Rule):
     ngram: Annotated[int, Ge(2)] = 13
     """Words of a run that two texts don't share by chance. A problem of fewer words is looked for whole."""
     overlap: Annotated[float, Gt(0), Le(1)] | None = None
-    """The share of a problem's runs of four words with which a row goes as well: 0.5 finds copies with every
-    tenth word changed, and takes long variants of a problem with other numbers for copies. It is for problems
-    of about `ngram` words or more."""
+    """The share of a problem's runs of four words with which a row is dropped, too: 0.5 finds copies with
+    every tenth word changed, and takes long variants of a problem with other numbers for copies. It is for
+    problems of about `ngram` words or more."""
     shortest: Annotated[int, Ge(1)] = 8
     """The least words of a problem. Shorter ones match by chance, and are counted as ``too_short``."""
     action: Literal["drop", "report"] = "drop"
@@ -326,10 +330,11 @@ class Contamination(Rule):
 
     @override
     def reads(self) -> Sequence[Path]:
-        sources = [(test_set.source, test_set.split) for test_set in self.against]
-        return [
-            path for source, split in sources if isinstance(source, InFiles) for path in source.files(split)
-        ]
+        paths: list[Path] = []
+        for test_set in self.against:
+            if isinstance(test_set.source, InFiles):
+                paths += test_set.source.files(test_set.split)
+        return paths
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
@@ -339,7 +344,7 @@ class Contamination(Rule):
         for done, row in enumerate(rows):
             if done % 256 == 0:
                 context.progress(done, len(rows))
-            if row.split != "train":
+            if row.split != "train":  # problems of other splits aren't trained on
                 continue
             match = problems.match(word_list(prompt_text(row.row)), self.overlap)
             if match is not None:
@@ -392,18 +397,20 @@ class _TestProblems:
             self._add(test_set, rule)
 
     def _add(self, test_set: TestSet, rule: Contamination) -> None:
+        """Adds the long and the short runs of a test set's problems. Raises ValueError if it has none."""
         count = too_short = 0
         for place, text in test_set.texts():
             count += 1
             words = word_list(text)
             length = min(rule.ngram, length_of(words))
+            # A problem with a run of `ngram` words is never too short.
             if length < min(rule.shortest, rule.ngram):
                 too_short += 1
                 continue
             self._lengths.add(length)
             for run in runs(words, length):
-                self._by_long_run.setdefault(hash_number(run, 12), (test_set.name, place))
-            short_runs = {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}
+                self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, place))
+            short_runs = {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}
             # A text with fewer different runs repeats itself, such as a table of zeros. A share of its runs
             # says nothing.
             if len(short_runs) > rule.ngram - OVERLAP_RUN:
@@ -421,14 +428,14 @@ class _TestProblems:
         of short runs in common, if that is `overlap` or more."""
         for length in sorted(self._lengths, reverse=True):
             for run in runs(words, length):
-                problem = self._by_long_run.get(hash_number(run, 12))
+                problem = self._by_long_run.get(hash_number(run, RUN_HASH))
                 if problem is not None:
                     test_set, place = problem
                     return _Match(test_set, place, run)
         if overlap is None:
             return None
         common: Counter[int] = Counter()  # runs in common with each problem
-        for key in {hash_number(run, 12) for run in runs(words, OVERLAP_RUN)}:
+        for key in {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}:
             common.update(self._by_short_run.get(key, ()))
         shares = {index: count / self._short_runs[index].size for index, count in common.items()}
         best = max(shares, key=lambda index: shares[index], default=None)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
@@ -30,9 +30,6 @@ from treetune.exceptions import MissingField
 from treetune.models.sources import ModelSource
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
-
-if TYPE_CHECKING:
-    pass
 
 
 @Rule.register("keep_where")
@@ -187,8 +184,8 @@ def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
     whole = sum(sizes.values())
     exact = {group: total * size / whole for group, size in sizes.items()}
     shares = {group: int(share) for group, share in exact.items()}
-    rest = sorted(sizes, key=lambda group: (shares[group] - exact[group], group))
-    for group in rest[: total - sum(shares.values())]:
+    by_remainder = sorted(sizes, key=lambda group: (shares[group] - exact[group], group))  # largest first
+    for group in by_remainder[: total - sum(shares.values())]:
         shares[group] += 1
     return shares
 
@@ -225,14 +222,15 @@ class PassRates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        wanted: list[tuple[str, str, str | None, float | None]] = [
+        # The column of rates, the model, the place of its rates, and the bound
+        bounds: list[tuple[str, str, str | None, float | None]] = [
             (LOW_PASS_RATE, "strong", self.strong, self.low),
             (HIGH_PASS_RATE, "weak", self.weak, self.high),
         ]
-        dropped: dict[int, str] = {}
-        values: dict[str, dict[int, float]] = {}
+        dropped: dict[int, str] = {}  # of two reasons, the first one is kept (`setdefault`)
+        values: dict[str, dict[int, float]] = {}  # rates that become columns of the rows
         missing: Counter[str] = Counter()
-        for column, model, place, bound in wanted:
+        for column, model, place, bound in bounds:
             rates = None if place is None else rates_by_key(_file(place))
             for row in rows:
                 rate = rates.get(row_key(row.row)) if rates is not None else row.row.get(column)

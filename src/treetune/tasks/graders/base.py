@@ -96,7 +96,7 @@ class ServiceContext:
     def close(self) -> None:
         with self._lock:
             while self._shared:
-                self._shared.popitem()[1].close()
+                self._shared.popitem()[1].close()  # the last one first
 
 
 class Grader(Registrable):

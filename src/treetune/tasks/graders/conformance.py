@@ -88,6 +88,7 @@ def conformance(
 
 
 def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozenset[str]) -> Iterator[str]:
+    """Yields a sentence for each rule that a grader breaks."""
     if pickle.loads(pickle.dumps(grader)) != grader:
         yield "a pickled copy is not equal to it: make it a frozen dataclass"
     if not (math.isfinite(grader.best) and grader.best >= 1):
@@ -140,7 +141,7 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
                 yield f"{finding}, and gives no answer"
             if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
                 yield f"{finding}, and is an answer like any other"
-        else:
+        else:  # hostile answers. Generated ones may be right by chance, but these two groups aren't.
             if grade.correct and response in (*EMPTY, *NASTY):
                 yield f"{finding}, and isn't correct"
             if grade.outcome == "timeout" or "grader process" in (grade.message or ""):
@@ -162,7 +163,7 @@ def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[s
     """Yields differences between a grade and the results of `extract` and `verdict`, if the grader has
     these."""
     problem_grader = grader.of(case.problem)
-    if type(problem_grader).extract is Grader.extract:
+    if type(problem_grader).extract is Grader.extract:  # it has only `grade`
         return
     problem_grader.prepare()
     for response in (*case.right, *case.wrong, *case.silent):
@@ -250,6 +251,7 @@ def hostile_answers(seed: int, count: int) -> Iterator[tuple[str, str]]:
 
 
 def _hostile_text(kind: str, draw: random.Random) -> str:
+    """Returns a text of one of the `_KINDS`, the same for the same state of the generator."""
     match kind:
         case "huge power":
             base, power = draw.randint(2, 99), "9" * draw.randint(1, 30)

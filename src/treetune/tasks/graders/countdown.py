@@ -243,7 +243,7 @@ def _split_into_tokens(text: str) -> list[tuple[str, str]]:
         if match is None:
             raise NotAnExpression(f"{text[position]!r} is not allowed in an expression")
         position = match.end()
-        if match.lastgroup is None:
+        if match.lastgroup is None:  # white space
             continue
         if len(tokens) == MOST_TOKENS:
             raise NotAnExpression(f"more than {MOST_TOKENS} numbers and signs")

@@ -272,7 +272,7 @@ def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> i
     """Returns the offset after the arguments of the command in a box without braces."""
     end = box.end()
     if "frac" in box["bare"] and (digits := _BARE_FRACTION.match(text, end)) is not None:
-        return digits.end()
+        return digits.end()  # \boxed\frac12
     while (closing := pairs.get(end)) is not None:
         end = closing + 1
     return end

@@ -82,7 +82,8 @@ class Numeric(Grader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)
-        gold = problem.gold.replace(self.marker, "").strip() if gold is None else gold
+        if gold is None:  # the gold is the answer itself, not a worked solution
+            gold = problem.gold.replace(self.marker, "").strip()
         number, gold_number = read_number(extracted), read_number(gold)
         if number is None or gold_number is None:
             is_same_text = extracted.lower().split() == gold.lower().split()
@@ -358,6 +359,7 @@ def _shorten_powers_of_ten(text: str) -> str:
         exponent = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
         return f"{match['factor']}e{exponent}"
 
+    # A longer text stays as it is, which bounds the time. `LONGEST` alone would exclude whole solutions.
     if "10" not in text or len(text) > 50 * LONGEST:
         return text
     for times in "×·⋅":
@@ -482,6 +484,7 @@ def _value_of_match(match: re.Match[str]) -> Fraction | None:
         denominator = int(_without_separators(match["denominator"]))
         return Fraction(numerator, denominator) if denominator else None
     decimal, _, exponent = match["decimal"].lower().partition("e")
+    # The length first, since reading thousands of digits takes long.
     if exponent and (len(exponent) > 5 or abs(int(exponent)) > LARGEST_EXPONENT):
         return None
     whole, _, fraction = _without_separators(decimal).partition(".")

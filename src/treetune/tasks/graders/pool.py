@@ -260,7 +260,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
                     self._memo.popitem(last=False)
             futures = self._waiting.pop(key)
         for future in futures:
-            if not future.set_running_or_notify_cancel():
+            if not future.set_running_or_notify_cancel():  # its caller has cancelled it
                 continue
             if error is None:
                 future.set_result(call.result())
@@ -336,7 +336,7 @@ def _users_line(error: BaseException) -> str:
     comes from this project or a library alone."""
     libraries = (PACKAGE, Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
+        file = Path(frame.filename)  # not a file for code that was made at run time, such as `<string>`
         if file.is_file() and not any(file.is_relative_to(folder) for folder in libraries):
             return f" ({file.name}, line {frame.lineno})"
     return ""
