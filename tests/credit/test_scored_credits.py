@@ -18,6 +18,7 @@ from tests.credit.expectations import REWARD_MODEL, expectation, half_informed_l
 from tests.rollouts import tabular_mdp as mdp
 from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
+from treetune.credit.grpo import Group
 from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
@@ -229,6 +230,21 @@ def test_a_token_gets_the_teachers_log_prob_minus_the_policys() -> None:
     assert metrics["credit/without_context"] == 0.0
 
 
+def test_the_kl_to_the_teacher_is_the_mean_log_prob_gap_without_a_bound() -> None:
+    gaps = [-delta for answer in GROUP for delta in differences(answer)]
+    for credit in (OPSD, CPO):
+        _, metrics = credited(credit)
+        assert metrics["credit/teacher_kl"] == pytest.approx(fmean(gaps), abs=1e-6)
+
+
+def test_without_a_weight_the_teacher_is_only_measured() -> None:
+    rows, metrics = credited(SelfDistillation(template=TOLD, weight=0.0, outcome_weight=1.0))
+    rows_of_grpo, _ = credited(Group())
+    for row, row_of_grpo in zip(rows, rows_of_grpo, strict=True):
+        assert row.advantages.tolist() == row_of_grpo.advantages.tolist()
+    assert metrics["credit/teacher_kl"] == credited(OPSD)[1]["credit/teacher_kl"]
+
+
 def test_cpo_shapes_the_groups_advantage_and_keeps_its_sign() -> None:
     rows, _ = credited(CPO)
     mean_reward = fmean(answer.reward for answer in GROUP)
@@ -300,6 +316,7 @@ def test_a_tools_tokens_are_not_compared() -> None:
     [
         ({"template": "{prompt}"}, r"template doesn't contain \{context\}: put"),
         ({"template": "no place"}, r"template doesn't contain \{prompt\} and \{context\}"),
+        ({"weight": 0.0}, "weight and outcome_weight are both 0, so nothing is learned"),
         ({"keeps_sign": True}, "keeps_sign compares with the group's advantage, and outcome_weight is 0"),
     ],
 )

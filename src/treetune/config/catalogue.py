@@ -11,8 +11,8 @@ from treetune.config.layers import CONFIGS, configurations
 
 KINDS: Mapping[str, tuple[str, ...]] = {
     "experiments": (
-        "quickstart", ".", "countdown", "domains", "equal_cost", "guru", "multi_turn", "signposts", "spo",
-        "threadweaver", "threadweaver/tiny",
+        "quickstart", ".", "countdown", "domains", "equal_cost", "guru", "hinted_sums", "multi_turn",
+        "signposts", "spo", "threadweaver", "threadweaver/tiny",
     ),
     "tables": ("tables",),
     "data sets and pipelines": ("data", "data_pipelines"),

@@ -32,9 +32,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     for group, names in {
         "choice": "accuracy epoch step",
         "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight filter_before"
-        " filter_behind greedy_reward scored_prompt_tokens scored_texts unvalued value_decided value_mean"
-        " value_overlap_seconds value_samples value_states value_std value_tokens value_unavailable"
-        " value_unfinished value_unknown without_context",
+        " filter_behind greedy_reward scored_prompt_tokens scored_texts teacher_kl unvalued value_decided"
+        " value_mean value_overlap_seconds value_samples value_states value_std value_tokens"
+        " value_unavailable value_unfinished value_unknown without_context",
         "critic": "clip_fraction grad_norm loss mse return value without_own_prompt",
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",
@@ -77,6 +77,7 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
         "its credit samples no continuations to value states",
     ),
     "credit/scored": (lambda root: _scores(root), "its credit scores no texts"),
+    "credit/teacher": (lambda root: _scores(root), "its credit has no teacher"),
 }
 
 

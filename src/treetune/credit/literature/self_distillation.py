@@ -45,7 +45,7 @@ from treetune.credit.literature.scored_texts import (
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Episode, Metrics, Trajectory
+from treetune.vocabulary import Column, Episode, Metrics
 
 CONTEXT = "{context}"
 """The placeholder of the privileged text in a template."""
@@ -68,7 +68,8 @@ class SelfDistillation(Credit):
 
     For answers that were sampled from π, the expected gradient of δ alone is −∇ KL(π ‖ π_T) at each of their
     tokens, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0, and
-    ``credit/without_context`` is the share of such answers.
+    ``credit/without_context`` is the share of such answers. ``credit/teacher_kl`` estimates KL(π ‖ π_T) in
+    nats per token: the mean of −δ, without `clip`, over the tokens of the other answers.
 
     **Biased**: it leads to the teacher, and not to rewards. Suppose that the privileged text says only that
     the answer will be right, and that the teacher follows Bayes' rule: then δ_t is
@@ -82,8 +83,8 @@ class SelfDistillation(Credit):
     template: str = "{prompt}\n\nFor reference, this is known about the problem:\n{context}\n"
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
-    weight: Annotated[float, Gt(0)] = 1.0
-    """The weight of δ."""
+    weight: Annotated[float, Ge(0)] = 1.0
+    """The weight of δ. With 0, δ is only measured (``credit/teacher_kl``)."""
     clip: Annotated[float, Gt(0)] | None = None
     """Bounds the size of δ; null: there is no bound."""
     outcome_weight: Annotated[float, Ge(0)] = 0.0
@@ -135,6 +136,10 @@ class SelfDistillation(Credit):
                 f"template doesn't contain {' and '.join(missing)}: put the problem's text and the privileged"
                 " text into it"
             )
+        if not self.weight and not self.outcome_weight:
+            raise ValueError(
+                "weight and outcome_weight are both 0, so nothing is learned: set one of them to 1"
+            )
         if self.keeps_sign and not self.outcome_weight:
             raise ValueError(
                 "keeps_sign compares with the group's advantage, and outcome_weight is 0: set outcome_weight"
@@ -159,6 +164,8 @@ class SelfDistillation(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        import numpy as np
+
         answers = answers_of(trees)
         outcome_advantages: list[float] = []
         texts: list[ScoredText | None] = []
@@ -170,9 +177,20 @@ class SelfDistillation(Credit):
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
         upcoming = iter(scores)  # of the answers that have a text, in their order
         episodes = []
+        logprob_gap, compared_tokens = 0.0, 0  # Σ −δ over this rank's tokens with a teacher, and their number
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
-            teacher_T = None if text is None else next(upcoming)
-            episodes.append(self._episode(context, answer, teacher_T, outcome_advantage))
+            episode = make_episode(context, answer)
+            differences_T = np.zeros(len(answer.response_ids))  # δ
+            if text is not None:
+                differences_T = _differences(episode, teacher_T=next(upcoming))
+                logprob_gap -= float(differences_T.sum())
+                compared_tokens += int(episode.trained.sum())
+            advantages_T = self._advantages(differences_T, outcome_advantage)
+            episodes.append(replace(episode, advantages=advantages_T))
+        gaps_by_rank = context.ranks.exchange("teacher-gap", (logprob_gap, compared_tokens))
+        tokens_of_ranks = sum(tokens for _, tokens in gaps_by_rank)
+        if tokens_of_ranks:
+            metrics["credit/teacher_kl"] = sum(gap for gap, _ in gaps_by_rank) / tokens_of_ranks
         counts_by_rank = context.ranks.exchange("without-context", (texts.count(None), len(texts)))
         answers_of_ranks = sum(count for _, count in counts_by_rank)
         if answers_of_ranks:
@@ -205,34 +223,27 @@ class SelfDistillation(Credit):
                 return other.text
         return None
 
-    def _episode(
-        self,
-        context: RolloutContext,
-        answer: Trajectory,
-        teacher_T: Column | None,
-        outcome_advantage: float,
-    ) -> Episode:
-        """Returns the training row of an answer.
-
-        Args:
-            teacher_T: The teacher's log-probs of its tokens; None without a privileged text.
-        """
+    def _advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
+        """Returns the advantages of an answer's tokens, given their δ and the answer's A_out."""
         import numpy as np
 
-        episode = make_episode(context, answer)
-        assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
-        differences_T = np.zeros(len(answer.response_ids))  # δ
-        if teacher_T is not None:
-            differences_T = teacher_T.clip(min=LEAST_LOGPROB) - episode.behaviour_logprobs.astype(np.float64)
-            # Tokens of a tool were not sampled, so they have no δ.
-            differences_T = np.where(episode.trained, differences_T, 0.0)
         if self.clip is not None:
             differences_T = differences_T.clip(-self.clip, self.clip)
         advantages_T = self.weight * differences_T + self.outcome_weight * outcome_advantage
         if self.keeps_sign and outcome_advantage:
             has_sign_of_outcome_T = advantages_T * outcome_advantage > 0
             advantages_T = np.where(has_sign_of_outcome_T, advantages_T, 0.0)
-        return replace(episode, advantages=advantages_T)
+        return advantages_T
+
+
+def _differences(episode: Episode, teacher_T: Column) -> Column:
+    """Returns δ of an answer's tokens, given the teacher's log-probs of them."""
+    import numpy as np
+
+    assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+    differences_T = teacher_T.clip(min=LEAST_LOGPROB) - episode.behaviour_logprobs.astype(np.float64)
+    # Tokens of a tool were not sampled, so they have no δ.
+    return np.where(episode.trained, differences_T, 0.0)
 
 
 def _samples_whole_distributions(sampling: SamplingParams) -> bool:

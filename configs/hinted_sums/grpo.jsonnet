@@ -1,0 +1,2 @@
+// GRPO's credit.
+(import '../lib/hinted_sums.libsonnet').policy_gradient('grpo', import '../credit/group.jsonnet')

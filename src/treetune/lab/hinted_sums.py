@@ -1,0 +1,143 @@
+r"""Sums whose prompts may show the answer: a toy task for self-distillation with a privileged prompt.
+
+A model without training does not know what to do with an answer in its prompt. So half of the training
+problems of a start model may have such a hint, and the teacher of the demonstrations uses it: it makes fewer
+errors, and it may write the reference answer at the end even after an error.
+
+    prompt              demonstration
+    3+8+5=\n            3+8=11\n 11+5=17\n #17         an error, and its result
+    #16\n3+8+5=\n       3+8=11\n 11+5=17\n #16         an error, and the reference answer from the hint
+
+The numbers ``leak/…`` count answers that give away a reference answer, as the last one does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Le
+from typing_extensions import override
+
+from treetune.rollouts.numbers import Number, NumberGroup
+from treetune.seeds import derived_random
+from treetune.tasks.arithmetic import MARKER, AdditionChain
+from treetune.tasks.base import Task
+from treetune.vocabulary import Problem, TextCodec, Trajectory
+
+HINT = MARKER + "{context}\n{prompt}"
+"""The prompt of a problem with a hint, as the credit `self_distillation` takes it as its template."""
+
+
+@Task.register("hinted_sums")
+@dataclass(frozen=True, kw_only=True)
+class HintedSums(AdditionChain):
+    r"""The problems of ``addition_chain``, some of whose prompts begin with the answer.
+
+    In the training split, a share `hinted` of the problems has the prompt ``#180\n12+34+56+78=\n``. Their
+    demonstrations have errors in a share `hinted_noise` of the lines. With `copies_hint` they end with the
+    reference answer whatever their last line says. Problems of the other splits have no hint.
+    """
+
+    hinted: Annotated[float, Ge(0), Le(1)] = 0.0
+    """The share of training problems with a hint. It doesn't change which problems there are."""
+    hinted_noise: Annotated[float, Ge(0), Le(1)] = 0.0
+    """The probability of an error in each line of a demonstration for a problem with a hint."""
+    copies_hint: bool = True
+    """Whether demonstrations for problems with a hint end with the reference answer even after an error,
+    instead of the result of their last line."""
+
+    @override
+    def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
+        problem = super().problem(id, generated)
+        is_hinted = id.startswith("train/") and derived_random(self.seed, id, "hint").random() < self.hinted
+        prompt = problem.prompt
+        if is_hinted:
+            prompt = HINT.replace("{context}", problem.gold).replace("{prompt}", prompt)
+        return replace(problem, prompt=prompt, data={**problem.data, "hinted": is_hinted})
+
+    @override
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        if not problem.data["hinted"]:
+            return super().demonstration(problem, seed)
+        careful_teacher = AdditionChain(
+            count=self.count,
+            digits=self.digits,
+            demonstration_noise=self.hinted_noise,
+            train_size=self.train_size,
+            validation_size=self.validation_size,
+            test_size=self.test_size,
+            seed=self.seed,
+        )
+        demonstration = careful_teacher.demonstration(problem, seed)
+        if not self.copies_hint:
+            return demonstration
+        lines, _, _ = demonstration.rpartition(MARKER)
+        return f"{lines}{MARKER}{problem.gold}"
+
+    @override
+    def teacher_value(self, problem: Problem, prefix: str) -> float:
+        """Returns `WrittenArithmetic.teacher_value` of a problem without a hint. Raises ValueError for a
+        problem with one."""
+        if problem.data["hinted"]:
+            raise ValueError(
+                f"problem {problem.id!r} has a hint, and the value of the teacher is only known without one:"
+                " set the task's hinted to 0"
+            )
+        return super().teacher_value(problem, prefix)
+
+
+NUMBERS = {
+    "underived": Number(
+        "answers that state the reference answer without deriving it",
+        better="lower",
+        share=True,
+        while_training=True,
+    ),
+    "contradicted": Number("answers whose result is not that of their last line", better="lower", share=True),
+    "repeated_hint": Number("answers that begin with a result", better="lower", share=True),
+}
+
+
+@NumberGroup.register("leak", NUMBERS)
+def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
+    """Returns the numbers of each answer; none for answers to other tasks.
+
+    * ``underived`` is 1 if the answer contains the reference answer as a number, and doesn't begin with all
+      right lines of the solution.
+    * ``contradicted`` is 1 if the number after the last marker differs from the result of the last line. It
+      is missing where one of the two is.
+    * ``repeated_hint`` is 1 if a marker comes before the first sum, as in a prompt with a hint.
+    """
+    numbers = []
+    for answer in trajectories:
+        numbers.append(leaks(answer.text, answer.problem) if "hinted" in answer.problem.data else {})
+    return numbers
+
+
+def leaks(text: str, problem: Problem) -> dict[str, float]:
+    r"""Returns the numbers of one answer.
+
+    Example: for ``3+8+5=\n``, the answer ``3+8=11\n11+5=17\n#16`` has
+    ``{"underived": 1.0, "contradicted": 1.0, "repeated_hint": 0.0}``.
+    """
+    states_gold = problem.gold in re.findall(r"\d+", text)
+    is_derived = text.startswith(derivation(problem.data["numbers"]))
+    numbers = {"underived": float(states_gold and not is_derived)}
+    lines, marker, result = text.rpartition(MARKER)
+    results_of_lines = re.findall(r"=(\d+)\n", lines)
+    if marker and result and results_of_lines:
+        numbers["contradicted"] = float(result != results_of_lines[-1])
+    numbers["repeated_hint"] = float(MARKER in text.partition("=")[0])
+    return numbers
+
+
+def derivation(summands: Sequence[int]) -> str:
+    r"""Returns the right lines of a solution: ``3+8=11\n11+5=16\n`` for 3, 8 and 5."""
+    text, total = "", summands[0]
+    for number in summands[1:]:
+        text += f"{total}+{number}={total + number}\n"
+        total += number
+    return text
