@@ -27,6 +27,7 @@ local shared(name, needs=[]) = {
     ppo_hl_gauss: on_sums('ppo_hl_gauss'),
     ppo_privileged: on_sums('ppo_privileged'),
     prime: on_sums('prime', ['reward_model']),
+    prime_online: on_sums('prime_online'),
     resets: on_sums('resets'),
   },
   columns: [{ name: 'test pass@1', evaluation: 'test', curve: 'validation' }],
@@ -38,6 +39,7 @@ local shared(name, needs=[]) = {
     { name: 'PPO, HL-Gauss', experiment: 'ppo_hl_gauss' },
     { name: 'PPO, critic sees the answer', experiment: 'ppo_privileged' },
     { name: 'PRIME, reward model fixed', experiment: 'prime' },
+    { name: 'PRIME, reward model learns', experiment: 'prime_online' },
     { name: 'RRPO', experiment: 'resets' },
   ],
 }
