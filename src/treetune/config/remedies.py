@@ -37,7 +37,11 @@ _FIELD_NAME = re.compile(rf"(?!(?:{_KEYWORDS})$)[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True)
 class Owner:
-    """The class whose keys an object has; with `name` and `family` where `type` chose it."""
+    """The class whose keys an object of the configuration has.
+
+    Example: for ``credit: { type: 'gae' }``, the part `Gae` with the name ``gae``, of the family `Credit`.
+    An object without ``type`` has neither name nor family.
+    """
 
     part: type
     name: str | None = None

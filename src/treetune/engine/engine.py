@@ -477,9 +477,10 @@ class VllmEngine(Engine):
             yield
             return
         self._ranks.gather(None)  # every rank has stopped sampling
-        loading = [replica for replica in self._replicas if replica.server.loads_weights]
+        # A server that several ranks share is put to sleep by the one rank that also loads its weights.
+        replicas_of_this_rank = [replica for replica in self._replicas if replica.server.loads_weights]
         # vLLM's level 1 keeps the weights in the host's memory, and level 2 drops them.
-        self._each(loading, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
+        self._each(replicas_of_this_rank, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
         # A server that dies while the trainer has its memory must not be started before the block ends.
         for replica in self._replicas:
             replica.server.hold(True)

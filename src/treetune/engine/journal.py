@@ -105,6 +105,8 @@ class JournaledEngine(EngineWrapper):
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Runs a program by the engine, and adds its times to `calls`."""
+        # `sample` sets both, when an answer ends and when the first continuation is requested. Programs may
+        # request continuations of some answers while others are still sampled.
         self._answers_end, self._continuations_begin = self.now(), None
         with closing(self._answers), closing(self._continuations):
             try:

@@ -138,7 +138,8 @@ def attention_arguments(
     positions.
 
     Args:
-        subtree_last_1T: None if the rows are not a tree.
+        subtree_last_1T: For each position of a prefix tree in one row, the last position that continues it;
+            None if the rows are not a tree.
     """
     config: Any = backbone.config
     attention = config._attn_implementation
@@ -146,7 +147,8 @@ def attention_arguments(
         return {"packed": PackedRow.of(position_ids_BT)}
     if attention == TREE:
         if subtree_last_1T is None:
-            # Not left out: without the argument, `tree_attention` reports that the model doesn't hand it on.
+            # An empty argument: if it were missing, `tree_attention` would report that the model doesn't hand
+            # it on.
             return {"tree": QueryBlocks(None, [], [])}
         return {"tree": query_blocks(subtree_last_1T[0])}
     # transformers takes a mask of four dimensions as it is, and doesn't look for packed sequences.

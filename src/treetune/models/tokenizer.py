@@ -275,8 +275,10 @@ def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Call
 
 
 def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Callable[..., str]:
-    """Returns `TextCodec.decode`, which leaves out special tokens and those of `hidden`, unless it is called
-    with ``skip=False``."""
+    """Returns the function for `TextCodec.decode`.
+
+    It leaves out special tokens and the tokens of `hidden`, unless it is called with ``skip=False``.
+    """
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
 
     def decode(token_ids: Sequence[int] | TokenIds, skip: bool = True) -> str:
@@ -284,7 +286,7 @@ def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Call
         if skip and hidden:
             ids = [token_id for token_id in ids if token_id not in hidden]
         if backend is not None:
-            # Ten times faster than the wrapper, with the same text before it changes spaces.
+            # Ten times faster than `tokenizer.decode`, with the text that it has before it cleans up spaces.
             return str(backend.decode(ids, skip_special_tokens=skip))
         return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 

@@ -160,7 +160,7 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
 
 
 def _check_sign(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
-    """Checks a sign after the last row, and counts the rows in a row that show it."""
+    """Checks a sign after the last row, and whether enough rows in a row, up to the last, show it."""
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:

@@ -134,7 +134,8 @@ def measure(
         done: The number of iterations that made these weights.
         folder: Gets the answers and then ``summary.json``, which says that the set is measured.
         name: The name of the measurement in messages.
-        claim: The first rank's claim on the folder.
+        claim: The lock by which the first rank keeps other evaluators from the folder. A process that seems
+            dead loses it, and then writes nothing more.
     """
     session, config = resources.session, resources.session.config
     seed = config.evaluation.seed

@@ -116,8 +116,9 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
 
 
 def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
-    """Returns the end of a message on what a run repeats that resumes after `start` iterations; empty if it
-    repeats nothing.
+    """Describes the iterations that a resumed run repeats, as the end of a message.
+
+    The run resumes after `start` iterations. The text is empty if it repeats none.
 
     Example: ``, the last checkpoint: iterations 4 to 5 had been finished after it and are trained again
     (about 3 min); what was sampled is kept``.

@@ -203,9 +203,10 @@ def _silence_libraries() -> None:
 
 
 def patience_for_last_start() -> float:
-    """Returns the seconds to wait for the lock of this job's last start.
+    """Returns how many seconds to wait for the experiment's lock, which this job's previous start may hold.
 
-    SLURM may start a requeued job while a node that it lost is still ending the job's ranks.
+    SLURM may start a requeued job again while the ranks of its previous start are still ending on a node
+    that SLURM had lost.
     """
     return LAST_START_ENDS_WITHIN_S if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else 0.0
 

@@ -268,10 +268,11 @@ def _issue_if_in_no_row(
     roots: dict[str, PolicyIteration],
     why_missing: Callable[[PolicyIteration], str | None],
 ) -> Iterator[ConfigIssue]:
-    """Yields an issue if no experiment will write what is `shown`. A single row that has it is enough."""
+    """Yields an issue if none of the rows' experiments will write what is `shown`."""
     experiments = list(dict.fromkeys(name for name in names if name is not None))
     reasons = {name: why_missing(roots[name]) for name in experiments if name in roots}
-    all_could_be_built = len(reasons) == len(experiments)  # one that couldn't might have it
+    # An experiment whose configuration could not be built may write it: nothing is known about that one.
+    all_could_be_built = len(reasons) == len(experiments)
     if not experiments or not all_could_be_built or not all(reasons.values()):
         return
     name, reason = next(iter(reasons.items()))

@@ -390,7 +390,12 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
 
 
 def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
-    """Returns a value with whole numbers in place of the floats that `whole_fields` lists."""
+    """Returns a value with whole numbers in place of some floats.
+
+    Args:
+        whole: The names of the fields whose floats were whole numbers, nested like the value; empty where
+            nothing has to be changed.
+    """
     if not whole or value is None:
         return value
     if isinstance(value, float):

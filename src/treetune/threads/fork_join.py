@@ -356,9 +356,10 @@ class ForkJoin:
     def _join(self, line: Line, threads: Sequence[Line]) -> None:
         """Injects the text after a block: the text from which the line continues, or the block's end where
         the answer has ended."""
-        # Threads that were left out on purpose don't end the answer; stragglers do.
+        # The answer ends if all threads are stragglers, which were dropped for their length: the block has no
+        # result with which the line could continue. Threads that were left out on purpose are not dropped.
         if all(thread.dropped for thread in threads):
-            self._end("length")  # the block has no result with which the line could continue
+            self._end("length")
         if self._finish is None and self._remaining_tokens(line) - len(self._glue.join) < 1:
             self._end("length", "budget_spent")
         line.inject(self._glue.join if self._finish is None else self._glue.end_block)

@@ -167,8 +167,7 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
 
 
 def with_system(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
-    """Returns the conversation with the system message, as the new template changes it before it renders
-    it."""
+    """Returns the conversation with the system message, at the place where the new template puts it."""
     first = messages[0]
     if target == "system" and first["role"] != "system":
         return [{"role": "system", "content": system}, *messages]

@@ -361,7 +361,8 @@ def micro_batch(
     """Makes the tensors of a micro-batch of rows, which `ranks_together` ranks compute together.
 
     Args:
-        max_positions: The most trained positions that a rank has in its micro-batch of the same number.
+        max_positions: The most trained positions in a micro-batch that any rank computes at the same time
+            as this one. All ranks compute the head in as many chunks as these need.
     """
     rows = [sequences.rows[i] for i in indices]
     inputs, computed_tokens = _lay_out(rows, layout)

@@ -366,8 +366,8 @@ class PolicyTrainer:
     def restart(self, episodes: Collection[Episode] = (), on_signals: OnSignals | None = None) -> Metrics:
         """Resets policy and optimiser to the start model. Collective.
 
-        With `measure_kl`, the metrics are the KL of the policy that is given up to the start model, on
-        `episodes`, which that policy has sampled. `on_signals` gets its scores of their tokens.
+        The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are its KL to the
+        start model on them. `on_signals` gets its scores of their tokens, such as entropies.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"

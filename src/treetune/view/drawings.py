@@ -132,7 +132,8 @@ class ThreadedAnswer:
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
         """Counts the tokens ``[start, end)``, which are inside of `above` blocks.
 
-        Blocks count down to the depth at which the answer was split into threads; below that, tags are text.
+        Only blocks count that split the answer into threads, and those of the whole answer. Tags inside of a
+        thread that was not split further are text.
         """
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)

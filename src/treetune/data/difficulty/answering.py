@@ -226,6 +226,7 @@ class Served(Policy):
 
 
 def _no_alphabet() -> str:
+    """Refuses the model 'tiny', whose tokens are the characters of a task (its alphabet)."""
     raise ValueError(
         "the model 'tiny' knows the characters of a task, and rows have none: give its alphabet, or take the"
         " model 'pretrained'"

@@ -548,7 +548,7 @@ class _FormulaParser:
         order = int(exponent.q)
         root_above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
         root_below, below_is_exact = sympy.integer_nthroot(base.q, order)
-        # The roots of a negative number are complex, which sympy knows. They are not that of its amount.
+        # Not for a negative base: its root is complex, and not the root of the absolute value. sympy has it.
         if base.p >= 0 and above_is_exact and below_is_exact:
             return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
         if _bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:

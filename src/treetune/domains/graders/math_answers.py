@@ -636,9 +636,10 @@ def _read_region(text: str, depth: int) -> Answer | None:
         matches = [match for match in exclusions if match is not None]
         values = [match["values"].strip() for match in matches]
         return _name_region({match["name"] for match in matches}, _intervals_between(values))
-    is_intersection = _MEETING_AND.search(text) is not None  # otherwise "or" or a comma: a union
+    # ``x > 1 and x < 3`` is an intersection. "or" or a comma makes a union.
+    is_intersection = _MEETING_AND.search(text) is not None
     rays: list[Answer] = []
-    names: set[str] = set()
+    names: set[str] = set()  # of the unknowns: a region has one
     for piece in pieces:
         signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
         sides = [side.strip() for side in _SIGN.split(piece)]

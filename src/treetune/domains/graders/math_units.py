@@ -136,7 +136,7 @@ def read_unit(text: str) -> Unit | None:
         return None  # a sentence, or a sign that no unit has
     text = _OF.sub("", " ".join(text.split()))
     # km/h/s: the unit before the first slash multiplies, and all after it divide.
-    numerator, *denominators = text.replace(" / ", "/").replace("/ ", "/").split("/")
+    numerator, *denominators = re.sub(" ?/ ?", "/", text).split("/")
     products = [(product, -1) for product in denominators]
     if numerator or not denominators:  # "per second" has no numerator
         products.insert(0, (numerator, 1))

@@ -288,8 +288,12 @@ def sample_and_credit(
     method: CreditWithRollout,
     problems: Sequence[Problem],
 ) -> CreditOfMethod:
-    """Answers the problems with a method's own rollout, and returns the episodes that its credit makes of
-    the answers, in the order of the problems. Its tokens include those of the answers."""
+    """Answers the problems with a method's own rollout, and gives the answers its credit.
+
+    Returns:
+        The episodes, in the order of the problems, and the number of sampled tokens: of the answers, and of
+        the continuations that estimate values.
+    """
     from treetune.lab.analyzers.credit_measures import CreditOfMethod
     from treetune.lab.analyzers.stored import context_at
 

@@ -149,6 +149,7 @@ def _compare_tensors(first: Path, second: Path) -> Difference:
         first_file, second_file = files
         if sorted(first_file.keys()) != sorted(second_file.keys()):
             count = len(second_file.keys())
+            # Two files with as many tensors have other names.
             return "the names of its tensors", str(len(first_file.keys())), f"{count} or others"
         for name in first_file.keys():  # noqa: SIM118  (it can't be iterated over)
             a, b = first_file.get_tensor(name), second_file.get_tensor(name)

@@ -512,7 +512,8 @@ LANGUAGES = (
 
 
 def language_of(name: str) -> Language:
-    """Returns a language by its name: ``slips``, ``first of 8``, or ``last of 12 at 5 %``.
+    """Returns a language, a small artificial task, by its name: ``slips``, ``first of 8``, or ``last of 12 at
+    5 %``.
 
     In a language of N choices a quarter of the answers is correct, unless the name has a percentage. Raises
     ValueError for another name.

@@ -260,6 +260,7 @@ def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[
     """Returns for each method the geometric means over all languages of its gain per answer ("gain"), per
     token ("token"), at each ρ ("0.25", …) and of its cost, the best per token first.
 
+    ρ is the cost of training a token, divided by that of sampling one.
     Methods that were not scored in every language are left out. A gain that could not be measured counts as
     1e-6, as a geometric mean needs positive numbers."""
     means_by_method = {}

@@ -319,7 +319,8 @@ class _GrowingTree:
         tokens_left = self.rollout.most_tokens - self.sampled_tokens
         affordable = []
         for branch in branches:
-            tokens_left -= branch.further * (self.sampling.max_tokens - branch.tokens)
+            tokens_of_an_answer = self.sampling.max_tokens - branch.tokens  # after the branch's prefix
+            tokens_left -= branch.further * tokens_of_an_answer
             if tokens_left < 0:
                 break
             affordable.append(branch)

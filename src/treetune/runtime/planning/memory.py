@@ -155,17 +155,17 @@ class Passes:
     def layer(self) -> int:
         """The bytes that a block keeps for its backward pass."""
         shape, size = self.shape, self.itemsize
-        norms = 2 * (self._norm + size) * shape.hidden
+        norms = 2 * (self._bytes_of_norm + size) * shape.hidden
         attention = size * (2 * shape.query + 2 * shape.key)  # queries and results, keys and values
         if shape.head_norms:
-            attention += self._norm * (shape.query + shape.key)
+            attention += self._bytes_of_norm * (shape.query + shape.key)
         mlp = 4 * size * shape.intermediate  # the gate, its activation, the other factor, the product
         small = 4 * (2 + shape.heads)  # scales of norms, sums of attention
         mask = size * self.tokens if self.masked else 0  # as numbers that are added
         return self.tokens * (norms + attention + mlp + small + mask)
 
     @property
-    def _norm(self) -> int:
+    def _bytes_of_norm(self) -> int:
         """The bytes that a norm keeps for each element: its input in float32, and its output."""
         return 4 + self.itemsize
 
@@ -175,7 +175,7 @@ class Passes:
         shape, size = self.shape, self.itemsize
         blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
         # The last norm, and the hidden states of the trained tokens, which go into the head.
-        last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
+        last = self.tokens * self._bytes_of_norm * shape.hidden + self.trained * size * shape.hidden
         rotary = self.tokens * 2 * size * shape.head_dim  # cosines and sines
         mask = self.tokens**2 if self.masked else 0  # a bool for each pair of tokens
         return blocks + last + rotary + mask
@@ -188,7 +188,7 @@ class Passes:
         During the backward pass of its MLP, the last norm and the selected hidden states are freed already.
         """
         shape, size = self.shape, self.itemsize
-        of_last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
+        of_last = self.tokens * self._bytes_of_norm * shape.hidden + self.trained * size * shape.hidden
         mlp = self.tokens * (size * shape.hidden + 2 * size * shape.intermediate) - of_last
         computed_again = 0
         if self.checkpointing:

@@ -337,7 +337,8 @@ def _files(task: Mapping[str, Any]) -> list[str]:
     """Returns the files and folders of rows that a task's configuration names."""
     files: dict[str, None] = {}  # a dictionary as an ordered set
     for part in _objects(task):
-        if part.get("type") == "disk":  # any text can be its path, while its `train` names a split
+        if part.get("type") == "disk":
+            # A saved data set: only `path` names a file. `train` is the name of a split in it.
             files[str(part.get("path"))] = None
         elif part.get("type") != "hub":
             for key in ("train", "validation", "test", "path", "files"):

@@ -176,8 +176,8 @@ class AnswerStore:
 
     def problems(self) -> list[str]:
         """Returns messages on files that can't be shown."""
-        links = list[Path]()
-        sources(self.run, links)
+        links: list[Path] = []
+        sources(self.run, left_out=links)  # only for the links, which it adds to the list
         indexed = self.indexed()
         return [
             *(item.fault for item in indexed if item.fault),

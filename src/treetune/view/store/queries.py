@@ -160,7 +160,7 @@ def order_sql(
         raise ValueError(
             f"{content} can't be sorted by {question.sort!r}, but by {', '.join(sorted(all_types))}"
         )
-    if question.sort not in chosen_types:  # the column is null in all these rows
+    if question.sort not in chosen_types:  # nothing to sort by, or a column that is null in all these rows
         return last
     direction = "DESC" if question.descending else "ASC"
     return f"{quoted(question.sort)} {direction} NULLS LAST, {last}"

@@ -61,7 +61,7 @@ HAIR = 1e-9
 Value = TypeVar("Value")
 
 _WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
-_BROKEN = {"float", "double", "decimal", "hugeint", "uhugeint"}
+_FRACTIONAL_OR_HUGE = {"float", "double", "decimal", "hugeint", "uhugeint"}
 _AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
 
 
@@ -435,7 +435,7 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
         as_kind, to_sql = "BOOLEAN", sql
     elif kind.id in _WHOLE:
         as_kind, to_sql = "BIGINT", sql
-    elif kind.id in _BROKEN:
+    elif kind.id in _FRACTIONAL_OR_HUGE:
         as_kind, to_sql = "DOUBLE", f"CAST({sql} AS DOUBLE)"
     elif str(kind) == "JSON":
         to_sql = f"({sql} ->> '$')"  # as text: a string without its quotes

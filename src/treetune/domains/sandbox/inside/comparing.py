@@ -118,10 +118,17 @@ class _Proof:
         return name.partition(".")[0] == self.package
 
     def examine(self, function: Any, owner: type | None, lasting: frozenset[int]) -> bool:
-        """Proves that a function only compares. Returns whether its result may be a part of lasting things.
+        """Proves that a function only compares.
 
-        `lasting` are the positions of parameters that may be such parts, and `owner` is the class of its
-        `self`.
+        Lasting objects outlive the call, such as the data set and what it contains: the function must not
+        change them.
+
+        Args:
+            owner: The class of the function's `self`; None for a plain function.
+            lasting: The positions of parameters that may be lasting objects or parts of them.
+
+        Returns:
+            Whether its result may be a lasting object or a part of one.
         """
         key = (function.__code__, owner, lasting)
         if key in self._returns_lasting:

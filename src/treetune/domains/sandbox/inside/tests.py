@@ -57,6 +57,7 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
                 names.update(customary_names(program))
             # First only the prefix, whose classes belong to the problem, so that both processes have them.
             exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
+            # Objects of these classes travel between the processes as copies, others as references.
             peer.by_value = _classes(names)
             exec(compile(program, "solution.py", "exec", dont_inherit=True), names)
         except BaseException as error:
