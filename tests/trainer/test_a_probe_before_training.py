@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.trainer.helpers import episodes, policy_trainer, tiny_model, weights_of
+from treetune.credit.literature.prime import Prime
 from treetune.objectives.base import TokenBatch, kl_estimate, ratio_of
 from treetune.objectives.other_ratios import ClippedImportance, SequencePolicyGradient
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -77,6 +78,11 @@ def with_layer(layer: type[nn.Module]) -> Any:
 def test_a_policy_that_is_not_its_model_is_refused(layer: type[nn.Module], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         policy_trainer(load=with_layer(layer))
+
+
+def test_a_reward_model_that_starts_from_another_model_is_probed_too() -> None:
+    with pytest.raises(ValueError, match="computes different log-probs of the same tokens each time"):
+        policy_trainer(credit=Prime(), load_reward_model=with_layer(Noisy))
 
 
 @pytest.mark.parametrize("settings", [{}, {"layout": "packed"}, {"layout": "tree"}, {"zero_stage": 3}])

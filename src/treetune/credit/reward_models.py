@@ -1,5 +1,6 @@
-"""What an implicit reward model is, and how it learns: a language model π_φ whose log-ratios to a reference
-model are the rewards of tokens (Yuan et al., arXiv:2412.01981; Cui et al., arXiv:2502.01456).
+"""Settings and loss of an implicit reward model: a language model π_φ whose log-ratios to a reference model
+are the rewards of tokens (Yuan et al., arXiv:2412.01981; Cui et al., arXiv:2502.01456). It is trained by
+`trainer.reward_model`.
 
     r_t = β · (log π_φ(y_t) − log π_ref(y_t))           reward of a token (2502.01456, eq. 3)
     −[R log σ(Σ_t r_t) + (1 − R) log(1 − σ(Σ_t r_t))]   loss of an answer with the outcome R (Algorithm 1)
@@ -62,7 +63,7 @@ def refuse_outcomes(outcomes: Sequence[float]) -> None:
     """Raises ValueError for outcomes that are not between 0 and 1, since the reward model learns their
     probability."""
     lowest, highest = min(outcomes), max(outcomes)
-    if lowest < 0 or highest > 1:  # graders report no NaN
+    if lowest < 0 or highest > 1:  # NaN would pass, but graders report none
         raise ValueError(
             "the reward model learns the probability of a correct answer, and the rewards of this iteration"
             f" go from {lowest:g} to {highest:g}: give answers rewards between 0 and 1, or choose a credit"
@@ -74,9 +75,11 @@ def outcome_losses(returns_M: Tensor, outcomes_M: Tensor) -> Tensor:
     """Returns the cross-entropy of each answer's outcome, [M].
 
     Args:
-        returns_M: The sums of the answers' implicit rewards, which are logits.
-        outcomes_M: The answers' rewards, between 0 and 1.
+        returns_M: The sums of the answers' implicit rewards, Σ_t r_t: the logits of being correct.
+        outcomes_M: The answers' rewards, between 0 and 1. A reward of 0.7 counts as correct with the
+            probability 0.7.
     """
     import torch
 
+    # With logits, since log(1 − σ(x)) would be −∞ in float32 for large x.
     return torch.nn.functional.binary_cross_entropy_with_logits(returns_M, outcomes_M, reduction="none")

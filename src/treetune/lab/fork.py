@@ -72,7 +72,8 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         from treetune.trainer.update import refuse_other_critic_loss
 
         refuse_other_critic_loss(checkpoint / "trainer", critic.loss)
-    for part in filter(Path.is_dir, checkpoint.iterdir()):  # policy, critic and trainer, each with checksums
+    # The weights of policy, critic and reward model, and the trainer's state, each with checksums.
+    for part in filter(Path.is_dir, checkpoint.iterdir()):
         refuse_damaged(part, "fork after another iteration")
     with whole_folder(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.

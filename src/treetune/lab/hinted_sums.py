@@ -52,7 +52,10 @@ class HintedSums(AdditionChain):
     @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
         problem = super().problem(id, generated)
-        is_hinted = id.startswith("train/") and derived_random(self.seed, id, "hint").random() < self.hinted
+        # A random number of its own for each problem: `hinted` changes nothing about the numbers to add, and
+        # a larger share of hints contains a smaller one.
+        is_drawn = derived_random(self.seed, id, "hint").random() < self.hinted
+        is_hinted = is_drawn and id.startswith("train/")
         prompt = problem.prompt
         if is_hinted:
             prompt = HINT.replace("{context}", problem.gold).replace("{prompt}", prompt)
@@ -62,6 +65,7 @@ class HintedSums(AdditionChain):
     def demonstration(self, problem: Problem, seed: int) -> str:
         if not problem.data["hinted"]:
             return super().demonstration(problem, seed)
+        # The same task without hints. Its demonstrations don't read the prompt, only the numbers to add.
         careful_teacher = AdditionChain(
             count=self.count,
             digits=self.digits,
@@ -74,7 +78,7 @@ class HintedSums(AdditionChain):
         demonstration = careful_teacher.demonstration(problem, seed)
         if not self.copies_hint:
             return demonstration
-        lines, _, _ = demonstration.rpartition(MARKER)
+        lines, _, _ = demonstration.rpartition(MARKER)  # without the result of the last line
         return f"{lines}{MARKER}{problem.gold}"
 
     @override
@@ -123,21 +127,23 @@ def leaks(text: str, problem: Problem) -> dict[str, float]:
     Example: for ``3+8+5=\n``, the answer ``3+8=11\n11+5=17\n#16`` has
     ``{"underived": 1.0, "contradicted": 1.0, "repeated_hint": 0.0}``.
     """
+    # As a whole number: 16 isn't stated by 116.
     states_gold = problem.gold in re.findall(r"\d+", text)
     is_derived = text.startswith(derivation(problem.data["numbers"]))
     numbers = {"underived": float(states_gold and not is_derived)}
     lines, marker, result = text.rpartition(MARKER)
     results_of_lines = re.findall(r"=(\d+)\n", lines)
-    if marker and result and results_of_lines:
+    if marker and result and results_of_lines:  # one of them is missing in an answer that was cut off
         numbers["contradicted"] = float(result != results_of_lines[-1])
-    numbers["repeated_hint"] = float(MARKER in text.partition("=")[0])
+    before_first_sum, _, _ = text.partition("=")
+    numbers["repeated_hint"] = float(MARKER in before_first_sum)
     return numbers
 
 
 def derivation(summands: Sequence[int]) -> str:
     r"""Returns the right lines of a solution: ``3+8=11\n11+5=16\n`` for 3, 8 and 5."""
-    text, total = "", summands[0]
+    lines, total = "", summands[0]
     for number in summands[1:]:
-        text += f"{total}+{number}={total + number}\n"
+        lines += f"{total}+{number}={total + number}\n"
         total += number
-    return text
+    return lines

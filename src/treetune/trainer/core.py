@@ -61,7 +61,7 @@ if they are known."""
 
 
 class PolicyTrainer:
-    """Trains a policy, and a critic if the credit needs one.
+    """Trains a policy, and the critic or the reward model if the credit needs one.
 
     Args:
         load_model: Loads a fresh copy of the start model.
@@ -119,6 +119,8 @@ class PolicyTrainer:
         self.reward_model: RewardModelTraining | None = None
         if reward_model is not None:
             model = self.factory.reward_model(load_reward_model)
+            if load_reward_model is not None:  # else it is the policy's model, which has been probed
+                refuse_unlike_model(model, settings, ranks)
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
     @property
@@ -351,6 +353,7 @@ class PolicyTrainer:
         shape [N]. Collective."""
         assert self.reward_model is not None
 
+        # The policy's schedule, over the reward model's own steps, of which there may be more or fewer.
         def schedule(steps_done: int, steps: int) -> float:
             return self.learning_rate(iteration, steps_done, steps) / self.settings.learning_rate
 
@@ -572,16 +575,19 @@ class IterationTraining:
         steps = len(units_by_step)
         steps_per_epoch = steps // settings.epochs  # every epoch has the same number
         scores_old = settings.scores_old_logprobs(several_steps=steps > 1)
-        scores_all = settings.token_signals == "all" or (
-            scores_old or settings.keeps_reference or trainer.critic is not None
-        )
+        learned_rewards = None
         if trainer.reward_model is None:
+            scores_all = settings.token_signals == "all" or (
+                scores_old or settings.keeps_reference or trainer.critic is not None
+            )
             sequences = sequences_of_rank(
                 episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all
             )
         else:
-            # The reward model has minibatches of its own, which other ranks compute.
+            # With the tokens of all rows: the reward model has minibatches of its own, so that a rank
+            # computes other rows for it than for the policy.
             sequences = Sequences.of(episodes)
+            learned_rewards = partial(trainer.learned_rewards, self._iteration)
         tensors = prepare(
             settings,
             episodes,
@@ -590,9 +596,7 @@ class IterationTraining:
             scores_old=scores_old,
             critic=trainer.critic is not None,
             from_values=trainer.from_values,
-            learned_rewards=(
-                None if trainer.reward_model is None else partial(trainer.learned_rewards, self._iteration)
-            ),
+            learned_rewards=learned_rewards,
             from_implicit_rewards=trainer.from_implicit_rewards,
         )
         if trainer.critic is not None:

@@ -26,7 +26,6 @@ FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float],
 """Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
 `Credit.from_values`."""
 
-
 FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
 """Computes the advantages of a problem's answers from the rewards that a reward model gives to their tokens,
 and the answers' rewards; see `Credit.from_implicit_rewards`."""
@@ -42,7 +41,8 @@ class IterationTensors:
     behaviour_logprobs_N: Tensor | None
     """The engine's log-probs, under the distribution that it sampled from."""
     credit_advantages_N: Tensor | None = None
-    """The advantages from credit, before penalties and normalisation; None if the critic gives them."""
+    """The advantages from credit, before penalties and normalisation; None if it gives none. `prepare` then
+    makes advantages from the critic's values or the reward model's rewards."""
     ref_logprobs_N: Tensor | None = None
     """The reference's log-probs."""
     ref_kl_N: Tensor | None = None
@@ -236,6 +236,7 @@ def prepare(
             from_implicit_rewards, sequences, implicit_rewards_N
         )
         if penalty_is_in_reward:
+            # As for advantages from credit, below: the reward model doesn't see penalties.
             tensors.advantages_N = tensors.advantages_N - rewards_to_come(starts, penalties_N)
     else:
         if critic:
@@ -280,18 +281,20 @@ def _advantages_and_returns(
 def _advantages_from_implicit_rewards(
     from_implicit_rewards: FromImplicitRewards, sequences: Sequences, implicit_rewards_N: Tensor
 ) -> Tensor:
-    """Applies `from_implicit_rewards` to the answers to each problem."""
-    bounds = list(pairwise(sequences.starts))
-    answers_by_problem: dict[str, list[int]] = {}
+    """Applies `from_implicit_rewards` to the answers to each problem, which may stand anywhere among the
+    sequences."""
+    tokens_of_answer = [slice(start, end) for start, end in pairwise(sequences.starts)]
+    numbers_by_problem: dict[str, list[int]] = {}
     for number, problem in enumerate(sequences.groups):
-        answers_by_problem.setdefault(problem, []).append(number)
+        numbers_by_problem.setdefault(problem, []).append(number)
     advantages_N = torch.zeros_like(implicit_rewards_N)
-    for numbers in answers_by_problem.values():
-        rewards = [implicit_rewards_N[slice(*bounds[number])].double().numpy() for number in numbers]
+    for numbers in numbers_by_problem.values():
+        # In float64, since credits sum over all later tokens.
+        rewards = [implicit_rewards_N[tokens_of_answer[number]].double().numpy() for number in numbers]
         outcomes = [sequences.rewards[number] for number in numbers]
         advantages = from_implicit_rewards(rewards, outcomes)
         for number, advantages_T in zip(numbers, advantages, strict=True):
-            advantages_N[slice(*bounds[number])] = torch.from_numpy(advantages_T).float()
+            advantages_N[tokens_of_answer[number]] = torch.from_numpy(advantages_T).float()
     return advantages_N
 
 

@@ -1,11 +1,14 @@
-"""Trains an implicit reward model on the outcomes of an iteration's answers (PRIME, arXiv:2502.01456), before
-the policy's first step.
+"""Trains an implicit reward model π_φ on the outcomes of an iteration's answers (PRIME, arXiv:2502.01456),
+before the policy's first step.
 
 An iteration::
 
     for each minibatch of answers:   π_φ forward ──► log-ratios to the reference ──► sum of each answer
                                      ──► cross-entropy of the outcome ──► backward, step
     then (or before, see `scores`):  π_φ forward over all answers ──► rewards of tokens ──► advantages
+
+An outcome is the reward that the grader gave to a whole answer. In the names of tensors, N stands for the
+trained tokens (of the iteration, or of a micro-batch), and M for the answers of a micro-batch.
 """
 
 from __future__ import annotations
@@ -30,9 +33,10 @@ class RewardModelTraining:
     """The implicit reward model of a run, and its training.
 
     Args:
+        model: The reward model with its optimiser. It is changed in place.
         settings: The reward model's settings.
-        scorer: Has the trainer's settings, the ranks and the rollout's temperature, at which log-probs of the
-            reward model and of the reference are compared.
+        scorer: Runs models without gradient. Its settings (the trainer's), ranks and temperature (the
+            rollout's) are also those of training: the reference's log-probs were computed with them.
         seed: The run's seed, for the order of answers.
     """
 
@@ -50,8 +54,8 @@ class RewardModelTraining:
         ref_logprobs_N: Tensor,
         schedule: Callable[[int, int], float],
     ) -> Tensor:
-        """Learns the outcomes of an iteration's answers, which are their rewards. Returns the implicit reward
-        of every trained token, float32 [N], after this or before it (`RewardModelSettings.scores`).
+        """Learns the outcomes of an iteration's answers. Returns the implicit reward of every trained token,
+        float32 [N], from the model after this or before it (`RewardModelSettings.scores`). Sets `metrics`.
         Collective.
 
         Args:
@@ -66,7 +70,8 @@ class RewardModelTraining:
         else:
             metrics = self.train(iteration, sequences, ref_logprobs_N, schedule)
             rewards_N = self.rewards(sequences, ref_logprobs_N)
-        self.metrics = metrics | {"reward_model/return": float(rewards_N.sum()) / len(sequences)}
+        mean_return = float(rewards_N.sum()) / len(sequences)  # the mean logit of an answer
+        self.metrics = metrics | {"reward_model/return": mean_return}
         return rewards_N
 
     def train(
@@ -93,8 +98,11 @@ class RewardModelTraining:
         return self.settings.beta * (logprobs_N - ref_logprobs_N)
 
     def _minibatches(self, iteration: int, answers: int) -> list[list[int]]:
-        """Returns the answers of each step: every epoch shuffles them and cuts them into minibatches of the
-        trainer's size."""
+        """Returns the numbers of the answers of each step.
+
+        Every epoch shuffles all of them and cuts them into minibatches of the trainer's size, in another
+        order than the policy's.
+        """
         size = self.scorer.settings.minibatch_size or answers
         minibatches = []
         for epoch in range(self.settings.epochs):
@@ -108,11 +116,16 @@ class RewardModelTraining:
         self, sequences: Sequences, minibatch: list[int], ref_logprobs_N: Tensor, rate: float
     ) -> Metrics:
         """Takes one optimiser step on the mean loss of a minibatch's answers. Returns its metrics, which are
-        those before the update. Collective."""
+        those before the update. Collective.
+
+        Args:
+            minibatch: The numbers of the answers.
+            rate: The learning rate.
+        """
         ranks = self.scorer.ranks
         units = [sequences.rows_of((number,)) for number in minibatch]
-        totals_2 = torch.zeros(2, device=ranks.device)
-        # Whole answers, since a loss is of the sum over an answer's tokens.
+        totals_2 = torch.zeros(2, device=ranks.device)  # this rank's parts of the loss and of the accuracy
+        # Answers are not divided, since a loss needs the sum over all tokens of its answer.
         for batch in micro_batches(sequences, units, self.scorer.settings, ranks, keep_units=True):
             returns_M = self._returns(batch, ref_logprobs_N)
             outcomes_M = _outcomes(sequences, batch).to(ranks.device)
@@ -121,9 +134,10 @@ class RewardModelTraining:
             weight = batch.loss_scale / len(minibatch)
             loss = weight * outcome_losses(returns_M, outcomes_M).sum()
             self.model.backward(loss)
-            predicts_correct_M = returns_M.detach() > 0
-            hits = weight * (predicts_correct_M == (outcomes_M > 0.5)).sum()
-            totals_2 += torch.stack([loss.detach(), hits])
+            predicts_correct_M = returns_M.detach() > 0  # with a probability above 0.5
+            is_correct_M = outcomes_M > 0.5
+            share_of_hits = weight * (predicts_correct_M == is_correct_M).sum()
+            totals_2 += torch.stack([loss.detach(), share_of_hits])
         loss_of_step, accuracy = ranks.sum(totals_2.cpu()).tolist()
         return {
             "reward_model/loss": loss_of_step,
@@ -134,15 +148,22 @@ class RewardModelTraining:
     def _returns(self, batch: MicroBatch, ref_logprobs_N: Tensor) -> Tensor:
         """Returns the sum of the implicit rewards of each answer of a micro-batch, [M], with gradient."""
         logprobs_N, *_ = self.model(batch.inputs, self.scorer.temperature)
-        ratios_N = logprobs_N - ref_logprobs_N[batch.flat_index_N].to(logprobs_N.device)
-        sums = [ratios_T.sum() for ratios_T in ratios_N.split(batch.trained_tokens)]
+        log_ratios_N = logprobs_N - ref_logprobs_N[batch.flat_index_N].to(logprobs_N.device)
+        # The tokens of an answer are neighbours.
+        sums = [log_ratios_T.sum() for log_ratios_T in log_ratios_N.split(batch.trained_tokens)]
         return self.settings.beta * torch.stack(sums)
 
 
 def _outcomes(sequences: Sequences, batch: MicroBatch) -> Tensor:
-    """Returns the outcome of each answer of a micro-batch, [M]."""
+    """Returns the outcome of each answer of a micro-batch, [M].
+
+    A micro-batch only knows the indices of its tokens among those of the iteration. Example: of answers that
+    start at 0, 4 and 6, a micro-batch has the third one and then the first. Its ``flat_index_N`` is
+    ``[6, 7, 0, 1, 2, 3]``, and its ``trained_tokens`` are ``(2, 4)``. So its answers begin at 6 and 0, and
+    their numbers are 2 and 0.
+    """
     starts = torch.tensor(sequences.starts)
-    # The first token of each answer in the micro-batch, and then the answer that has it.
-    first_M = torch.tensor([0, *batch.trained_tokens[:-1]]).cumsum(0)
-    number_M = torch.searchsorted(starts, batch.flat_index_N[first_M], right=True) - 1
+    first_in_batch_M = torch.tensor([0, *batch.trained_tokens[:-1]]).cumsum(0)
+    first_of_answer_M = batch.flat_index_N[first_in_batch_M]
+    number_M = torch.searchsorted(starts, first_of_answer_M, right=True) - 1  # the last start up to it
     return torch.tensor(sequences.rewards)[number_M]

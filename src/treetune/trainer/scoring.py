@@ -87,7 +87,8 @@ def _kl(logprobs_CV: Tensor, other_logprobs_CV: Tensor) -> Tensor:
 
 
 SAME_DISTRIBUTION = 1e-6
-"""Divergences below it count as 0, since rounding alone gives those of equal distributions."""
+"""Divergences up to it count as 0: rounding gives equal distributions such divergences, and a credit that
+takes the tokens with the largest ones would choose among equal tokens by chance."""
 
 
 class _GroupComparison:
@@ -113,6 +114,7 @@ class _GroupComparison:
         chances_CV = logits_CV.softmax(-1)
         if self._waiting_CV is not None:
             chances_CV = torch.cat([self._waiting_CV, chances_CV])
+        # The groups whose positions are all there, and the number of these positions.
         sizes = []
         positions = 0
         for size in self._sizes[self._groups_done :]:
@@ -248,22 +250,25 @@ class Scorer:
         """
         assert self.settings.sequence_parallel_size == 1, "refused before the run"
         rows_by_problem: dict[str, list[int]] = {}
-        for number, problem in enumerate(sequences.groups):
-            rows_by_problem.setdefault(problem, []).extend(sequences.rows_of((number,)))
-        units = [tuple(rows) for rows in rows_by_problem.values()]
+        for sequence, problem in enumerate(sequences.groups):
+            rows_by_problem.setdefault(problem, []).extend(sequences.rows_of((sequence,)))
+        units = [tuple(rows) for rows in rows_by_problem.values()]  # the rows of each problem
         problem_N = torch.zeros(sequences.n_tokens, dtype=torch.int64)
         for number, unit in enumerate(units):
             problem_N[sequences.flat_index(unit)] = number
-        # A number for each problem and position.
-        group_N = problem_N * (int(positions_N.max()) + 1) + positions_N
+        # Tokens are compared if they have the same problem and position: a number for each such group.
+        positions_of_problem = int(positions_N.max()) + 1
+        group_N = problem_N * positions_of_problem + positions_N
         divergences_N = torch.zeros(sequences.n_tokens)
         with torch.no_grad():
             for batch in micro_batches(
                 sequences, units, self.settings, self.ranks, keep_units=True, with_gradient=False
             ):
-                # The head sees the tokens of a group one after the other, and not those of an answer.
+                # The model runs over the rows as they are. Its head then takes the tokens of a group one
+                # after the other, and not those of an answer, so that a group's distributions are there
+                # together and can be freed after it.
                 order_N = group_N[batch.flat_index_N].argsort(stable=True)
-                index_N = batch.flat_index_N[order_N]
+                index_N = batch.flat_index_N[order_N]  # of these tokens among those of the iteration
                 _, sizes = group_N[index_N].unique_consecutive(return_counts=True)
                 comparison = _GroupComparison(sizes.tolist())
                 order_on_device_N = order_N.to(self.ranks.device)

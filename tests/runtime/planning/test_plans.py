@@ -272,6 +272,18 @@ def test_a_reward_model_that_learns_is_planned_as_a_second_model():
     assert with_model["training"] == pytest.approx(1.5 * plain["training"])
 
 
+def test_a_reward_model_trains_its_head_also_if_the_policy_has_adapters():
+    # In larger micro-batches, the logits of a chunk take more memory than the gradient of the head's weight.
+    adapters = "{trainer+: {lora: {}, offload_reference: false, tokens_per_micro_batch: 2048}}"
+    prime = "{credit: {type: 'prime'}}"
+    with_policy_alone = plan("polIter_rho1bSft2_grpo_MATH", adapters).trainer
+    with_reward_model = plan("polIter_rho1bSft2_grpo_MATH", adapters, prime).trainer
+    all_weights = "{trainer+: {tokens_per_micro_batch: 2048}}"
+    without_adapters = plan("polIter_rho1bSft2_grpo_MATH", all_weights, prime).trainer
+    assert with_reward_model.micro_batch_pass == without_adapters.micro_batch_pass
+    assert with_reward_model.micro_batch_pass > with_policy_alone.micro_batch_pass
+
+
 def test_comparisons_of_whole_distributions_need_memory():
     def training_of(*overrides):
         # The sort of a nucleus takes more memory than any comparison, and would hide the differences.

@@ -80,16 +80,18 @@ class Prime(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        # Without advantages: the trainer makes them, once the reward model has learned.
         return [make_episode(context, answer) for answer in answers_of(trees)], {}
 
     @override
     def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
-        if len(rewards) == 1:
-            return [0.0 * rewards[0]]
+        import numpy as np
+
+        if len(rewards) == 1:  # the selection has kept no other answer to compare it with
+            return [np.zeros_like(rewards[0])]
+        advantages_of_process = process_advantages(rewards, self.gamma)
+        advantages_of_outcomes = leave_one_out_advantages(outcomes)
         advantages = []
-        outcome_advantages = leave_one_out_advantages(outcomes)
-        for process_T, outcome in zip(
-            process_advantages(rewards, self.gamma), outcome_advantages, strict=True
-        ):
+        for process_T, outcome in zip(advantages_of_process, advantages_of_outcomes, strict=True):
             advantages.append(self.weight * process_T + self.outcome_weight * outcome)
         return advantages

@@ -69,7 +69,7 @@ class SelfDistillation(Credit):
     For answers that were sampled from π, the expected gradient of δ alone is −∇ KL(π ‖ π_T) at each of their
     tokens, with π_T held fixed. The tokens of an answer without a privileged text have δ = 0, and
     ``credit/without_context`` is the share of such answers. ``credit/teacher_kl`` estimates KL(π ‖ π_T) in
-    nats per token: the mean of −δ, without `clip`, over the tokens of the other answers.
+    nats per token: the mean of −δ, before `clip`, over the sampled tokens of the answers with such a text.
 
     **Biased**: it leads to the teacher, and not to rewards. Suppose that the privileged text says only that
     the answer will be right, and that the teacher follows Bayes' rule: then δ_t is
@@ -177,7 +177,8 @@ class SelfDistillation(Credit):
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
         upcoming = iter(scores)  # of the answers that have a text, in their order
         episodes = []
-        logprob_gap, compared_tokens = 0.0, 0  # Σ −δ over this rank's tokens with a teacher, and their number
+        # Of this rank's tokens with a teacher: Σ −δ, and their number.
+        logprob_gap, compared_tokens = 0.0, 0
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
             episode = make_episode(context, answer)
             differences_T = np.zeros(len(answer.response_ids))  # δ
@@ -190,7 +191,8 @@ class SelfDistillation(Credit):
         gaps_by_rank = context.ranks.exchange("teacher-gap", (logprob_gap, compared_tokens))
         tokens_of_ranks = sum(tokens for _, tokens in gaps_by_rank)
         if tokens_of_ranks:
-            metrics["credit/teacher_kl"] = sum(gap for gap, _ in gaps_by_rank) / tokens_of_ranks
+            gap_of_ranks = sum(gap for gap, _ in gaps_by_rank)
+            metrics["credit/teacher_kl"] = gap_of_ranks / tokens_of_ranks
         counts_by_rank = context.ranks.exchange("without-context", (texts.count(None), len(texts)))
         answers_of_ranks = sum(count for _, count in counts_by_rank)
         if answers_of_ranks:

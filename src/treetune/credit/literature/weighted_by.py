@@ -166,9 +166,12 @@ class WeightedBy(OverAnotherCredit):
     @property
     @override
     def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+        # The other credit could compare distributions, too; plans then count this comparison alone.
         if self.signal == "deviation":
             return "reference"
-        return "group" if self.signal == "group_divergence" else super().compares_distributions_with
+        if self.signal == "group_divergence":
+            return "group"
+        return super().compares_distributions_with
 
     @property
     @override
@@ -178,8 +181,7 @@ class WeightedBy(OverAnotherCredit):
             needs.append(Need(SampledAnswers(), "it reads the probabilities that tokens were sampled with"))
         if self.weights == "group_share" or self.signal == "group_divergence":
             needs.append(Need(Answers(2), "it compares a token with those of the other answers"))
-            because = "it compares tokens at the same position"
-            needs.append(Need(OneLine(turns=True), because, THREADS_REMEDY))
+            needs.append(Need(OneLine(turns=True), "it compares tokens at the same position", THREADS_REMEDY))
         return tuple(needs)
 
     @override

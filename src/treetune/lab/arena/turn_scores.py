@@ -13,12 +13,14 @@ trees) that a language can make, with their probabilities, and returns for each 
 The audit's third number, influence, says how much an action changes the next one. It belongs to the policy
 and not to a credit: `influence`.
 
+Shapes. In the names of arrays, K stands for the turns of an answer and P for the policy's logits.
+
 Groups. Credits don't depend on the order of the answers, so only distinct groups are gone through.
 
 Replayed alternatives. `score_replays` has the credits that continue states by fresh answers. These are
-independent of the answers' later turns, so their noise is added in closed form: the mean return of the K
+independent of the answers' later turns, so their noise is added in closed form: the mean return of the n
 continuations of a state s enters the gradient linearly, with a vector c_s, and adds
-|c_s|² Var(return | s) / K.
+|c_s|² Var(return | s) / n.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,12 +47,13 @@ from treetune.lab.arena.turn_tables import (
 )
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Sharing, Tree, trees_of
-from treetune.vocabulary import Fork, Trajectory
+from treetune.vocabulary import Episode, Fork, Trajectory
 
 DIGITS = 9
 """Credits that agree in so many digits count as equal. Otherwise rounding would decide about ranks."""
 GROUPS_AT_ONCE = 1000
-"""Groups that a credit gets in one call."""
+"""Groups that a credit gets in one call, as answers to as many problems. A call for each group would be slow,
+and one for all of them would need much memory."""
 
 
 class TurnScore(NamedTuple):
@@ -58,18 +61,24 @@ class TurnScore(NamedTuple):
     decides": ``TurnScore(error=0.0, cosine=1.0, variance=0.0234, turns=12.0, fidelity=1.0, …)``."""
 
     error: float
+    """|g − G| / |G|."""
     cosine: float
+    """The cosine of g and G."""
     variance: float
+    """The trace of the covariance of a group's gradient."""
     turns: float
+    """The expected number of turns that the policy takes for a group."""
     fidelity: float
+    """This one and the next two: see `Audit`."""
     spread: float
     noise: float
     share_of_length: float
     """The length of the expected gradient along the true one, divided by the true one's."""
 
     def gain(self, reference: TurnScore) -> float:
-        """Returns the variance of a reference, divided by this one at the same length along the true
-        gradient. Infinite without variance; 0 if it doesn't point along the true gradient."""
+        """Returns the variance of a reference, divided by that of this credit after it is scaled so that its
+        expected gradient is as long, along the true one, as the true one. The reference is unbiased, so it
+        has this length already. Infinite without variance; 0 if it doesn't point along the true gradient."""
         if self.share_of_length <= 0:
             return 0.0
         if not self.variance:
@@ -93,11 +102,15 @@ class Audit:
       rest of the spread is signal. The public code does not have this number.
     """
 
+    # Columns, with an entry for each credit that was added.
     _credits: list[float] = field(default_factory=list)
     _truths: list[float] = field(default_factory=list)
     _weights: list[float] = field(default_factory=list)
     _contexts: list[int] = field(default_factory=list)
+    """The number of the credit's context."""
     _decisions: list[int] = field(default_factory=list)
+    """The number of the credit's decision: an action in a context."""
+    # Contexts and decisions are numbered as they occur.
     _number_of_context: dict[tuple[PlayedTurn, ...], int] = field(default_factory=dict)
     _number_of_decision: dict[tuple[tuple[PlayedTurn, ...], int], int] = field(default_factory=dict)
 
@@ -108,35 +121,44 @@ class Audit:
         self._credits.append(credit)
         self._truths.append(truth)
         self._weights.append(weight)
-        numbers = self._number_of_context
-        self._contexts.append(numbers.setdefault(before, len(numbers)))
-        decisions = self._number_of_decision
+        contexts, decisions = self._number_of_context, self._number_of_decision
+        self._contexts.append(contexts.setdefault(before, len(contexts)))
         self._decisions.append(decisions.setdefault((before, action), len(decisions)))
 
     @property
     def fidelity(self) -> float:
+        """Spearman's correlation: the (weighted) correlation of the ranks."""
         weights = np.array(self._weights)
-        ranks = [_middle_ranks(np.array(column), weights) for column in (self._credits, self._truths)]
-        first, second = (rank - weights @ rank / weights.sum() for rank in ranks)
-        scale = math.sqrt((weights @ first**2) * (weights @ second**2))
-        return float(weights @ (first * second) / scale) if scale > 0 else 0.0
+        credit_ranks = _middle_ranks(np.array(self._credits), weights)
+        truth_ranks = _middle_ranks(np.array(self._truths), weights)
+        centred_credits = credit_ranks - weights @ credit_ranks / weights.sum()
+        centred_truths = truth_ranks - weights @ truth_ranks / weights.sum()
+        scale = math.sqrt((weights @ centred_credits**2) * (weights @ centred_truths**2))
+        return float(weights @ (centred_credits * centred_truths) / scale) if scale > 0 else 0.0
 
     @property
     def spread(self) -> float:
+        """The mean variance of the credits in the same context."""
         return self._mean_variance(self._contexts)
 
     @property
     def noise(self) -> float:
+        """The mean variance of the credits of the same action in the same context."""
         return self._mean_variance(self._decisions)
 
-    def _mean_variance(self, groups: Sequence[int]) -> float:
-        """Returns the mean of the variances of the credits within groups."""
+    def _mean_variance(self, number_of_set: Sequence[int]) -> float:
+        """Returns the mean of the variances of the credits within sets, in proportion to the sets' weights.
+
+        Args:
+            number_of_set: The number of the set that each credit is in.
+        """
         weights, credits = np.array(self._weights), np.array(self._credits)
-        total_G = np.bincount(groups, weights)
-        occupied_G = total_G > 0
-        mean_G = np.zeros_like(total_G)
-        np.divide(np.bincount(groups, weights * credits), total_G, out=mean_G, where=occupied_G)
-        squares = weights * (credits - mean_G[groups]) ** 2
+        weight_S = np.bincount(number_of_set, weights)
+        sum_S = np.bincount(number_of_set, weights * credits)
+        # A set whose answers all have probability 0 has no mean, and doesn't count below.
+        mean_S = np.zeros_like(weight_S)
+        np.divide(sum_S, weight_S, out=mean_S, where=weight_S > 0)
+        squares = weights * (credits - mean_S[number_of_set]) ** 2
         return float(squares.sum() / weights.sum())
 
 
@@ -150,42 +172,56 @@ def _middle_ranks(values: NDArray[np.float64], weights: NDArray[np.float64]) -> 
 
 @dataclass
 class _Expectation:
-    """Sums of gradients and their squares over everything that can happen."""
+    """What is expected of a group's gradient: sums over everything that can happen, weighted by its
+    probability."""
 
     table: TurnTable
     audit: Audit = field(default_factory=Audit)
-    total: float = 0.0
-    squares: float = 0.0
+    """The credits of single turns, which callers of `add` add here."""
+    probability: float = 0.0
+    """The sum of all probabilities so far."""
+    squared_length: float = 0.0
+    """E|gradient|²."""
     turns: float = 0.0
 
     def __post_init__(self) -> None:
-        self.gradient = np.zeros_like(self.table.true_gradient)
+        self.gradient_P = np.zeros_like(self.table.true_gradient)
 
     def add(
-        self, probability: float, gradient: NDArray[np.float64], turns: float, noise: float = 0.0
+        self, probability: float, gradient_P: NDArray[np.float64], turns: float, noise: float = 0.0
     ) -> None:
-        """Adds the gradient of a group. `noise` is the variance that it has besides, given the answers."""
-        self.total += probability
-        self.gradient += probability * gradient
-        self.squares += probability * (float(gradient @ gradient) + noise)
+        """Adds the gradient of a group.
+
+        Args:
+            probability: The probability of the group.
+            gradient_P: The gradient; if it is random even for these answers, its mean.
+            turns: The number of turns that the policy took.
+            noise: The variance of the gradient for these answers.
+        """
+        self.probability += probability
+        self.gradient_P += probability * gradient_P
+        self.squared_length += probability * (float(gradient_P @ gradient_P) + noise)
         self.turns += probability * turns
 
     def score(self) -> TurnScore:
-        assert math.isclose(self.total, 1.0, rel_tol=1e-9), "everything that can happen has been added"
-        true, mean = self.table.true_gradient, self.gradient
-        squared_length = float(true @ true)
-        lengths = math.sqrt(squared_length * float(mean @ mean))
-        variance = self.squares - float(mean @ mean)
+        """Returns the score, once everything that can happen has been added."""
+        assert math.isclose(self.probability, 1.0, rel_tol=1e-9), "everything that can happen has been added"
+        true_P, mean_P = self.table.true_gradient, self.gradient_P
+        true_squared = float(true_P @ true_P)
+        mean_squared = float(mean_P @ mean_P)
+        along_true = float(mean_P @ true_P)
+        lengths = math.sqrt(true_squared * mean_squared)
+        variance = self.squared_length - mean_squared
         return TurnScore(
-            error=float(np.linalg.norm(mean - true)) / math.sqrt(squared_length),
-            cosine=float(mean @ true) / lengths if lengths > 0 else 0.0,
+            error=float(np.linalg.norm(mean_P - true_P)) / math.sqrt(true_squared),
+            cosine=along_true / lengths if lengths > 0 else 0.0,
             # A difference of the size of rounding is 0.
-            variance=variance if variance > 1e-12 * self.squares else 0.0,
+            variance=variance if variance > 1e-12 * self.squared_length else 0.0,
             turns=self.turns,
             fidelity=self.audit.fidelity,
             spread=self.audit.spread,
             noise=self.audit.noise,
-            share_of_length=float(mean @ true) / squared_length,
+            share_of_length=along_true / true_squared,
         )
 
 
@@ -193,9 +229,14 @@ class _Expectation:
 
 
 class _Group(NamedTuple):
-    """A group of answers, as indices into `TurnTable.answers`, and its probability in any order."""
+    """Several draws from a list of answers, or of what may grow from a state, in any order.
+
+    Example: of two draws from two answers with the probabilities 0.75 and 0.25, each is drawn once with the
+    probability ``2 · 0.75 · 0.25``: ``_Group(answers=(0, 1), probability=0.375)``.
+    """
 
     answers: tuple[int, ...]
+    """Indices into the list."""
     probability: float
 
 
@@ -208,6 +249,12 @@ def groups_of(probabilities: Sequence[float], size: int) -> Iterator[_Group]:
         yield _Group(group, orders * math.prod(probabilities[index] for index in group))
 
 
+def _blocks_of(groups: Iterator[_Group]) -> Iterator[list[_Group]]:
+    """Yields the groups in lists of `GROUPS_AT_ONCE`."""
+    while block := list(itertools.islice(groups, GROUPS_AT_ONCE)):
+        yield block
+
+
 def context_for_credits() -> RolloutContext:
     """Returns a context for credits that sample nothing."""
     return context_of(decision(2, 0), problems=1, seed=1)
@@ -216,12 +263,12 @@ def context_for_credits() -> RolloutContext:
 def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore:
     """Returns the score of a credit that needs nothing but the answers to a problem."""
     answers = table.answers
-    scores = [table.scores_KP(answer.turns) for answer in answers]
-    truths = [table.true_advantages(answer.turns) for answer in answers]
+    scores_by_answer = [table.scores_KP(answer.turns) for answer in answers]
+    truths_by_answer = [table.true_advantages(answer.turns) for answer in answers]
     expectation = _Expectation(table)
     context = context_for_credits()
     groups = groups_of([answer.probability for answer in answers], size)
-    while block := list(itertools.islice(groups, GROUPS_AT_ONCE)):
+    for block in _blocks_of(groups):
         trajectories = []
         for number, group in enumerate(block):
             for sample, index in enumerate(group.answers):
@@ -229,33 +276,34 @@ def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore
         episodes, _ = credit.assign(context, trees_of(trajectories))
         remaining_episodes = iter(episodes)
         for group in block:
-            gradient = np.zeros_like(table.true_gradient)
+            gradient_P = np.zeros_like(table.true_gradient)
+            turns = 0
             for index in group.answers:
                 episode = next(remaining_episodes)
                 assert episode.advantages is not None
                 advantages_K = episode.advantages[episode.trained]  # each turn is one sampled token
-                gradient += advantages_K @ scores[index] / size
+                gradient_P += advantages_K @ scores_by_answer[index] / size
+                turns += len(answers[index].turns)
+                # The audit is over single answers, of which the group has `size`.
+                weights_K = np.full(len(advantages_K), group.probability / size)
                 _add_to_audit(
-                    expectation.audit,
-                    answers[index].turns,
-                    advantages_K,
-                    truths[index],
-                    group.probability / size,
+                    expectation.audit, answers[index].turns, advantages_K, truths_by_answer[index], weights_K
                 )
-            turns = sum(len(answers[index].turns) for index in group.answers)
-            expectation.add(group.probability, gradient, turns)
+            expectation.add(group.probability, gradient_P, turns)
     return expectation.score()
 
 
 def _add_to_audit(
     audit: Audit,
     turns: tuple[PlayedTurn, ...],
-    credits: Iterable[float],
-    truths: Iterable[float],
-    weight: float,
+    credits: Sequence[float] | NDArray[np.float64],
+    truths: Sequence[float] | NDArray[np.float64],
+    weights: Sequence[float] | NDArray[np.float64],
 ) -> None:
-    for number, (turn, credit, truth) in enumerate(zip(turns, credits, truths, strict=True)):
-        audit.add(turns[:number], turn.action, truth, float(credit), weight)
+    """Adds the credits of an answer's turns, without those of weight 0."""
+    for number, turn in enumerate(turns):
+        if weights[number] > 0:
+            audit.add(turns[:number], turn.action, truths[number], float(credits[number]), weights[number])
 
 
 def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
@@ -263,11 +311,12 @@ def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
     expectation = _Expectation(table)
     for answer in table.answers:
         advantages_K = table.true_advantages(answer.turns)
-        gradient = advantages_K @ table.scores_KP(answer.turns)
-        expectation.add(answer.probability, gradient, len(answer.turns))
-        _add_to_audit(expectation.audit, answer.turns, advantages_K, advantages_K, answer.probability)
+        gradient_P = advantages_K @ table.scores_KP(answer.turns)
+        expectation.add(answer.probability, gradient_P, len(answer.turns))
+        weights_K = np.full(len(answer.turns), answer.probability)
+        _add_to_audit(expectation.audit, answer.turns, advantages_K, advantages_K, weights_K)
     score = expectation.score()
-    # The answers of a group are independent.
+    # That was a group of one answer. The answers of a larger one are independent, and their mean is taken.
     return score._replace(variance=score.variance / size, turns=score.turns * size)
 
 
@@ -281,59 +330,78 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
     Args:
         table: The language.
         size: The number of answers in a group.
-        alternatives: The number of continuations of a state, K.
+        alternatives: The number of continuations of a state, n.
         lam: 0 for VinePPO, A = r + V̂(s') − V̂(s); 1 for C3's replay (2603.06859), A = the answer's own return
-            − V̂(s). The answer's turn and the K alternatives are then K + 1 candidates in a fixed context, and
+            − V̂(s). The answer's turn and the n alternatives are then n + 1 candidates in a fixed context, and
             V̂(s) is the mean of the others.
     """
     assert lam in (0.0, 1.0), "the audit has no mixture of both"
     answers = table.answers
-    scores = [table.scores_KP(answer.turns) for answer in answers]
     expectation = _Expectation(table)
     for group in groups_of([answer.probability for answer in answers], size):
-        gradient = np.zeros_like(table.true_gradient)
-        # The vector with which the mean of a state's continuations enters the gradient, by the turns before.
-        vector_by_state: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
-            lambda: np.zeros_like(table.true_gradient)
-        )
-        for index in group.answers:
-            turns = answers[index].turns
-            for number, turn in enumerate(turns):
-                score = scores[index][number]
-                before, after = turns[:number], turns[: number + 1]
-                baseline = table.value(turn.state, table.max_turns - number)
-                has_next_state = number + 1 < len(turns)
-                if lam == 1.0 or not has_next_state:
-                    credit = answers[index].return_from(number) - baseline
-                else:
-                    value_after = table.value(turn.reply.state, table.max_turns - number - 1)
-                    credit = turn.reply.reward + value_after - baseline
-                    vector_by_state[after] += score / size
-                gradient += credit * score / size
-                vector_by_state[before] -= score / size
+        answers_of_group = [answers[index] for index in group.answers]
+        gradient_P, vector_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
         noise, turns_of_continuations = 0.0, 0.0
-        for before, vector in vector_by_state.items():
+        for before, vector_P in vector_by_state.items():
             state = before[-1].reply.state if before else table.start
             turns_left = table.max_turns - len(before)
-            noise += float(vector @ vector) * _variance(table.returns(state, turns_left)) / alternatives
+            # Continuations of different states are independent, so their variances add up.
+            noise += float(vector_P @ vector_P) * _variance(table.returns(state, turns_left)) / alternatives
             turns_of_continuations += alternatives * table.expected_turns(state, turns_left)
-        turns_of_answers = sum(len(answers[index].turns) for index in group.answers)
-        expectation.add(group.probability, gradient, turns_of_answers + turns_of_continuations, noise)
+        turns_of_answers = sum(len(answer.turns) for answer in answers_of_group)
+        turns_taken = turns_of_answers + turns_of_continuations
+        expectation.add(group.probability, gradient_P, turns_taken, noise)
     for answer in answers:
         _audit_replays(table, expectation.audit, answer, alternatives, lam)
     return expectation.score()
 
 
+def _mean_gradient_of_replays(
+    table: TurnTable, answers: Sequence[PlayedAnswer], lam: float
+) -> tuple[NDArray[np.float64], dict[tuple[PlayedTurn, ...], NDArray[np.float64]]]:
+    """Returns the mean of a group's gradient over all continuations: the gradient with exact values.
+
+    Also returns, for each state that is continued, the vector c_s with which the mean return of its
+    continuations enters the gradient. A state is identified by the turns before it, so that equal states of
+    several answers are one state.
+    """
+    size = len(answers)
+    gradient_P = np.zeros_like(table.true_gradient)
+    vector_by_state: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
+        lambda: np.zeros_like(table.true_gradient)
+    )
+    for answer in answers:
+        turns = answer.turns
+        for number, (turn, score_P) in enumerate(zip(turns, table.scores_KP(turns), strict=True)):
+            before, after = turns[:number], turns[: number + 1]
+            turns_left = table.max_turns - number
+            baseline = table.value(turn.state, turns_left)
+            is_last = number + 1 == len(turns)
+            if lam == 1.0 or is_last:  # the last turn's return is its reward, for any λ
+                outcome = answer.return_from(number)
+            else:
+                outcome = turn.reply.reward + table.value(turn.reply.state, turns_left - 1)
+                vector_by_state[after] += score_P / size
+            gradient_P += (outcome - baseline) * score_P / size
+            vector_by_state[before] -= score_P / size
+    return gradient_P, vector_by_state
+
+
 def _audit_replays(
     table: TurnTable, audit: Audit, answer: PlayedAnswer, alternatives: int, lam: float
 ) -> None:
-    """Adds all credits that the turns of an answer may have."""
+    """Adds all credits that the turns of an answer may have.
+
+    The credit of a turn is an outcome minus a baseline, V̂(s). Both are independent, since they come from
+    continuations of different states, or the outcome from the answer itself.
+    """
     truths = table.true_advantages(answer.turns)
     for number, turn in enumerate(answer.turns):
         turns_left = table.max_turns - number
+        is_last = number + 1 == len(answer.turns)
         baselines = mean_distribution(table.returns(turn.state, turns_left), alternatives)
         outcomes: Distribution = {answer.return_from(number): 1.0}
-        if lam == 0.0 and number + 1 < len(answer.turns):
+        if lam == 0.0 and not is_last:
             values_after = mean_distribution(table.returns(turn.reply.state, turns_left - 1), alternatives)
             outcomes = {turn.reply.reward + value: chance for value, chance in values_after.items()}
         for outcome, outcome_chance in outcomes.items():
@@ -347,13 +415,13 @@ def mean_distribution(distribution: Distribution, size: int) -> Distribution:
 
     Example: of two draws from ``{0: 0.5, 1: 0.5}`` it is ``{0: 0.25, 0.5: 0.5, 1: 0.25}``.
     """
-    sums: Distribution = {0.0: 1.0}
+    sums: Distribution = {0.0: 1.0}  # of the draws so far
     for _ in range(size):
-        longer_sums: Distribution = {}
+        sums_with_next: Distribution = defaultdict(float)
         for total, total_chance in sums.items():
             for number, chance in distribution.items():
-                longer_sums[total + number] = longer_sums.get(total + number, 0.0) + total_chance * chance
-        sums = longer_sums
+                sums_with_next[total + number] += total_chance * chance
+        sums = sums_with_next
     return {total / size: chance for total, chance in sums.items()}
 
 
@@ -397,15 +465,17 @@ def enumerate_full_trees(table: TurnTable, ways: int) -> list[RootOutcome]:
 
 
 def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: int) -> list[RootOutcome]:
+    """Returns all that may grow from a state within a tree: one turn, and after its reply so many branches,
+    which grow in the same way."""
     outcomes = []
     for turn, chance in table.next_turns(state):
         next_state = turn.reply.state
         if next_state is None or turns_left == 1:
             outcomes.append(RootOutcome((BranchedAnswer((turn,)),), chance))
             continue
-        parts = _enumerate_after_state(table, next_state, turns_left - 1, ways)
-        for group in groups_of([part.probability for part in parts], ways):
-            branches = [parts[index].answers for index in group.answers]
+        outcomes_of_branch = _enumerate_after_state(table, next_state, turns_left - 1, ways)
+        for group in groups_of([outcome.probability for outcome in outcomes_of_branch], ways):
+            branches = [outcomes_of_branch[index].answers for index in group.answers]
             answers = _join_branches((turn,), branches)
             outcomes.append(RootOutcome(answers, chance * group.probability))
     return outcomes
@@ -414,20 +484,22 @@ def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: 
 def _join_branches(
     before: tuple[PlayedTurn, ...], branches: Sequence[Sequence[BranchedAnswer]]
 ) -> tuple[BranchedAnswer, ...]:
-    """Returns the answers of several branches after the same turns, as answers of one tree. Without turns
-    before, the branches are independent answers from the prompt."""
+    """Returns the answers of several branches after the same turns, as answers of one tree.
+
+    Without turns before, the branches begin at the prompt and share nothing.
+    """
     answers: list[BranchedAnswer] = []
     for branch in branches:
         first_of_branch = len(answers)
         for answer in branch:
             turns = (*before, *answer.turns)
-            if answer.parent is not None:
+            if answer.parent is not None:  # it branched off within its branch
                 parent = first_of_branch + answer.parent
                 answers.append(BranchedAnswer(turns, parent, len(before) + answer.shared_turns))
             elif answers and before:
-                # The first answer of a further branch shares the turns before with the first branch.
+                # The first answer of a further branch branches off from the first branch after `before`.
                 answers.append(BranchedAnswer(turns, 0, len(before)))
-            else:
+            else:  # the first answer of the tree, or of another root
                 answers.append(BranchedAnswer(turns))
     return tuple(answers)
 
@@ -452,19 +524,21 @@ def enumerate_single_branchings(
             outcomes.append(RootOutcome((BranchedAnswer(answer.turns),), answer.probability))
             continue
         before = answer.turns[:number]
-        rests = table.continuations_from(before[-1].reply.state, table.max_turns - number)
-        for group in groups_of([rest.probability for rest in rests], ways - 1):
-            answers = [BranchedAnswer(answer.turns)]
+        continuations = table.continuations_from(before[-1].reply.state, table.max_turns - number)
+        chances = [continuation.probability for continuation in continuations]
+        for group in groups_of(chances, ways - 1):  # the first answer is one of the ways
+            branched = [BranchedAnswer(answer.turns)]
             dropped_turns = 0
             for index in group.answers:
-                turns = (*before, *rests[index].turns)
+                later_turns = continuations[index].turns
+                turns = (*before, *later_turns)
                 reward = sum(played.reply.reward for played in turns)
                 if only_contrasts and reward == answer.reward:
-                    dropped_turns += len(rests[index].turns)
+                    dropped_turns += len(later_turns)
                 else:
-                    answers.append(BranchedAnswer(turns, 0, number))
+                    branched.append(BranchedAnswer(turns, parent=0, shared_turns=number))
             probability = answer.probability * group.probability
-            outcomes.append(RootOutcome(tuple(answers), probability, dropped_turns))
+            outcomes.append(RootOutcome(tuple(branched), probability, dropped_turns))
     return outcomes
 
 
@@ -477,12 +551,14 @@ def score_trees(
         table: The language.
         outcomes: What may grow from one root.
         roots: The number of answers from the prompt.
-        credit: The credit, with the weight `reach` or `once`.
+        credit: The credit, with the weight `reach` or `once`. (With `each`, several answers would train a
+            turn, and the audit would count it as often.)
     """
+    assert credit.weight != "each", "turns that several answers train would be counted several times"
     expectation = _Expectation(table)
     context = context_for_credits()
-    groups = groups_of([part.probability for part in outcomes], roots)
-    while block := list(itertools.islice(groups, GROUPS_AT_ONCE)):
+    groups = groups_of([outcome.probability for outcome in outcomes], roots)
+    for block in _blocks_of(groups):
         trees, answers_of_trees = [], []
         for number, group in enumerate(block):
             answers = _join_branches((), [outcomes[index].answers for index in group.answers])
@@ -492,35 +568,33 @@ def score_trees(
         episodes, _ = credit.assign(context, trees)
         remaining_episodes = iter(episodes)
         for group, tree, answers in zip(block, trees, answers_of_trees, strict=True):
-            gradient = np.zeros_like(table.true_gradient)
+            gradient_P = np.zeros_like(table.true_gradient)
             turns_sampled = sum(outcomes[index].dropped_turns for index in group.answers)
-            reach_by_answer = _reach_of_turns(tree)
-            for answer, reach_K in zip(answers, reach_by_answer, strict=True):
-                episode = next(remaining_episodes)
-                assert episode.advantages is not None
-                is_action = np.arange(len(episode.trained)) % TOKENS_OF_TURN == 0
-                # 0 where an earlier answer trains the turn.
-                weights_K = episode.trained[is_action].astype(float)
-                advantages_K = episode.advantages[is_action]
-                gradient += (weights_K * advantages_K) @ table.scores_KP(answer.turns) / roots
-                turns_sampled += int(weights_K.sum())
+            for answer, reach_K in zip(answers, _reach_of_turns(tree), strict=True):
+                advantages_K, is_trained_K = _advantages_of_turns(next(remaining_episodes))
+                gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
+                # A turn that several answers share was sampled once, and one of them trains it.
+                turns_sampled += int(is_trained_K.sum())
                 # With `reach`, the advantages of the episode are weighted already.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
+                weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
                 truths_K = table.true_advantages(answer.turns)
-                for turn in np.flatnonzero(weights_K):
-                    weight = group.probability * reach_K[turn] / roots
-                    expectation.audit.add(
-                        answer.turns[:turn],
-                        answer.turns[turn].action,
-                        truths_K[turn],
-                        float(credits_K[turn]),
-                        weight,
-                    )
-            expectation.add(group.probability, gradient, turns_sampled)
+                _add_to_audit(expectation.audit, answer.turns, credits_K, truths_K, weights_K)
+            expectation.add(group.probability, gradient_P, turns_sampled)
     return expectation.score()
 
 
+def _advantages_of_turns(episode: Episode) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Returns the advantage of each turn of an answer of a tree, and whether this answer trains the turn.
+    Where an earlier answer trains it, the advantage is 0."""
+    assert episode.advantages is not None
+    is_action_T = np.arange(len(episode.trained)) % TOKENS_OF_TURN == 0
+    is_trained_K = episode.trained[is_action_T]
+    return np.where(is_trained_K, episode.advantages[is_action_T], 0.0), is_trained_K
+
+
 def _trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: str) -> list[Trajectory]:
+    """Returns the answers of a tree as rollouts make them: each with its fork from its parent."""
     trajectories = []
     for sample, answer in enumerate(answers):
         fork = None
@@ -531,16 +605,23 @@ def _trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: 
 
 
 def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
-    """Returns the weight `Sharing.reach` of each turn of each answer. A turn's action is a node."""
+    """Returns the weight `Sharing.reach` of each turn of each answer.
+
+    Each segment of an answer is a node. Here actions and observations, of one token each, take turns.
+    """
     sharing = Sharing.of(tree)
-    return [np.array([sharing.reach[node] for node in path[::TOKENS_OF_TURN]]) for path in sharing.paths]
+    reach_by_answer = []
+    for path in sharing.paths:
+        nodes_of_actions = path[::TOKENS_OF_TURN]
+        reach_by_answer.append(np.array([sharing.reach[node] for node in nodes_of_actions]))
+    return reach_by_answer
 
 
 # Influence
 
 
 ENDS = -1
-"""The symbol for "the answer ends" in place of a next action."""
+"""The symbol for "the answer ends" in place of a next action: the index of the last column."""
 
 
 def influence(table: TurnTable) -> float:
@@ -551,14 +632,15 @@ def influence(table: TurnTable) -> float:
     C3 (2603.06859) measures I(J; Y | context): J is the number of a candidate message, Y the next agent's
     message. For many candidates it becomes this number.
     """
-    total = weight = 0.0
+    weighted_sum = total_weight = 0.0
     for context_weight, joint_AB in _pairs_of_actions(table):
         independent_AB = np.outer(joint_AB.sum(1), joint_AB.sum(0))
-        is_possible = joint_AB > 0
+        is_possible = joint_AB > 0  # the others have the limit 0 of p log p
         ratios = joint_AB[is_possible] / independent_AB[is_possible]
-        total += context_weight * float((joint_AB[is_possible] * np.log(ratios)).sum())
-        weight += context_weight
-    return total / weight
+        information = float((joint_AB[is_possible] * np.log(ratios)).sum())
+        weighted_sum += context_weight * information
+        total_weight += context_weight
+    return weighted_sum / total_weight
 
 
 def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing: float = 1.0) -> float:
@@ -572,17 +654,17 @@ def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing
     """
     contexts = _pairs_of_actions(table)
     chances_of_next_CB = np.array([joint_AB.sum(0) for _, joint_AB in contexts])
-    occurs_B = chances_of_next_CB.any(0)
+    occurs_B = chances_of_next_CB.any(0)  # in any context
     symbols = int(occurs_B.sum()) + 1
-    total = weight = 0.0
+    weighted_sum = total_weight = 0.0
     for (context_weight, _), chance_of_next in zip(contexts, chances_of_next_CB[:, occurs_B], strict=True):
         expected = 0.0
         for group in groups_of(list(chance_of_next), candidates):
             count_S = np.bincount(group.answers, minlength=symbols)
             expected += group.probability * _smoothed_information(count_S, smoothing)
-        total += context_weight * expected
-        weight += context_weight
-    return total / weight
+        weighted_sum += context_weight * expected
+        total_weight += context_weight
+    return weighted_sum / total_weight
 
 
 def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
@@ -593,10 +675,10 @@ def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
         smoothing: What is added to each count, α.
     """
     symbols, candidates = len(count_S), int(count_S.sum())
+    # P(y | j) of a candidate j: `high` for the symbol that followed it, and `low` for all others.
     denominator = 1 + smoothing * symbols
     high, low = (1 + smoothing) / denominator, smoothing / denominator
     marginal_S = (count_S * high + (candidates - count_S) * low) / candidates
-    # A candidate has `high` at its own symbol and `low` at all others.
     information = 0.0
     for symbol, count in enumerate(count_S):
         at_own_symbol = high * math.log(high / marginal_S[symbol])
@@ -613,7 +695,7 @@ def _pairs_of_actions(table: TurnTable) -> list[tuple[float, NDArray[np.float64]
     The last column is for answers that end after the action. A context in which every answer ends after the
     action is left out.
     """
-    actions = max(len(chances) for chances in table.policy.values())
+    actions = max(len(chances) for chances in table.policy.values())  # states may have fewer
     joint_by_context: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(
         lambda: np.zeros((actions, actions + 1))
     )

@@ -13,6 +13,8 @@ earns 1 if the first was right::
 
 An answer is written with one token for an action (1 + action, sampled) and one for an observation (100 +
 observation, injected).
+
+Shapes. In the names of arrays, K stands for the turns of an answer and P for the policy's logits.
 """
 
 from __future__ import annotations
@@ -53,13 +55,14 @@ class PlayedTurn(NamedTuple):
 
 
 class PlayedAnswer(NamedTuple):
-    """An answer, or the rest of one, and its probability."""
+    """An answer, or the rest of one from a state on, and its probability from there."""
 
     turns: tuple[PlayedTurn, ...]
     probability: float
 
     @property
     def reward(self) -> float:
+        """The sum of the rewards of all turns."""
         return sum(turn.reply.reward for turn in self.turns)
 
     def return_from(self, turn: int) -> float:
@@ -73,15 +76,18 @@ Distribution = dict[float, float]
 
 @dataclass(frozen=True, eq=False)
 class TurnTable:
-    """A language of turns. The policy has a logit for each action in each state, also if an answer is in the
-    same state several times."""
+    """A language of turns.
+
+    The policy's parameters are a logit for each action in each state. An answer that is in the same state
+    several times uses the same logits each time.
+    """
 
     policy: Mapping[str, tuple[float, ...]]
     """The probability of each action, by state."""
     replies: Mapping[tuple[str, int], tuple[Reply, ...]]
     """The possible replies to an action in a state."""
     max_turns: int
-    """An answer ends after so many turns, wherever it is."""
+    """An answer ends after so many turns, in whichever state it is."""
     start: str = "start"
 
     # Answers
@@ -95,11 +101,11 @@ class TurnTable:
         """Returns all ways in which an answer may continue from a state with so many turns left."""
         if state is None or turns_left == 0:
             return [PlayedAnswer((), 1.0)]
-        rests = []
+        continuations = []
         for turn, probability in self.next_turns(state):
             for later in self.continuations_from(turn.reply.state, turns_left - 1):
-                rests.append(PlayedAnswer((turn, *later.turns), probability * later.probability))
-        return rests
+                continuations.append(PlayedAnswer((turn, *later.turns), probability * later.probability))
+        return continuations
 
     def next_turns(self, state: str) -> list[tuple[PlayedTurn, float]]:
         """Returns all turns that may follow in a state, with their probabilities."""
@@ -120,18 +126,20 @@ class TurnTable:
         key = (state, turns_left)
         if key not in self._returns_by_state:
             distribution: Distribution = {}
-            for rest in self.continuations_from(state, turns_left):
-                distribution[rest.reward] = distribution.get(rest.reward, 0.0) + rest.probability
+            for later in self.continuations_from(state, turns_left):
+                distribution[later.reward] = distribution.get(later.reward, 0.0) + later.probability
             self._returns_by_state[key] = distribution
         return self._returns_by_state[key]
 
     @cached_property
     def _returns_by_state(self) -> dict[tuple[str | None, int], Distribution]:
+        """What `returns` has computed so far, by state and turns left: every group asks for the same ones."""
         return {}
 
     def expected_turns(self, state: str | None, turns_left: int) -> float:
         """Returns the expected number of turns from a state on."""
-        return sum(len(rest.turns) * rest.probability for rest in self.continuations_from(state, turns_left))
+        continuations = self.continuations_from(state, turns_left)
+        return sum(len(later.turns) * later.probability for later in continuations)
 
     def true_advantage(self, turn: PlayedTurn, turns_left: int) -> float:
         """Returns Q(state, action) − V(state), with so many turns left before the turn.
@@ -153,7 +161,7 @@ class TurnTable:
 
     @cached_property
     def _logits_of_state(self) -> dict[str, slice]:
-        """The logits of each state among all of them."""
+        """The indices of each state's logits among all P."""
         slices, first = {}, 0
         for state, chances in self.policy.items():
             slices[state] = slice(first, first + len(chances))
@@ -161,10 +169,10 @@ class TurnTable:
         return slices
 
     def scores_KP(self, turns: Sequence[PlayedTurn]) -> NDArray[np.float64]:
-        """Returns ∇ log π of each turn's action, [turns, logits]: 1 for the action, minus the
-        probabilities."""
-        parameters = sum(len(chances) for chances in self.policy.values())
-        scores_KP = np.zeros((len(turns), parameters))
+        """Returns ∇ log π of each turn's action: of a softmax, 1 at the action's logit, minus the
+        probabilities at all logits of the state, and 0 at those of other states."""
+        n_logits = sum(len(chances) for chances in self.policy.values())
+        scores_KP = np.zeros((len(turns), n_logits))
         for number, turn in enumerate(turns):
             logits = self._logits_of_state[turn.state]
             scores_KP[number, logits] = -np.array(self.policy[turn.state])
@@ -173,12 +181,12 @@ class TurnTable:
 
     @cached_property
     def true_gradient(self) -> NDArray[np.float64]:
-        """The gradient of the expected reward by the logits."""
-        gradient = np.zeros(sum(len(chances) for chances in self.policy.values()))
+        """The gradient of the expected reward by the logits, [P], by the policy gradient theorem."""
+        gradient_P = np.zeros(sum(len(chances) for chances in self.policy.values()))
         for answer in self.answers:
             advantages_K = self.true_advantages(answer.turns)
-            gradient += answer.probability * (advantages_K @ self.scores_KP(answer.turns))
-        return gradient
+            gradient_P += answer.probability * (advantages_K @ self.scores_KP(answer.turns))
+        return gradient_P
 
     # What credits take
 
@@ -186,7 +194,9 @@ class TurnTable:
         self, turns: Sequence[PlayedTurn], problem: str = "0", sample: int = 0, fork: Fork | None = None
     ) -> Trajectory:
         """Returns an answer as rollouts make it. Example: two turns are the tokens 1, 101 and 2."""
-        segments, step_ends, tokens = [], [], 0
+        segments: list[Segment] = []
+        step_ends: list[int] = []
+        tokens = 0
         for number, turn in enumerate(turns):
             logprob = float(np.log(self.policy[turn.state][turn.action]))
             action_ids = token_array([FIRST_ACTION_ID + turn.action])
@@ -194,7 +204,7 @@ class TurnTable:
                 Segment(action_ids, "sampled", logprobs=logprob_array([logprob]), policy_version=0)
             )
             tokens += 1
-            if number < len(turns) - 1:
+            if number < len(turns) - 1:  # nothing is sampled after the last turn, so its reply isn't shown
                 observation_ids = token_array([FIRST_OBSERVATION_ID + turn.reply.observation])
                 segments.append(Segment(observation_ids, "injected"))
                 tokens += 1
@@ -219,27 +229,30 @@ class TurnTable:
 
 
 def decisive_turn(decisive: int, turns: int = 3, right: float = 0.25) -> TurnTable:
-    """Returns a language in which the action of one turn (from 0) decides; the others change nothing.
+    """Returns a language in which the action of one turn (from 0) decides; the others change nothing. The
+    decisive action is right with probability `right`.
 
     The environment shows whether the answer is undecided (0), right (1) or wrong (2) so far.
     """
     policy: dict[str, tuple[float, ...]] = {}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
+    undecided, right_so_far, wrong_so_far = 0, 1, 2  # the observations
     names = ("undecided", "right", "wrong")
     for number in range(turns):
-        for observation, name in enumerate(names):
-            is_known = number > decisive
-            if is_known != (name != "undecided"):
-                continue  # this state can't be reached
-            state = "start" if number == 0 else f"{name}, turn {number}"
+        # What the environment has shown before this turn.
+        shown_before = (undecided,) if number <= decisive else (right_so_far, wrong_so_far)
+        for observation in shown_before:
+            state = "start" if number == 0 else f"{names[observation]}, turn {number}"
             policy[state] = (right, 1 - right) if number == decisive else (0.5, 0.5)
             for action in (0, 1):
-                after = 1 + action if number == decisive else observation
+                shown = observation
+                if number == decisive:
+                    shown = right_so_far if action == 0 else wrong_so_far
                 if number == turns - 1:
-                    replies[state, action] = (Reply(1.0, after, reward=float(after == 1)),)
+                    reply = Reply(1.0, shown, reward=float(shown == right_so_far))
                 else:
-                    next_state = f"{names[after]}, turn {number + 1}"
-                    replies[state, action] = (Reply(1.0, after, 0.0, next_state),)
+                    reply = Reply(1.0, shown, state=f"{names[shown]}, turn {number + 1}")
+                replies[state, action] = (reply,)
     return TurnTable(policy, replies, turns)
 
 
@@ -247,7 +260,7 @@ def corridor(turns: int = 3) -> TurnTable:
     """Returns a language in which states recur: a corridor of three places, walked to the right (action 0) or
     to the left (1). The last place earns 1 and ends the answer. The environment shows the place."""
     policy = {"start": (0.5, 0.5), "middle": (0.5, 0.5)}
-    to_start, to_middle = Reply(1.0, 0, 0.0, "start"), Reply(1.0, 1, 0.0, "middle")
+    to_start, to_middle = Reply(1.0, 0, state="start"), Reply(1.0, 1, state="middle")
     replies = {
         ("start", 0): (to_middle,),
         ("start", 1): (to_start,),  # a wall
@@ -266,8 +279,8 @@ def unreliable_tool() -> TurnTable:
     """
     policy = {"start": (0.5, 0.5), "good": (0.5, 0.5), "bad": (0.5, 0.5)}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {
-        ("start", 0): (Reply(1.0, 0, 0.0, "good"),),
-        ("start", 1): (Reply(1.0, 0, 0.0, "bad"),),
+        ("start", 0): (Reply(1.0, 0, state="good"),),
+        ("start", 1): (Reply(1.0, 0, state="bad"),),
     }
     for state, right in (("good", 0.9), ("bad", 0.6)):
         replies[state, 0] = (Reply(right, 0, reward=1.0), Reply(1 - right, 0))
@@ -282,7 +295,7 @@ def agreement(same: float = 0.75) -> TurnTable:
     policy = {"start": (0.5, 0.5), "after 0": (same, 1 - same), "after 1": (1 - same, same)}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
     for first in (0, 1):
-        replies["start", first] = (Reply(1.0, 0, 0.0, f"after {first}"),)
+        replies["start", first] = (Reply(1.0, 0, state=f"after {first}"),)
         for second in (0, 1):
             replies[f"after {first}", second] = (Reply(1.0, 0, reward=float(first == second)),)
     return TurnTable(policy, replies, 2)
@@ -302,8 +315,8 @@ def further_turns(turns: int = 3, goes_on: float = 0.8, earns: float = 0.5) -> T
         for action in range(len(policy[state])):
             next_state = None if is_last or action == 1 else f"turn {number + 1}"
             replies[state, action] = (
-                Reply(earns, 1, 1.0, next_state),
-                Reply(1 - earns, 0, 0.0, next_state),
+                Reply(earns, 1, reward=1.0, state=next_state),
+                Reply(1 - earns, 0, reward=0.0, state=next_state),
             )
     return TurnTable(policy, replies, turns)
 

@@ -39,7 +39,8 @@ from treetune.vocabulary import Trajectory
 
 
 class TurnAnswer(NamedTuple):
-    """An answer. Example, for three turns of which the second earned nothing: ``(1.0, 0.0, 1.0), 0.04``."""
+    """An answer. Example, of three turns, the second of which earned nothing:
+    ``TurnAnswer(rewards=(1.0, 0.0, 1.0), probability=0.04)``."""
 
     rewards: tuple[float, ...]
     """The reward of each turn."""
@@ -61,6 +62,7 @@ class TurnLanguage:
 
     @property
     def turns(self) -> int:
+        """K: the most turns of an answer."""
         return len(self.earns)
 
     @property
@@ -80,7 +82,8 @@ class TurnLanguage:
         return answers
 
     def true_gradient(self) -> NDArray[np.float64]:
-        """Returns the derivative of the expected sum of rewards by the logit of each choice to go on."""
+        """Returns the derivative of the expected sum of rewards by the logit of each choice to go on, [K − 1]
+        as all gradients here."""
         return self._later(self.reached * self.earns)
 
     def gradient_by_index(self, answers: int) -> NDArray[np.float64]:
@@ -89,13 +92,13 @@ class TurnLanguage:
 
     def _later(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
         """Returns (1 − c_t) Σ_{k>t} terms_k for each choice."""
-        sums_K = np.cumsum(terms_K[::-1])[::-1]
+        sums_K = np.cumsum(terms_K[::-1])[::-1]  # from each turn on, itself included
         return (1 - np.array(self.goes_on)) * sums_K[1:]
 
     def enumerated_gradient(self, baseline: Baseline, answers: int) -> NDArray[np.float64]:
         """Returns the expected gradient with a baseline, over all groups of so many answers.
 
-        An expectation needs the gradient of the group's first answer only, since all have the same.
+        Only the gradient of each group's first answer is computed: in expectation, all answers have the same.
         """
         gradient = np.zeros(self.turns - 1)
         for first, *others in itertools.product(self.answers(), repeat=answers):
@@ -149,7 +152,8 @@ class TurnRewardCredit(TokenCredit):
             for turn, end in enumerate(answer.step_ends):
                 baseline = self.baseline(turn_answer, others, turn, self.turns)
                 advantage = sum(turn_answer.rewards[turn:]) - baseline
-                row += [advantage] * (end - len(row))
+                tokens_of_turn = end - len(row)
+                row += [advantage] * tokens_of_turn
             rows.append(row)
         return rows
 
@@ -158,5 +162,6 @@ def _turn_rewards(answer: Trajectory) -> tuple[float, ...]:
     """Returns the reward of each turn."""
     if answer.step_rewards:
         return answer.step_rewards
+    # Without step rewards, the last turn earns all.
     earlier_turns = len(answer.step_ends) - 1
     return (*[0.0] * earlier_turns, answer.reward)

@@ -217,6 +217,7 @@ class Passes:
             entropy_gradient: Whether the entropy is part of the loss.
             terms: Whether the objective computes terms of its own from the logits.
             nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
+            compared_with: The distributions that those of the chunk are compared with; None for none.
         """
         most_positions = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = 0
@@ -224,10 +225,12 @@ class Passes:
             n_chunks = math.ceil(self.trained / most_positions)
             positions = math.ceil(self.trained / n_chunks)  # all chunks have the same size
         logits = positions * self.shape.vocabulary
+        bytes_forward = BYTES_PER_LOGIT
         if compared_with is not None:
-            forward = logits * OF_A_COMPARISON[compared_with]
-        else:
-            forward = logits * (OF_A_NUCLEUS + OF_A_SORT[self.device] if nucleus else BYTES_PER_LOGIT)
+            bytes_forward = OF_A_COMPARISON[compared_with]
+        elif nucleus:
+            bytes_forward = OF_A_NUCLEUS + OF_A_SORT[self.device]
+        forward = logits * bytes_forward
         if not backward:
             return forward
         bytes_back = BACKWARD_PER_LOGIT
@@ -468,14 +471,19 @@ class TrainerMemory:
         settings = self.experiment.credit.trained_reward_model
         if settings is None:
             return 0
-        shape = None if settings.start is None else settings.start.shape(self.experiment.task.alphabet)
+        if settings.start is None:
+            return self.shape.parameters
+        shape = settings.start.shape(self.experiment.task.alphabet)
+        # A model of unknown sizes counts as large as the policy.
         return (shape or self.shape).parameters
 
     @cached_property
     def reward_model(self) -> States | None:
         """The states of the reward model that is trained, which is a whole model with its own optimiser."""
         weights = self.reward_model_weights
-        return states_of(self.trainer, weights, weights, self.machine) if weights else None
+        if not weights:
+            return None
+        return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
 
     @property
     def learned_models(self) -> list[States]:
@@ -539,12 +547,13 @@ class TrainerMemory:
     @cached_property
     def micro_batch_pass(self) -> int:
         """The most bytes of the activations and gradients of a micro-batch's forward and backward pass, of
-        policy or critic."""
+        policy, critic or reward model. The passes of all three are those of the policy's shape."""
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
-            is_trained=self.trainer.lora is None,
+            # The reward model has no adapters, so that its head is trained also if the policy's isn't.
+            is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=entropy,
             terms=objective.has_terms,
         )
@@ -559,19 +568,19 @@ class TrainerMemory:
             tokens = self.micro_batch  # only the limit of tokens is twice as large, not that of rows
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
-        passing = max(passes.scoring, _hidden_states(passes) + head)
+        peaks = [passes.scoring, _hidden_states(passes) + head]
         compared_with = self.experiment.credit.compares_distributions_with
         if compared_with == "reference" or trainer.objective.needs_reference_kl:
-            passing = max(passing, _comparison_with_reference(passes))
+            peaks.append(_comparison_with_reference(passes))
         if compared_with == "group":
             # All answers to a problem are in one micro-batch.
-            tokens_of_group = -(-work.answers // work.problems) * work.longest
-            passes_of_group = self.passes(max(tokens, tokens_of_group))
+            answers_of_problem = -(-work.answers // work.problems)  # rounded up
+            passes_of_group = self.passes(max(tokens, answers_of_problem * work.longest))
             head_of_group = passes_of_group.head(backward=False, compared_with="group")
-            passing = max(passing, passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group)
+            peaks += [passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group]
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
         copied_reference = 0 if self.reference_stays else self.reference
-        return self._reserved(passing) + gathered + copied_reference
+        return self._reserved(max(peaks)) + gathered + copied_reference
 
     @property
     def _has_nucleus(self) -> bool:
@@ -594,9 +603,10 @@ class TrainerMemory:
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
         models = [self.policy, *self.learned_models]
-        # Gradients are there from the backward pass to the end of the step, and those of both models at once.
-        # The models pass and step one after the other, so the larger one counts. A micro-batch's activations
-        # are freed at the end of its pass, before the step.
+        # Gradients are there from the backward pass to the end of the step, those of policy and critic at
+        # once. Those of the reward model, whose steps are over before the policy's first, are counted as if
+        # they were there, too. The models pass and step one after the other, so the largest one counts. A
+        # micro-batch's activations are freed at the end of its pass, before the step.
         gradients = sum(model.gradients for model in models)
         during_pass = max(model.passing for model in models) + self.micro_batch_pass
         during_step = max(model.stepping for model in models)

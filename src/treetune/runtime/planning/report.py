@@ -109,7 +109,8 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
-    # Models that score: the reference, the policy if there are several steps, the critic, the reward model.
+    # Models that score before the first step: the reference, the policy if there are several steps (or
+    # penalties), the critic, the reward model.
     scores_policy = trainer.scores_old_logprobs(several_steps=work.steps > 1)
     passes = int(trainer.keeps_reference) + int(scores_policy) + n_critics
     if reward_model is not None:
@@ -123,18 +124,20 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     operations = "2 operations a weight and token"
     yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
     if root.credit.trainer_passes:
-        # The credit scores all answers, and selection leaves out some of them afterwards.
-        passes_of_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
+        # The credit scores all answers, and selection leaves out some of them afterwards. So a pass over the
+        # answers is more than one over the rows, whose seconds these are.
+        passes_over_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
         basis = f"passes over all answers: {root.credit.trainer_passes}; {operations}; {source}"
-        yield PhaseSeconds("scoring for credit", passes_of_rows * seconds_of_scoring, basis)
+        yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
     # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches_of_step = -(-rows_of_step // rows_of_micro_batch)  # rounded up
     micro_batches = work.steps * micro_batches_of_step
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
-    models: float = 1 + n_critics
+    models: float = 1 + n_critics  # trained in all epochs
     if reward_model is not None:
-        models += reward_model.epochs / work.epochs  # it has epochs of its own
+        # It has epochs of its own, and counts as the share of a model that they are of the policy's.
+        models += reward_model.epochs / work.epochs
     seconds = models * forward_passes * seconds_of_pass
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
