@@ -90,14 +90,30 @@ class PhaseSeconds:
 def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which not every
     iteration has, count by their mean."""
-    work, root = plan.work, plan.experiment
-    trainer, engine, machine, weights = root.trainer, plan.engine, plan.machine, plan.shape.parameters
+    work, root, engine, machine = plan.work, plan.experiment, plan.engine, plan.machine
     if engine is not None and work.is_sampled:
         yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context)
         if work.continuations:
             tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
+    yield from _passes_of_trainer(plan)
+    if engine is not None:
+        yield _sync(plan)
+        if root.evaluation.sets:
+            yield _evaluation(plan)
+    state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
+    yield PhaseSeconds(
+        "checkpoints",
+        state_bytes / FILE_BYTES / root.checkpoints.every,
+        "weights and optimiser, 0.9 GB/s to a disk",
+    )
 
+
+def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
+    """Yields the seconds of the trainer's passes: those that score, for training and for credit, and those of
+    the optimiser's steps."""
+    work, root, machine = plan.work, plan.experiment, plan.machine
+    trainer, weights = root.trainer, plan.shape.parameters
     on_gpu, tokens = machine.device == "cuda", trained_tokens(work, trainer.layout)
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
@@ -142,32 +158,28 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
-    if engine is not None:
-        # A name for the machine of each rank: the method depends on whether all have the same.
-        machine_names = [str(rank // machine.ranks) for rank in range(machine.world_size)]
-        adapters = trainer.lora is not None and trainer.lora.send == "adapters"
-        method, _ = engine.settings.transfer_method(
-            device=machine.device, machines=machine_names, adapters=adapters
-        )
-        size = 0 if adapters else itemsize(trainer) * plan.shape.served
-        write_seconds = size / (2 * FILE_BYTES)
-        folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
-        if method in ON_THE_DEVICE:
-            # Chunks are written while later ones are transferred, and the update waits for both.
-            seconds = max(size / DEVICE_BYTES, write_seconds)
-            source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
-        else:
-            seconds = write_seconds + RELOAD * plan.shape.served / 7e9
-            source = f"1.8 GB/s into {folder}, then read by the server"
-        yield PhaseSeconds("sync", CANARY + seconds, source)
-        if root.evaluation.sets:
-            yield _evaluation(plan)
-    state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
-    yield PhaseSeconds(
-        "checkpoints",
-        state_bytes / FILE_BYTES / root.checkpoints.every,
-        "weights and optimiser, 0.9 GB/s to a disk",
+
+def _sync(plan: Plan) -> PhaseSeconds:
+    """Returns the seconds in which the engine gets the new weights."""
+    trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
+    assert engine is not None
+    # A name for the machine of each rank: the method depends on whether all have the same.
+    machine_names = [str(rank // machine.ranks) for rank in range(machine.world_size)]
+    adapters = trainer.lora is not None and trainer.lora.send == "adapters"
+    method, _ = engine.settings.transfer_method(
+        device=machine.device, machines=machine_names, adapters=adapters
     )
+    size = 0 if adapters else itemsize(trainer) * plan.shape.served
+    write_seconds = size / (2 * FILE_BYTES)
+    folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
+    if method in ON_THE_DEVICE:
+        # Chunks are written while later ones are transferred, and the update waits for both.
+        seconds = max(size / DEVICE_BYTES, write_seconds)
+        source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
+    else:
+        seconds = write_seconds + RELOAD * plan.shape.served / 7e9
+        source = f"1.8 GB/s into {folder}, then read by the server"
+    return PhaseSeconds("sync", CANARY + seconds, source)
 
 
 def trained_tokens(work: IterationWork, layout: Layout) -> float:
