@@ -163,136 +163,144 @@ python benchmarks/turn_credits.py --output docs/results
 An agent acts in turns, and an environment replies. Which credit for turns is unbiased, and how noisy is it?
 This page computes both in six small languages, for GiGPO
 ([2505.10978](https://arxiv.org/abs/2505.10978)), C3 ([2603.06859](https://arxiv.org/abs/2603.06859)),
-branching in the tail (BranPO, [2602.03719](https://arxiv.org/abs/2602.03719)) and the credits that they
-compete with. All numbers are exact: every possible group of answers, or tree, is gone through with its
-probability (`src/treetune/lab/arena/turn_scores.py`). The tests compare them with formulas that are written
-plainly, over groups in all orders. [Another page](turn_baselines.md) has the closed form of one bias.
+branching in the tail, i.e. before the last turns of an answer (BranPO,
+[2602.03719](https://arxiv.org/abs/2602.03719)), and the credits that they compete with. All numbers are
+exact: they are sums over all possible groups of answers, or trees, each with its probability
+(`src/treetune/lab/arena/turn_scores.py`). The tests compare them with plain versions of the formulas.
+[Another page](turn_baselines.md) has a formula for the bias of baselines by index.
 
 **Languages.** In each turn the policy chooses one of two actions, and the environment shows an observation.
 
-* *First turn decides*: three turns, and 1 if the first action is right, which has the probability 0.25. The
-  environment shows whether it was.
+* *First turn decides*: three turns. The reward is 1 if the first action is right, which has the probability
+  0.25. The environment shows whether it was right.
 * *Last turn decides*: the same for the third action.
-* *Corridor*: two or three turns. Reaching the last of three places earns 1 and ends the answer. The
-  environment shows the place, so that states recur.
+* *Corridor*: two or three turns. Each action goes one place forward or back in a corridor of three places.
+  The last place earns 1 and ends the answer. The environment shows the place, so states recur.
 * *Unreliable tool*: two turns. The first action chooses a good or a bad tool, and both show the same result.
-  The second action trusts it or not. Trust earns 1 with probability 0.9 after the good tool and 0.6 after the
-  bad one, and distrust in all other cases.
-* *Agreement*: two turns, and 1 if the second action repeats the first, which has the probability 0.75. The
-  environment always shows the same.
+  The result is right with probability 0.9 after the good tool and 0.6 after the bad one. The second action
+  trusts the result or not. The reward is 1 for trust in a right result and for distrust of a wrong one.
+* *Agreement*: two turns. The reward is 1 if the second action repeats the first, which has the probability
+  0.75. The environment always shows the same observation.
 * *Further turns*: one to three turns, each of which earns 1 with probability 0.5. The policy takes another
   turn with probability 0.8.
 
-**Credits.** A group has four answers. In [Credit assignment](../credit_assignment.md) are the formulas.
+**Credits.** A group has four answers. [Credit assignment](../credit_assignment.md) has the formulas.
 
-* *GiGPO*: ω = 1 and γ = 0.95, unless the row says otherwise.
-* *Turn rewards*: a turn's reward and the later ones, minus one of [three baselines](turn_baselines.md).
-* *Siblings*: `monte_carlo` with the values `siblings` and a state at each turn.
-* *VinePPO*: the same with three continuations of each state, A = r + V(s') − V(s).
-* *C3's replay*: A = the answer's own return − the mean return of three alternatives. They are sampled in the
-  same context as the turn and played to the end (`configs/credit/c3.jsonnet`). The answer's turn is left out
-  of the mean.
-* *C3's tree*: as the authors' code samples and credits. The turn's alternatives are trained, too, and each of
-  them is continued by alternatives in turn. Here there are two in each context. A(n) is the mean reward below
-  n minus that below its sibling, and every node counts once. In the row *reach* a node counts as much as the
-  policy visits it.
-* *Tree at all turns*: treetune's credit `tree` on the same trees (`prior: 2`).
-* *Tree at turn 2*, *at the last turn*: two answers, each continued in two ways before that turn. *Only
-  contrasts*: a branch that earned the same as its answer is dropped, as in BranPO's code.
+* *GiGPO*: the answer's advantage in its group, plus the turn's advantage among all turns after the same
+  observation (its *anchor state*). Rewards are discounted by γ = 0.95 per turn, unless the row says γ = 1.
+  With *std*, both terms are divided by their standard deviations.
+* *Turn rewards*: the rewards from this turn on, minus one of [three baselines](turn_baselines.md).
+* *Siblings*: A = r + V(s') − V(s) for a turn with reward r that leads from state s to state s'. V is the mean
+  of the later rewards of the other answers that pass through the state.
+* *VinePPO*: the same, where V is the mean return of K = 3 continuations of the state.
+* *C3's replay*: A = the answer's own return from this turn on − the mean return of K = 3 alternatives. These
+  are sampled in the same context as the turn and played to the end (`configs/credit/c3.jsonnet`).
+* *C3's tree*: what the authors' code samples and trains. Each context has two alternative turns, both are
+  trained, and each leads to a context with two further alternatives. For a turn n, A(n) is the mean reward of
+  the answers through n minus that of the answers through its sibling. Every turn of the tree has the same
+  weight. In the row *reach*, a turn has treetune's unbiased [weight](../credit_assignment.md#trees) `reach`,
+  which is smaller for later turns.
+* *Tree at all turns*: treetune's credit `tree` on the same trees (`weight: 'reach'`, `prior: 2`).
+* *Tree at turn 2*, *at the last turn*: two answers, and one further branch of each from before that turn.
+  *The same, only contrasts*: at the last turn, without branches that earned the same as their answer, as in
+  BranPO's code.
 
 ## Bias
 
-The error |g − t| / |t| of the expected gradient g, where t is the true gradient, and the cosine of both in
-parentheses. 0: unbiased.
+The error is |g − t| / |t|, where g is the expected gradient and t the true one. 0 means unbiased. The cosine
+of g and t is in parentheses.
 
 {bias}
 
 * **GiGPO** has the right direction in all six languages: the smallest cosine is 0.9999 (with `std` 0.9994).
-  Without `std` its gradient is 1.43 to 1.51 times as long as the true one. Each of its two terms includes the
-  answer itself in its mean, and both add up. In *unreliable tool* and *agreement*, one observation follows
-  different actions; this does not change the direction.
-* **A baseline by index** is biased also for an outcome reward, if the reward ends the answer: see *corridor*.
-  In *further turns*, 3 % of the gradient is left.
-* **C3's replay** and C3's tree with `reach` are unbiased. If every node counts once, as in the authors' code,
-  later turns weigh more than the policy visits them. Where one turn decides, this changes only the length.
-  Where several do, the cosine is 0.953 and 0.974.
+  Without `std` its gradient is 1.43 to 1.51 times as long as the true one: it is the sum of two terms, each
+  of which subtracts a mean that includes the answer itself. In *unreliable tool* and *agreement*, the same
+  observation follows different actions. This does not change the direction.
+* **A baseline by index** is biased even if there is only an outcome reward, if this reward ends the answer
+  (*corridor*). In *further turns*, 3 % of the gradient is left.
+* **C3's replay** and C3's tree with `reach` are unbiased. If every turn of the tree has the same weight, as
+  in the authors' code, later turns count too much, since the tree contains more of them. In *corridor* and
+  *further turns*, where several turns matter, the cosine is then 0.974 and 0.953. Elsewhere only the length
+  changes.
 * **Branching in the tail** is unbiased if all answers have the same number of turns. If the policy decides
-  when an answer ends, it is biased (*corridor*, *further turns*): only the turns after a state decide whether
-  it branches. Branching at turn 2 is unbiased.
-* **To keep only contrasts** adds a bias: whether a branch is kept depends on its reward. In three languages
-  the gradient is 12 to 17 % too long.
+  when an answer ends (*corridor*, *further turns*), it is biased: whether a turn is the last one, and so
+  whether a branch begins before it, depends on that turn's own action. Branching at turn 2 is unbiased.
+* **Keeping only contrasts** adds a bias, since whether a branch is kept depends on its reward. In the three
+  languages in which all answers have the same number of turns and the last turn matters, the gradient is 12
+  to 17 % too long.
 
 ## Noise
 
-The variance of RLOO's gradient with four answers, divided by that of the credit: 1 is RLOO, and higher is
-better. A biased gradient is first scaled to the length of the true one. In parentheses is the gain at equal
-cost: divided by the number of turns that the policy takes, continuations included.
+The *gain* is the variance of RLOO's gradient with four answers, divided by the variance of the credit's
+gradient. RLOO has 1, and higher is better. A biased gradient is first scaled until its component along the
+true gradient has the true length. In parentheses is the gain at equal turns: the gain, divided by how many
+times RLOO's number of turns the policy takes. Turns of continuations count.
 
 {gain}
 
-* **GiGPO** costs nothing and gains 1.9 where the first turn decides and the environment shows its result:
-  the later turns then have the same return as all others after the same observation, and get hardly any
-  noise from the second term. Elsewhere it gains 1.0 to 1.2.
+* **GiGPO** costs nothing, and its gain is 1.9 where the first turn decides and the environment shows its
+  result. There all turns after the same observation have the same return, so the second term adds hardly any
+  noise to the later turns. Elsewhere the gain is 1.0 to 1.2.
 * **VinePPO and C3's replay** reduce the variance per answer, but take 2.5 to 3.4 times as many turns. At
-  equal turns they gain 1.04 where the first turn decides. Elsewhere RLOO is two to three times better.
-* **C3's replay has no more gain than VinePPO**, except in *corridor*. Its advantage contains the luck of all
-  later turns.
+  equal turns their gain is 1.04 where the first turn decides. Elsewhere RLOO is two to three times better.
+* **C3's replay has no more gain than VinePPO**, except in *corridor*. Its advantage contains the random
+  outcome of all later turns.
 * **Trees** begin with two answers, so compare them with *RLOO, 2 answers*. At equal turns, branching at the
   last turn is better than branching at turn 2 where the last turn decides, and worse where the first does.
-* **The weights of C3's tree** let later turns count more: 2.29 at equal turns where the last turn decides,
-  and 1.10 with `reach`. In *corridor* and *further turns*, where several turns matter, it gains 0.88 and
-  0.41.
+* **C3's tree** gives more weight to later turns. Where the last turn decides, its gain at equal turns is
+  2.29, and 1.10 with `reach`. In *corridor* and *further turns*, where several turns matter, it is 0.88 and
+  0.41 (*RLOO, 2 answers*: 0.52 and 0.61).
 
 ## C3's audit
 
-C3's authors propose to audit a credit by three numbers. The definitions are those of their code, with exact
-values in place of estimates. The cells are:
+C3's authors propose to audit a credit by three numbers: fidelity, within-group variance (here *spread*) and
+influence. The definitions are those of their code, with exact values in place of estimates. Influence is in
+the second table. A cell of the first table has three numbers:
 
 * *fidelity*: Spearman's rank correlation of a turn's credit with its true advantage, over all turns of all
   answers;
-* *spread*: the variance of the credits in the same context, averaged over contexts. It is their within-group
-  variance;
-* the share of the spread that is *noise*: it does not come from the action. Their code does not have it.
+* *spread*: the variance of the credits in the same context, averaged over contexts;
+* *noise*: the share of the spread that does not come from the action. The authors' code does not compute it.
 
 {audit}
 
-* **Fidelity orders credits only roughly as their gains do.** Over the credits with groups of four answers,
-  the rank correlation of fidelity and gain is {lowest:.2f} to {highest:.2f}, by language. Where the first
-  turn decides, GiGPO has less fidelity than siblings, and more gain.
-* **Spread says little by itself.** It depends on the scale: Dr. GRPO has 9/16 of RLOO's spread, the same
-  gain, and the same advantages but for a factor. The share of noise does not depend on the scale.
+* **Fidelity predicts the order of the gains only roughly.** Over the credits with groups of four answers, the
+  rank correlation of fidelity and gain is between {lowest:.2f} and {highest:.2f}, depending on the language.
+  Where the first turn decides, GiGPO has less fidelity than siblings, and more gain.
+* **Spread says little by itself**, since it depends on the scale. Dr. GRPO's advantages are RLOO's times a
+  factor, so it has the same gain but 9/16 of the spread. The share of noise does not depend on the scale.
 
-**Influence**, the third number, is the mutual information in nats of an action and the next one in a fixed
-context. It belongs to the policy, not to a credit. The authors' code estimates it from candidates of an
-action and what followed each. In its default configuration it has eight candidates with one continuation
-each, and adds 1 to all counts.
+**Influence** is the mutual information, in nats, of an action and the next action in a fixed context. It is a
+property of the policy, not of a credit. The authors' code estimates it: it samples candidates for an action,
+continues each, and counts the next actions. By default it has eight candidates with one continuation each,
+and adds 1 to all counts.
 
 {influence}
 
-From one continuation for each candidate, the estimate depends only on how often each next action occurs. So
-its expectation is the same whether the second action follows the first or ignores it (the two rows of
+With one continuation for each candidate, the estimate depends only on how often each next action occurs. So
+its expectation is the same whether the second action depends on the first or not (the two rows of
 *agreement*), and it is not 0 where there is no influence. More continuations for each candidate are needed.
 
 ## In treetune
 
 * `gigpo` works with the rollout `multi_turn`. `treetune check` refuses it where answers have no replies.
 * C3's replay is a setting of `monte_carlo`: `states: {{ type: 'turns' }}` and `lam: 1`. With `lam: 0` it is
-  VinePPO, and values between mix both.
-* The rollout `tree` branches answers that the policy writes by itself, at `at_states` or, in the tail, at
-  `last_states`. It does not branch answers with an environment, so C3's tree and BranPO for agents are only
-  on this page.
+  VinePPO, and values of `lam` between 0 and 1 mix both.
+* The rollout `tree` branches answers without an environment: at given states (`at_states`) or in the tail
+  (`last_states`). It cannot branch answers with an environment, so agents cannot be trained with C3's tree or
+  BranPO.
 
 ## What it does not say
 
 * The languages are tiny, and their policies have separate parameters for each state. Observations are single
-  tokens. Text that never recurs word by word gives GiGPO no anchor states but the prompt.
+  tokens. If no observation recurs word by word, GiGPO's only common anchor state is the prompt.
 * Here the environment draws its replies anew for each answer. In treetune all answers to a problem have the
   same seed of the environment.
-* Of C3 the abstracts of both versions and the code were read, of BranPO the abstracts and the code; their
-  equations were not available. BranPO's code also chooses where to branch by the accuracy of the group, and
-  masks steps that are redundant. These are not here. The numbers in C3's paper may come from other settings
-  than the code's defaults.
-* A less noisy gradient is not faster learning: see [credit in training](credit_training.md).
+* We read the abstracts (of C3, those of both versions) and the code of C3 and BranPO. Their equations were
+  not available. BranPO's code also chooses where to branch by the accuracy of the group, and masks redundant
+  steps. This page does neither. The numbers in C3's paper may come from other settings than the code's
+  defaults.
+* Less noise does not always mean faster learning: see [credit in training](credit_training.md).
 """
 
 

@@ -155,6 +155,8 @@ def test_every_configuration_of_the_steps_is_valid(
     experiments = {}
     for step in program.list_steps(half_hour, gpus=2):
         for command in step.commands:
+            if "benchmarks/benchmark.py" in command:
+                continue  # its --configs is a folder of configurations
             if "--configs" in command:
                 experiment = experiment_of(command[command.index("--configs") + 1])
                 experiments[experiment.experiment_name] = experiment
