@@ -91,13 +91,16 @@ def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
             paths += configurations(CONFIGS)
         for path in paths:
             candidates[os.path.relpath(path, folder)] = relative(path)
-    # First files with a similar path, then files of a similar name in other folders.
-    similar = [candidates[match] for match in nearest(name, candidates, count=3)]
+    similar_paths = [candidates[match] for match in nearest(name, candidates, count=3)]
     by_stem: dict[str, list[str]] = {}
     for candidate, shown in candidates.items():
         by_stem.setdefault(Path(candidate).stem, []).append(shown)
+    similar_names: list[str] = []
     for stem in nearest(Path(name).stem, by_stem, count=2):
-        similar += by_stem[stem]
+        similar_names += by_stem[stem]
+    # Of a name without a folder, only the file's name says what was meant, in whatever folder it is.
+    has_folder = Path(name).parent != Path(".")
+    similar = similar_paths + similar_names if has_folder else similar_names + similar_paths
     near = list(dict.fromkeys(similar))[:3]
     remedy = f"did you mean {' or '.join(near)}?" if near else "`treetune configs` lists the shipped files"
     return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
