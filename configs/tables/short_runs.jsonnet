@@ -29,6 +29,8 @@ local shared(name, needs=[]) = {
     prime: on_sums('prime', ['reward_model']),
     prime_online: on_sums('prime_online'),
     resets: on_sums('resets'),
+    tree_last_states: on_sums('tree_last_states'),
+    lambda_returns: on_sums('lambda_returns'),
   },
   columns: [{ name: 'test pass@1', evaluation: 'test', curve: 'validation' }],
   rows: [
@@ -41,5 +43,7 @@ local shared(name, needs=[]) = {
     { name: 'PRIME, reward model fixed', experiment: 'prime' },
     { name: 'PRIME, reward model learns', experiment: 'prime_online' },
     { name: 'RRPO', experiment: 'resets' },
+    { name: 'tree, branches at the last line', experiment: 'tree_last_states' },
+    { name: 'continuations with lam = 1', experiment: 'lambda_returns' },
   ],
 }
