@@ -72,10 +72,11 @@ class CriticPrompts:
         self._prompts: dict[str, TokenIds] = {}
 
     def add_to(self, episode: Episode, problem: Problem) -> Episode:
-        """Returns the row with the critic's prompt.
+        """Returns the row with the critic's prompt, or the unchanged row.
 
-        The row is unchanged, and the critic sees the policy's prompt, without a template, for a problem
-        without a reference answer, and where the prompt doesn't fit into the context with the answer.
+        The row is unchanged if there is no template, if the problem has no reference answer, or if the
+        critic's prompt and the answer don't fit into the context together. The critic then sees the
+        policy's prompt.
         """
         if self._template is None or not problem.gold:
             return episode

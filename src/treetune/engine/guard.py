@@ -66,6 +66,8 @@ def main(arguments: list[str]) -> int:
     server = _spawn(libc, command)
     status: int | None = None  # the server's wait status, once it has ended
     grace = GRACE_S
+    # vLLM's engine core, once it has been seen, and the time at which it was first missed. From then on the
+    # server has WITHOUT_ENGINE_S seconds to write its error and end by itself.
     engine: int | None = None
     engine_gone_at: float | None = None
     while True:

@@ -60,7 +60,7 @@ class ServerDescription:
 
     def describe(self, query: str) -> bytes:
         """Returns the answer of `ROUTE`. A query such as ``are=step-7`` first sets the weights' name."""
-        # An empty name, which matches no request for samples, is a name too.
+        # The name may be empty. The server then refuses every request that expects named weights.
         if (names := parse_qs(query, keep_blank_values=True).get("are")) is not None:
             self.weights = names[0]
         return json.dumps(
@@ -83,6 +83,7 @@ class KeyRequired:
         self._server = ServerDescription()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        """Answers requests without the key or for `ROUTE`, and passes the others on to vLLM's app."""
         if scope["type"] == "lifespan":  # the start and the end of the server, which no client sends
             await self._app(scope, receive, send)
             return
@@ -93,12 +94,14 @@ class KeyRequired:
             await respond(send, 200, self._server.describe(scope["query_string"].decode()))
         elif (expected := headers.get(NAMED_WEIGHTS.lower().encode())) is None:
             await self._app(scope, receive, send)
-        else:
+        else:  # `expected` is the name of the weights that the request expects
             await self._answer_from(expected.decode(), scope, receive, send)
 
     async def _answer_from(self, expected: str, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        """Answers a request, or refuses it if the server has other weights than `expected`, before it samples
-        or afterwards."""
+        """Answers a request that expects the weights with the name `expected`.
+
+        The answer is 409 if the server has other weights already, or gets others while it samples.
+        """
         if refusal := self._server.refusal(expected):
             await respond(send, 409, refusal)
             return

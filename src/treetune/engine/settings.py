@@ -630,6 +630,7 @@ def servers_that_fill(
     if int(environment.get("WORLD_SIZE") or 1) > 1:
         return 1
     cores = len(os.sched_getaffinity(0))
+    # OpenMP also takes a list, such as "8,2": threads at the outer level, and within each of them.
     threads_set = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
     if threads_set.isdecimal() and int(threads_set):
         cores = min(cores, int(threads_set))
@@ -648,6 +649,7 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
     """
     exact = dtype == "float32"
     mean = mean or (1e-4 if exact else 5e-2)
+    # The factor is the bound of a single token's gap, divided by the bound of the mean.
     # The differences of a bfloat16 policy had a standard deviation of 0.05 and a maximum of 0.48; compared
     # with the same policy and other kernels, a maximum of 0.66. In float32, a GPU's kernels sum in another
     # order than the trainer's.

@@ -193,11 +193,13 @@ def turn_frame(
     """Returns a function that makes the text between two turns of the assistant from the messages between
     them.
 
-    The text is what a chat rendered by the template has after the first answer. Control tokens in a message
-    are removed, so that an environment can't end its own turn.
+    The function renders a made-up chat: a question, an answer and these messages. It returns what the
+    template writes after the answer. Control tokens in a message are removed, so that an environment can't
+    end its own turn.
 
     Args:
-        between: Messages of the same roles, with which the template is tried.
+        between: Example messages, with which the template is tried here. They have the same roles as the
+            messages that the function gets later.
 
     Raises:
         ValueError: The template refuses a second turn or such messages, or changes earlier turns.
@@ -211,6 +213,7 @@ def turn_frame(
         before = [*turns, user("1 + 1?")]
         prompt = render(tokenizer, chat, before)
         whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
+        # `answer` may be `_ANSWER` with thoughts before it, which the template may leave out.
         _, found_answer, after_answer = whole.partition(_ANSWER)
         if not found_answer:
             raise ValueError(f"the chat template of {name} leaves earlier answers out of a chat")
@@ -218,6 +221,7 @@ def turn_frame(
 
     thinks = "</think>" in str(tokenizer.chat_template)
     if chat.earlier_turns == "as_templated":
+        # An answer without thoughts and, if the template knows thoughts, one with them.
         for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
             prompt, whole, _ = render_chat(answer, between)
             if not whole.startswith(prompt + answer):
@@ -297,8 +301,8 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
     """Returns the roles whose messages must be lists of parts (``[{type: 'text', text: …}]``), as in the
     templates of vision models.
 
-    It is such a role if a text is in the rendered chat when it is passed as a part, and isn't when it is
-    passed as a plain text.
+    Each role is tried with the same text twice. Its messages must be lists of parts if the rendered chat
+    contains the text when it is passed as a part, and lacks the text when it is passed plainly.
     """
     if not tokenizer.chat_template:
         return frozenset()

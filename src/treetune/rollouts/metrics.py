@@ -149,6 +149,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             "unavailable": [float(not answer.grade.is_known) for answer in answers],
             "error": [float(answer.grade.outcome == "error") for answer in answers],
             "response_tokens": [float(len(answer.response_ids)) for answer in answers],
+            # ``mixed``. The length of its column is the number of problems.
             _ONE_FOR_EACH_PROBLEM: [float(len(scores) > 1)],
         }
         count = len(graded)

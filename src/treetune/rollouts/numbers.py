@@ -141,8 +141,10 @@ def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
 
 
 def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
-    """Returns the values of each number over the answers that have it, and under its name with `OF_CORRECT`
-    those of correct answers."""
+    """Returns the values of each number over the answers that have the number.
+
+    The values of correct answers are also returned by themselves, under the name with `OF_CORRECT` appended.
+    """
     columns: dict[str, list[float]] = {}
     for trajectory in trajectories:
         for name, value in trajectory.numbers.items():

@@ -111,7 +111,8 @@ class ExperimentDirectory:
 
         A checkpoint without `state.json` was never finished.
         """
-        # The pattern allows more than four digits, and so also other ends of a name, which are left out.
+        # A number may have more than four digits. The `*` that allows for them also matches names with other
+        # characters at the end, which `isdigit` leaves out.
         states = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
         return sorted(int(state.parent.name) for state in states if state.parent.name.isdigit())
 
@@ -222,9 +223,10 @@ class ExperimentDirectory:
 
     @contextmanager
     def evaluator(self) -> Iterator[int]:
-        """Holds a number that no other running evaluator of this experiment has, from 0.
+        """Holds the lowest number that no other running evaluator of this experiment has, from 0.
 
-        Evaluators share the work by claims (`runtime.claims`). The number keeps their logs and weights apart.
+        The number keeps the logs and weights of evaluators apart. They share the work by claims: a claim is
+        a file that says which process does a piece of the work (`runtime.claims`).
         """
         self.path.mkdir(parents=True, exist_ok=True)
         for number in range(MAX_EVALUATORS):
@@ -378,6 +380,8 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
     """
 
     def metrics_of(path: Path) -> Metrics:
+        """Returns the metrics in a file of an iteration's folder."""
+        # The journal stays, since it has the answered requests, which are then not sampled again.
         remedy = f"delete {path.parent} but for its journal/, and give the command again"
         try:
             return read_record(path, remedy)["metrics"]

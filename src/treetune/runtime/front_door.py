@@ -152,7 +152,8 @@ def start_ranks(
     code = launcher.wait()
     _wait_for_group(launcher.pid)
     remove_folder(Path(meeting))
-    # The ranks' own codes differ, depending on where the signal met them. The run's names the first signal.
+    # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made from the
+    # number of the first signal instead.
     return 128 + received[0] if code and received else _code_of_run(code)
 
 

@@ -116,8 +116,10 @@ class Lookahead:
     @staticmethod
     @contextmanager
     def open(resources: RunResources) -> Iterator[Lookahead]:
-        """Starts the thread, and ends it with the block. An engine that still samples in it is closed.
-        Collective."""
+        """Starts the second thread, and ends it with the block. Collective.
+
+        If the second thread still samples at the end of the block, the engine is closed.
+        """
         lookahead = Lookahead(resources)
         if lookahead._overlaps:
             lookahead._thread.start()
@@ -147,6 +149,7 @@ class Lookahead:
         one after a restart."""
         session = self._resources.session
         is_on_disk = is_generated(session.directory, iteration)
+        # Whether the weights of the iteration before should have sampled this one, during its training.
         was_to_overlap = sampling_version(session.config, iteration) != iteration
         if not is_on_disk and was_to_overlap:
             session.console.say(
@@ -154,8 +157,8 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # Episodes on disk were made during the training before. Their seconds go to a clock that no iteration
-        # counts.
+        # Episodes on disk were made while the iteration before was trained. So their seconds go to a clock
+        # that counts for no iteration.
         was_made_meanwhile = is_on_disk and iteration > 0
         generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
         episodes, metrics = generate(self._resources, iteration, generation_clock)
@@ -163,13 +166,17 @@ class Lookahead:
 
     @contextmanager
     def generate_meanwhile(self, iteration: int, clock: Clock) -> Iterator[None]:
-        """Makes the iteration's episodes while the block runs, from the present weights, and waits for them
-        at its end. Does nothing without an overlap, or if the iteration needs no sampling. Collective."""
+        """Makes the iteration's episodes from the present weights while the block runs. Collective.
+
+        Waits for the episodes at the end of the block. Does nothing without an overlap, or if the iteration
+        needs no sampling.
+        """
         session, server = self._resources.session, self._resources.server
         if not (self._overlaps and needs_sampling(session.config, session.directory, iteration)):
             yield
             return
-        # Before training changes the trainer's weights: the engine must have those that it begins with.
+        # The engine must have the weights that training begins with. It gets them here, before training
+        # changes the trainer's weights.
         with clock.phase("sync"):
             server.ready()
         in_flight = self._in_flight[iteration] = Future()

@@ -88,12 +88,15 @@ def make_trainer(session: Session) -> PolicyTrainer:
 def open_trainer(
     resources: RunResources, *, state: Path | None = None, trains: bool = True
 ) -> Iterator[PolicyTrainer]:
-    """Makes the trainer, and connects it with the server, which shares its memory, and with the resources,
-    which uses its critic and its reference. Collective.
+    """Makes the trainer, and connects it with the server and the resources. Collective.
+
+    The server gets the trainer because the engine may take turns with it in the accelerator's memory. The
+    resources get the trainer's critic and reference, which credit asks for scores.
 
     Args:
         state: The folder of a trainer's state; None begins with the start model.
-        trains: Whether the trainer will train, so that its reference may score answers during sampling.
+        trains: Whether the trainer will train. If so, its reference may score answers while others are
+            sampled (`PolicyTrainer.prefetch`).
     """
     session, server = resources.session, resources.server
     # On a GPU this waits for a server that is still starting; on a CPU, the server starts meanwhile.
@@ -243,8 +246,11 @@ def distances_for_credit(
 def divergences_for_credit(
     session: Session, server: PolicyServer, score_divergences: Callable[[Sequences, Tensor], Tensor]
 ) -> GroupDivergences:
-    """Returns the divergences of the policy's distributions from their means over the answers to a problem,
-    for the credit. The engine frees its memory while they are computed, if so configured.
+    """Returns the divergences of the policy's distributions at each token, for the credit.
+
+    A token's divergence is the Jensen-Shannon divergence between its distribution and the mean of the
+    distributions that the answers to the problem have at the same position. The engine frees its memory
+    while divergences are computed, if so configured.
 
     Args:
         score_divergences: Computes the divergence at each trained token, of all ranks' rows, on all ranks,
@@ -286,16 +292,17 @@ def _score_rows(
     tokens that aren't trained. Collective.
 
     Args:
-        score: Computes the columns of values of each trained token, of all ranks' rows, on all ranks.
-        columns: Their number.
+        score: Computes the columns, with a value for each trained token. All ranks call it together, and
+            each gets the rows of all ranks.
+        columns: The number of columns that `score` computes.
     """
     import numpy as np
 
     from treetune.trainer.tokens import Sequences
 
     ranks = session.ranks
-    # The trainer takes no row without a trained token, and in a tree all tokens of an answer may be trained
-    # in an earlier row.
+    # Rows without a trained token are left out, since the trainer takes none. In a tree there may be such
+    # rows: all tokens of an answer may be trained in an earlier row.
     trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
     # All ranks compute the values of all rows together, and each keeps those of its own.
     counts = ranks.exchange("distribution-counts", len(trained_rows))
@@ -361,6 +368,7 @@ def train(
     # Every rank knows the signals of all tokens, and the first one writes them.
     path = session.directory.iteration(iteration) / SIGNALS
     on_signals = partial(write_token_signals, path) if session.ranks.is_first else None
+    # Metrics of the policy that sampled the episodes, if a restart abandons this policy.
     metrics_of_abandoned: Metrics = {}
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
@@ -373,9 +381,9 @@ def train(
     else:
         choice = _EpochChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics = _train_and_choose(choice, episodes, clock, on_signals)
-    # Last, so that the distances to reference and engine are those of the policy that sampled the episodes.
-    # Training measures them too, but of the start weights: under an objective with a reference, their KL to
-    # themselves, which is 0.
+    # These metrics replace training's. The distances to reference and engine must be those of the policy that
+    # sampled the episodes. After a restart, training measures the distances of the start weights: under an
+    # objective with a reference, the KL of the start weights to themselves, which is 0.
     metrics |= metrics_of_abandoned
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
@@ -395,6 +403,7 @@ def _training_phase(
     the steps are done. Collective."""
     with (
         clock.phase("training"),
+        # The engine may drop its weights, since it gets new ones after training.
         resources.server.asleep(weights_follow=True),
         resources.phase(f"iteration {iteration + 1}: training", "steps") as show,
     ):
@@ -407,7 +416,7 @@ def _train_and_choose(
     """Trains and measures in turns, until no later candidate can change the choice. Afterwards the trainer
     has the chosen weights. Collective."""
     with clock.phase("choice"):
-        choice.consider(0)
+        choice.consider(0)  # the weights before the training are a candidate, too
     training = choice.trainer.begin(choice.iteration, episodes)
     steps = training.steps()
     while True:
@@ -460,15 +469,18 @@ def gap_limit(session: Session) -> float:
     limit_in_float32 = 1e-3 if device == "cpu" else 5e-3
     limit_of_engine = GAP_LIMITS.get(engine.computes_in(device), limit_in_float32)
     limit_of_trainer = GAP_LIMITS.get(config.trainer.precision, limit_in_float32)
-    # Gaps that the canary accepts must not end the run a moment later.
+    # The canary is the check of the engine's new weights by the log-probs of a few sampled answers. Gaps that
+    # the canary accepts must not end the run a moment later.
     limit_by_canary = 3 * (engine.canary_tolerance or 0.0)
     return max(limit_of_engine, limit_of_trainer, limit_by_canary)
 
 
 def differs_by_design(session: Session, iteration: int, episodes: Collection[Episode]) -> bool:
-    """Returns whether the log-probs of engine and trainer aren't comparable: at temperature 0, whose
-    distribution has no log-probs, and if other weights have sampled the tokens than those that the trainer
-    has scored."""
+    """Returns whether the log-probs of engine and trainer aren't comparable.
+
+    They aren't at temperature 0, whose distribution has no log-probs. Nor are they if the engine sampled the
+    tokens from other weights than those of the trainer's log-probs.
+    """
     config = session.config
     sampling = config.rollout.sampling
     if sampling is not None and sampling.temperature == 0:
@@ -479,7 +491,10 @@ def differs_by_design(session: Session, iteration: int, episodes: Collection[Epi
 
 
 def stops_at_gap(session: Session) -> bool:
-    """Returns whether a large gap ends the run. It doesn't if the objective corrects for it by weights."""
+    """Returns whether a large gap between the log-probs of engine and trainer ends the run.
+
+    The run continues if the objective corrects for the gap by importance weights.
+    """
     settings = session.config.trainer
     objective = settings.objective
     # By getattr, since not every objective has these settings.

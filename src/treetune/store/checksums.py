@@ -57,8 +57,8 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
-    # In the types that a reader gets, so that both compute the same checksum: a tuple becomes a list. Readers
-    # look only whether there is a FORMAT, and not at its number.
+    # JSON changes types: a tuple becomes a list. The checksum is of the types that a reader gets, so that the
+    # reader computes the same one. Readers look only whether there is a FORMAT, and not at its number.
     plain = json.loads(json.dumps(value)) | {FORMAT: 2}
     return plain | {KEY: _checksum_of_record(plain)}
 

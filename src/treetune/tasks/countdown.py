@@ -125,7 +125,11 @@ class Countdown(GeneratedTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns a search for the target. The order of sums and the errors depend on `seed` and the problem.
+        """Returns a search for the target: it tries sums, and gives the last one as the answer.
+
+        The last sum is the first one with the target as its value or, with the probability
+        `demonstration_noise` at each wrong sum, a wrong one. The order of the sums and the wrong answers
+        depend on `seed` and the problem.
 
         Raises ValueError if the task has no demonstrations (`check_demonstrations`).
         """

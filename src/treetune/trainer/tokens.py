@@ -104,8 +104,12 @@ class Sequences:
 
     @staticmethod
     def of(episodes: Collection[Episode], rows_with_tokens: Container[int] | None = None) -> Sequences:
-        """Makes the sequences of episodes. Only the rows in `rows_with_tokens` hold their tokens; None: all
-        rows, and those of the critic."""
+        """Makes the sequences of episodes.
+
+        Args:
+            rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
+                if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
+        """
         result = Sequences.empty()
         critic_has_prompts = False
         for number, episode in enumerate(episodes):
@@ -119,7 +123,7 @@ class Sequences:
                 row = Row(len(token_ids), len(predicting), start, number, content_hash, *tokens)
                 result.rows.append(row)
                 start = row.end
-            if start == result.starts[-1]:
+            if start == result.starts[-1]:  # no row: `_rows` yields only rows with a trained token
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
             result.starts.append(start)
             result.first_rows.append(len(result.rows))
@@ -203,8 +207,10 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
 
 
 def _early_rewards(episode: Episode) -> list[tuple[int, float]]:
-    """Returns the rewards of all steps but the last, each with the index of the step's last trained token
-    among those of the episode."""
+    """Returns an index and the reward of each step but the last.
+
+    The index is that of the last trained token up to the step's end, among the episode's trained tokens.
+    """
     if not episode.step_rewards:
         return []
     trained_so_far = np.cumsum(episode.trained)
@@ -216,6 +222,9 @@ def _early_rewards(episode: Episode) -> list[tuple[int, float]]:
 
 def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     """Yields the token ids and the predicting positions of each row of an episode; see `training_rows`.
+
+    A predicting position is one whose next token is trained. The episode's stretches are consecutive pieces
+    of its response, each in one thread; without them, the whole response is one piece.
 
     Raises:
         ValueError: The stretches don't cover the response.

@@ -280,8 +280,11 @@ def _decode(context: RolloutContext, token_ids: TokenIds, name: str) -> str:
 
 
 def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
-    """Returns for each answer of a group the numbers of tokens at which it is cut into segments: wherever it
-    branched off from another answer, or another one from it. Raises ValueError for a wrong fork."""
+    """Returns for each answer of a group the numbers of tokens at which it is cut into segments.
+
+    An answer is cut where it branched off from another answer (its fork), and where another answer branched
+    off from it. Raises ValueError for a wrong fork.
+    """
     cuts_by_answer: list[set[int]] = [set() for _ in group]
     for number, answer in enumerate(group):
         if answer.fork is None:
@@ -305,15 +308,15 @@ def _cuts_at_forks(name: str, group: Sequence[GradedAnswer]) -> list[set[int]]:
                 " answers share these tokens (None: the policy sampled all tokens)"
             )
         cuts_by_answer[number].add(tokens)
-        # The origin is cut there, too. If it branched off from another answer after this point, that answer
-        # has the same beginning, and is cut, and so on.
+        # The origin is cut there, too. The origin may itself have branched off from an earlier answer, at
+        # this point or later. Then the earlier answer has the same beginning, and is cut as well; and so on.
         ancestor: int | None = origin
         while ancestor is not None:
             cuts_by_answer[ancestor].add(tokens)
             fork = group[ancestor].fork
             ancestor = fork[0] if fork is not None and fork[1] >= tokens else None
     # An answer has the cuts of its origin up to their fork, so that both have the same nodes there. Origins
-    # come first, so that theirs are complete.
+    # come earlier in the group, so that their cuts are complete.
     for number, answer in enumerate(group):
         if answer.fork is not None:
             origin, tokens = answer.fork

@@ -74,6 +74,8 @@ class GroupInGroup(TokenCredit):
         returns_by_answer = [
             self._returns(answer, len(turns)) for answer, turns in zip(answers, turns_by_answer, strict=True)
         ]
+        # A turn's anchor is the tokens of the environment just before the turn. A turn is compared with the
+        # turns that have the same anchor.
         returns_by_anchor: dict[bytes, list[float]] = {}
         for turns, returns in zip(turns_by_answer, returns_by_answer, strict=True):
             for turn, turn_return in zip(turns, returns, strict=True):
@@ -92,7 +94,7 @@ class GroupInGroup(TokenCredit):
             for turn in turns:
                 turn_advantage = next(turn_advantages_by_anchor[turn.anchor])
                 advantage = answer_advantage + self.weight * turn_advantage
-                # Tokens of the environment before the turn get it as well; they aren't trained.
+                # The environment's tokens before the turn get this advantage as well; they aren't trained.
                 row += [advantage] * (turn.end - len(row))
             rows.append(row)
         return rows
@@ -118,7 +120,7 @@ class SampledTurn(NamedTuple):
 
 
 def split_turns(answer: Trajectory) -> list[SampledTurn]:
-    """Returns the turns of an answer."""
+    """Returns the turns of an answer, each with its anchor: the environment's tokens just before the turn."""
     turns: list[SampledTurn] = []
     anchor, end = b"", 0
     for origin, segments in groupby(answer.segments, key=lambda segment: segment.origin):
@@ -128,6 +130,7 @@ def split_turns(answer: Trajectory) -> list[SampledTurn]:
             anchor = token_ids.tobytes()
         else:
             turns.append(SampledTurn(anchor, end))
-    # Tokens of the environment after the last turn are counted to it, so that each token is in a turn.
+    # The last turn ends with the answer: it includes the environment's tokens after it, so that each token of
+    # the answer is in a turn.
     *earlier, last = turns
     return [*earlier, last._replace(end=end)]

@@ -47,7 +47,8 @@ class LambdaGrpo(TokenCredit):
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
-        # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens.
+        # An answer of T tokens has P = T + 1 prefixes, of 0, 1, …, T tokens. `has_prefix_PN` says for each of
+        # them which of the N answers begin with it, and `sizes_T` how many do.
         for advantage, has_prefix_PN in zip(advantages, shared_prefixes(answers), strict=True):
             # The prefix of 0 tokens, which is the prompt alone, is left out.
             sizes_T = has_prefix_PN[1:].sum(1)

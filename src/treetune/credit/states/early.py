@@ -67,7 +67,11 @@ class EarlyContinuations:
         return self.begun.get(prefix.key) if plan == self.plan else None
 
     def _new_states(self, answer: Trajectory) -> list[AnswerPrefix]:
-        """Returns the states to continue now that this answer is graded."""
+        """Returns the states to continue now that this answer is graded.
+
+        A state is the beginning of an answer up to the start of a step. The answers to a problem wait until
+        `least_answers` of them are graded, since a problem with fewer isn't trained on.
+        """
         if not answer.grade.is_known:
             return []
         graded = self._graded[answer.problem.id]

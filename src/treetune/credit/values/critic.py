@@ -181,12 +181,13 @@ class ControlVariate(OverAnother):
         sums = Sums(all_moments, columns=3)
         total = _Moments(*sums.as_floats())
         if total.states:
-            # The two differences share no noise, so that the mean of their products is the critic's squared
-            # error.
+            # The noise of a state's two differences is independent, so that the mean of their products is
+            # the critic's squared error.
             critic_error = math.sqrt(max(total.products / total.states, 0.0))
             valuation.metrics["credit/critic_error"] = critic_error
             valuation.metrics["credit/critic_weight"] = 1 - total.share
-        # The share for each tree's answers is learnt from all other trees.
+        # The share is c, the weight of the other estimator's value in the baseline. For each tree's answers,
+        # it is learnt from all other trees.
         shares = [_Moments(*sums.without(moments)).share for moments in moments_by_tree]
         with_baselines: list[StepValues] = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
@@ -199,7 +200,10 @@ class ControlVariate(OverAnother):
 def _differences(
     step_values: StepValues, values_of_critic: Sequence[float | None], reward: float
 ) -> list[_Differences]:
-    """Returns the differences of each state of an answer that has a value and a critic's value."""
+    """Returns the value of each state and the value of the next state, both minus the critic's of the state.
+
+    States without a value, or without a critic's value, are left out. After the last state comes the reward.
+    """
     pairs = zip(step_values, values_of_critic, strict=True)
     valued = [(value, critic) for value, critic in pairs if value is not None]
     next_values = [*(value.value for value, _ in valued[1:]), reward]
@@ -223,8 +227,10 @@ def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moment
 
 
 def _with_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
-    """Returns the value with the baseline b = V_φ + c·(V̂ − V_φ); without one where the critic has no
-    value."""
+    """Returns the value V̂ with the baseline b = V_φ + c·(V̂ − V_φ), where V_φ is `critic` and c is `share`.
+
+    The value is unchanged where the critic has no value.
+    """
     if value is None or critic is None:
         return value
     return value._replace(baseline=critic + share * (value.baseline_or_value - critic))

@@ -87,6 +87,7 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
         folder=folder,
         weights=weights,
         state=state,
+        # `WHOLE` checkpoints with weights and trainer's state exist at once; a short run has fewer.
         number=min(WHOLE, experiment.iterations),
         kept_weights=experiment.iterations // every if every else 0,
         room=_room(folder, folder / experiment.experiment_name) if machine.is_here else None,
@@ -94,7 +95,11 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
 
 
 def _room(folder: Path, experiment: Path) -> int:
-    """Returns the free bytes of a folder's disk, and those of the experiment's checkpoints."""
+    """Returns the sum of the free bytes of a folder's disk and the bytes of the experiment's checkpoints.
+
+    So much room do all checkpoints of the experiment have together.
+    """
+    # The folder may not exist yet, but one of its parents does, on the same disk.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     files = (experiment / "checkpoints").rglob("*")
     taken = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())

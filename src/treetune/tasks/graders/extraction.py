@@ -50,9 +50,11 @@ _BARE_FRACTION = re.compile(r"\s*\d\s*\d")
 def last_between(
     text: str, opening: str = ANSWER, closing: str = ANSWER_END, *, unclosed: bool = False
 ) -> str | None:
-    """Returns the text between the last `closing` and the last `opening` before it, stripped. It may have
-    several lines. With `unclosed`, it is the text after the last `opening`, up to a `closing` if there is
-    one. None if there is no such text."""
+    """Returns the text between the last `closing` and the last `opening` before it, stripped.
+
+    The text may have several lines. With `unclosed`, the text begins after the last `opening`, and ends at
+    the next `closing` or, without one, at the end. None if there is no such text, or if it is empty.
+    """
     if unclosed:
         _, opened, rest = text.rpartition(opening)
         return rest.partition(closing)[0].strip() or None if opened else None
@@ -74,10 +76,12 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
         unclosed: Whether to include the text after the last fence if that isn't closed.
     """
     blocks: list[str] = []
+    # The fence that has opened the present block, and the block's lines so far.
     opening: re.Match[str] | None = None
     lines: list[str] = []
 
     def close(block_of: re.Match[str]) -> None:
+        """Adds the block that the fence `block_of` has opened, if its language is among `languages`."""
         if not languages or _language(block_of) in languages:
             blocks.append("\n".join(_unindented(line, block_of["before"]) for line in lines))
 
@@ -129,12 +133,12 @@ def _unindented(line: str, before: str) -> str:
 def last_box(text: str) -> str | None:
     r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed; None if it is empty. If
     a box contains only a box, the result is the inner content."""
-    in_boxes = boxes(text)
+    in_boxes = boxes(text)  # (start, end, content) of each
     if not in_boxes:
         return None
     content = in_boxes[-1][2].strip()
     inner = boxes(content)
-    if len(inner) == 1 and inner[0][:2] == (0, len(content)):
+    if len(inner) == 1 and inner[0][:2] == (0, len(content)):  # a box that spans the whole content
         content = inner[0][2].strip()
     return content or None
 
@@ -186,11 +190,11 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
     while (sign := _SIGN.search(text, position)) is not None:
         position = sign.end()
         if len(sign[0]) > 1:
-            continue
+            continue  # a backslash and the character after it, such as LaTeX's \[
         if sign[0] in _STRING:
             string = _STRING[sign[0]].match(text, sign.start()) if open_brackets else None
             if string is not None:
-                position = string.end()
+                position = string.end()  # brackets within a string don't count
             elif open_brackets:
                 position = _end_of_line(text, position, sign[0])
         elif sign[0] not in _CLOSING:
@@ -198,7 +202,7 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
         elif open_brackets and text[open_brackets[-1]] == _CLOSING[sign[0]]:
             start = open_brackets.pop()
             if text[start] in brackets:
-                while pairs and pairs[-1][0] > start:
+                while pairs and pairs[-1][0] > start:  # a pair within this one isn't outermost
                     pairs.pop()
                 pairs.append((start, position))
         else:
@@ -207,10 +211,11 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
 
 
 def _end_of_line(text: str, position: int, quote: str) -> int:
-    """Returns the offset at which to continue after a quote that isn't closed in its line.
+    """Returns the offset at which `_outermost` continues after a quote that isn't closed in its line.
 
-    If the line has further quotes of this kind, each of them would be searched for its end again. So it
-    continues at the end of the line then.
+    If the line has further quotes of this kind, this is the end of the line. Otherwise the end of each
+    further quote would be searched for again, which could take quadratic time. If the line has no further
+    quotes, this is `position`, the offset after the quote.
     """
     end = text.find("\n", position)
     end = len(text) if end < 0 else end
@@ -222,6 +227,7 @@ def _depth(text: str) -> int:
     deepest = depth = 0
     for match in _NESTING.finditer(text):
         if sign := match["sign"]:
+            # `_NESTING` matches a closed string as a whole, so a single quote belongs to none.
             if sign in _STRING:
                 raise UnreadableValue("a string that isn't closed in its line")
             depth += 1 if sign in "[({" else -1
@@ -269,7 +275,10 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> int:
-    """Returns the offset after the arguments of the command in a box without braces."""
+    """Returns the offset after the arguments of a command, such as ``\\frac{1}{2}``, in a box without braces.
+
+    `pairs` has the offset of the closing brace for each opening brace (`braces`).
+    """
     end = box.end()
     if "frac" in box["bare"] and (digits := _BARE_FRACTION.match(text, end)) is not None:
         return digits.end()  # \boxed\frac12
