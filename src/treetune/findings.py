@@ -60,6 +60,13 @@ def placed_parts(root: Any) -> Iterator[Placed]:
 
 
 def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Placed]:
+    """Yields the objects within a value, each with its key and the objects that hold it.
+
+    Args:
+        value: An object, a mapping or a list.
+        path: The key of the value.
+        holders: The objects that hold the value, the innermost first.
+    """
     if value is UNKNOWN or isinstance(value, type):  # a class with fields is a dataclass for Python, too
         return
     if is_dataclass(value):
@@ -137,11 +144,12 @@ def _ask(
 
 
 def _is_met(need: Need, placed: Placed) -> bool:
-    """Returns whether another part gives the needed feature, as `findings` looks for it.
+    """Returns whether another part gives the feature that a part needs.
 
-    The part's own inner parts are searched first, and then those of the objects that hold it, from the inside
-    out. The first object with a feature of this type decides, even if it gives less than needed: the parts
-    nearest to the part are those that it works with. A part that could not be read counts as giving enough.
+    The inner parts of the part are searched first. Then follow the inner parts of each object that holds the
+    part, from the innermost object to the outermost one. The first object whose inner parts give a feature of
+    the needed type decides, even if that feature is less than needed: a part works with the parts that are
+    nearest to it. A part that could not be read counts as giving enough.
     """
     for holder in (placed.part, *placed.holders):
         features = _given_within(holder)
@@ -191,7 +199,7 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
 
 
 def label(placed: Placed) -> str:
-    """Returns the name of a part in messages: ``credit 'group'``, or its key if it has no `type`."""
+    """Returns the name of a part in messages: ``credit 'group'``, or its whole path if it has no `type`."""
     part, path = placed.part, placed.path
     registered = part.registered() if hasattr(part, "registered") else {}
     names = [name for name, cls in registered.items() if cls is type(part)]

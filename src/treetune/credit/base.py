@@ -379,7 +379,7 @@ class Critic:
 
 
 def check_critic_is_kept(experiment: Experiment, part: str, remedy: str) -> Iterator[Finding]:
-    """Returns a finding where training restarts in every iteration, which would discard the critic.
+    """Returns a finding if `restart` is 'every_iteration', since each restart would discard the critic.
 
     Args:
         experiment: The experiment's configuration.

@@ -46,7 +46,8 @@ def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[fl
     With `std` this is GRPO, whose published implementations take the unbiased standard deviation; without it,
     Dr. GRPO. Both are **biased**. The mean includes r_i itself, which shrinks the expected gradient to
     (n−1)/n of the true one; `rloo` does not. With `std` problems are also weighted by how much their answers
-    differ (the problem of the tests' language by 0.71 with n = 2, by 0.85 with 3).
+    differ. In the tests, a small language makes exact expectations possible. The weight of its problem is
+    0.71 with n = 2, and 0.85 with n = 3.
     """
     # Exactly zero, where the rounded mean of equal rewards would leave 1e-17 / eps.
     if len(set(rewards)) == 1:

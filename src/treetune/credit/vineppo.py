@@ -199,8 +199,8 @@ class MonteCarlo(Credit):
         """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
-        # `rewards_below` compares the number of tokens that each pair of answers shares with the state's
-        # length. Every answer passes through the prompt, so that 0 shared tokens suffice for each pair.
+        # `rewards_below` selects the answers that share at least `length` tokens with this answer. The state
+        # is the prompt, and `length` counts response tokens: it is 0. So a shared number of 0 selects all.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
@@ -218,8 +218,8 @@ class MonteCarlo(Credit):
         Args:
             context: The context of the credit phase.
             valuation: Has the rewards of the continuations, which are stored with the row.
-            answer: The answer and its states.
-            estimated_values: The values of its states. It may have fewer states than steps (`max_states`).
+            answer: The answer and its states. With `max_states`, the last steps may have no state.
+            estimated_values: The value of each state of the answer; None where it is not known.
         """
         trajectory = answer.trajectory
         values = [None if value is None else value.value for value in estimated_values]
@@ -234,7 +234,8 @@ class MonteCarlo(Credit):
             baselines += [trajectory.reward] * unestimated
             errors += [0.0] * unestimated
         else:
-            # No boundaries: `step_advantages` credits these steps together with the last estimated one.
+            # Without a value before them, `step_advantages` credits these steps as one step, together with
+            # the step that begins at the last estimated state.
             values += [None] * unestimated
             baselines += [None] * unestimated
             errors += [math.inf] * unestimated
@@ -269,7 +270,8 @@ class MonteCarlo(Credit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        # `CreditForRewards` is left out, so that shaping is refused: it would not shape the continuations.
+        # `CreditForRewards` is left out, so a configuration with shaping is refused. Shaping would change
+        # the rewards of answers, and not those of their continuations.
         features: list[Feature] = [Advantages(before_training=True), CreditForTrees()]
         if self.values.continues:
             features.append(Continuations())
@@ -339,6 +341,8 @@ class MonteCarlo(Credit):
             return 0, 0
         most_states = self.max_states or limit  # at most, there is a state before every token
         usual_states = min(most_states, self.states.usual_states(tokens))
+        # The smallest and the largest number of continuations of a state. The usual total counts the smallest
+        # for each state.
         least_samples, most_samples = self.values.budget(self.samples).bounds
         usual = round(answers * usual_states * least_samples)
         most = answers * min(most_states, limit) * most_samples
@@ -348,6 +352,7 @@ class MonteCarlo(Credit):
     def is_unbiased(self, context: RolloutContext) -> bool:
         """True if every part is unbiased: the values, the positions of states, the credit after the last
         state, and the continuations, which have to be sampled as the answers are."""
+        # `looks_back`: the position of a state depends only on the tokens before the state.
         if not self.values.unbiased or not self.states.looks_back(context.task):
             return False
         if self.max_states is not None and self.behind_max_states != "one_step":
@@ -363,8 +368,8 @@ class MonteCarlo(Credit):
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        # Every answer has at least one state, the prompt. An estimator that doesn't continue it whatever the
-        # other answers are continues nothing early.
+        # Every answer has at least one state, the prompt. Some estimators have to see all answers before they
+        # choose the states that they continue. Such an estimator doesn't even continue the prompt early.
         continues_early = bool(self.values.first_states(1))
         if not (self.pipelined and continues_early and self.states.begins_early(context)):
             return None

@@ -166,6 +166,8 @@ class InProcessEngine(Engine):
         if canary is None:
             return SyncReport(time.monotonic() - started, math.nan)
         probes = self._probe(canary)
+        # Compares the engine's log-probs with the trainer's. The probes of the previous weights show whether
+        # the engine still has those weights.
         gap = judge(probes, self._probes, canary.tolerance or self._tolerance)
         if gap.problem:
             raise EngineError(f"the weights in {directory} were loaded, but {gap.problem}")
@@ -354,7 +356,8 @@ def windowed_attention(
     """Computes attention within the layer's window, [B, T, H, D]; see transformers' ``AttentionInterface``.
 
     Args:
-        attention_mask: True for each token and all tokens before it, [B, 1, T, K].
+        attention_mask: Whether each of the T new tokens sees each of the K tokens in the cache,
+            [B, 1, T, K]. A token sees itself and all tokens before it.
     """
     import torch
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -497,7 +500,8 @@ class _RowBatch:
         all_samples = [*self.samples.values(), *samples]
         if not all_samples:
             return
-        # Half of the rows would be free, so the batch is made smaller even without a new sample.
+        # If half of the rows are free, the batch is made smaller even without a new sample. It never has
+        # fewer than `FEWEST_ROWS` rows.
         is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
         if not samples and not is_half_empty:
             return
@@ -508,6 +512,7 @@ class _RowBatch:
         is_too_small = len(all_samples) > self._height or width > self._width
         is_too_large = 2 * len(all_samples) <= self._height
         if is_too_small or is_too_large:
+            # Examples of each layer's keys and values: those of a new prompt or, without one, of the cache.
             layers = next(iter(computed.values()), self._cache.layers)
             self._resize(max(FEWEST_ROWS, len(all_samples)), width, layers)
         free_rows = [row for row in range(self._height) if row not in self.samples]
@@ -608,7 +613,8 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
     its top-p. At temperature 0 it takes the most likely token.
 
     Returns:
-        The tokens, and their log-probs under these distributions; at temperature 0 at the temperature 1.
+        The tokens, and their log-probs under these distributions. For a sample at temperature 0, the
+        log-prob is the one at temperature 1.
     """
     import torch
 
@@ -628,8 +634,8 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
         sorted_CV = sorted_CV * (mass_before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
         cut_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
         probs_BV[cut_rows] = cut_CV / cut_CV.sum(-1, keepdim=True)
-    # Inverse sampling: the first token at which the cumulative probability exceeds the uniform number. It is
-    # scaled by the last sum, which rounding makes differ from 1.
+    # Inverse sampling: the first token at which the cumulative probability exceeds the uniform number. The
+    # uniform number is scaled by the sum of the probabilities, since rounding makes the sum differ from 1.
     uniforms_B1 = probs_BV.new_tensor([[sample.uniforms[len(sample.ids)]] for sample in samples])
     sums_BV = probs_BV.cumsum(-1)
     drawn_B1 = torch.searchsorted(sums_BV, uniforms_B1 * sums_BV[:, -1:], right=True)

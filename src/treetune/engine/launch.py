@@ -169,6 +169,8 @@ class ServerLaunch:
             command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[transfer]})]
             command += ["--worker-extension-cls", WORKER_EXTENSION]
         elif self.is_trained and not cuda:
+            # On a CPU, vLLM packs the weights of experts for its kernel only when the server starts. With
+            # this extension, a worker packs later weights, too.
             command += ["--worker-extension-cls", PACKED_EXPERTS]
         return [*command, *settings.extra_arguments]
 
@@ -244,8 +246,8 @@ class ServerLaunch:
             # others, so that all servers would share the same cores.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             if self._one_process_computes:
-                # Without it vLLM refuses the executor without workers. The engine core is a process of its
-                # own nevertheless.
+                # Without this variable, vLLM refuses the executor that has no workers. The engine core still
+                # runs in a process of its own.
                 environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             if self._eager:
                 # Otherwise one small function would still be compiled, which takes 15 s and gains nothing.
@@ -263,8 +265,11 @@ class ServerLaunch:
 
     @property
     def _one_process_computes(self) -> bool:
-        """Whether the engine core computes without worker processes. On a CPU, a worker would only add
-        messages between the two processes, which take a third of the time with a tiny model on two cores."""
+        """Whether the engine core computes without worker processes.
+
+        On a CPU, a worker would only add messages between the engine core and the worker. With a tiny model
+        on two cores, these messages take a third of the time.
+        """
         set_by_user = any(
             argument.startswith("--distributed-executor-backend")
             for argument in self.settings.extra_arguments
@@ -336,8 +341,8 @@ class ServerProcess:
             file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
             file.flush()
             self.log_start = file.tell()
-            # Without the environment's settings of Python (-I) and installed packages (-S), which the guard
-            # doesn't need.
+            # The guard is a small program. It starts the server, and ends the server when this process is
+            # gone. It needs neither Python's settings in the environment (-I) nor installed packages (-S).
             start_guard = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
             self._guard = subprocess.Popen(
                 [*start_guard, *command],

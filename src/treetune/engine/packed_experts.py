@@ -17,12 +17,14 @@ _set_kernel_up = UnquantizedFusedMoEMethod._setup_kernel
 
 
 def _set_kernel_up_and_pack(self: Any, layer: torch.nn.Module, w13: Any, w2: Any) -> None:
-    """Replaces vLLM's method `_setup_kernel`, which is called whenever weights of experts (`w13`, `w2`) have
+    """Replaces vLLM's method `_setup_kernel`, which vLLM calls whenever weights of experts (`w13`, `w2`) have
     come."""
+    # A kernel exists already if these are not the first weights.
     is_update = self.moe_kernel is not None
     _set_kernel_up(self, layer, w13, w2)
     on_cpu = layer.w13_weight.device.type == "cpu"
-    if is_update and on_cpu:  # vLLM itself packs them at the start
+    # vLLM itself packs the first weights: it reorders them for its kernel on a CPU.
+    if is_update and on_cpu:
         self.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 

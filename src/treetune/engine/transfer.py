@@ -88,8 +88,10 @@ class ByRoutes(WeightTransfer):
 
     @override
     def begin(self, address: Address) -> None:
-        self._begun = address.epoch  # first, so that `give_up` also ends an update that failed in here
-        if address.epoch != self._met:  # a restarted server has to be prepared again
+        # The epoch is the number of the server's start: a restarted server has another one. It is stored
+        # first, so that `give_up` also ends an update that failed within this method.
+        self._begun = address.epoch
+        if address.epoch != self._met:  # this start of the server has not been prepared
             self.meet(address)
             self._met = address.epoch
         self._post(address, "/start_weight_update")
@@ -100,6 +102,7 @@ class ByRoutes(WeightTransfer):
 
     @override
     def give_up(self, address: Address) -> None:
+        # A server that has restarted since the update began has another epoch, and no update to give up.
         if address.epoch == self._begun:
             self.close()
             # A server that hangs in NCCL doesn't answer, so the deadline is short.

@@ -33,11 +33,12 @@ def turn_dropout_off(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
+        # `_random_numbers` returns the names of the layer's floats for dropout (or jitter) that aren't 0.
         for name in _random_numbers(vars(module), DROPOUT):
             setattr(module, name, 0.0)
         if _random_numbers(vars(module), JITTER):
-            # The layer draws noise in training mode only. PhiMoE's number has another use in evaluation, so
-            # that it can't be set to 0.
+            # The layer draws noise in training mode only, so it stays in evaluation mode. The number keeps
+            # its value, since PhiMoE's number also decides in evaluation which experts are considered.
             module.eval()
             vars(module)["train"] = MethodType(_stay_in_evaluation, module)
         config = getattr(module, "config", None)
@@ -62,7 +63,7 @@ def _random_numbers(values: dict[str, Any], part: str) -> list[str]:
 
 def _without_dropout(config: Any) -> Any:
     """Returns a copy of the configuration with dropout 0; the configuration itself if it has none."""
-    names = _random_numbers(vars(config), DROPOUT)
+    names = _random_numbers(vars(config), DROPOUT)  # of the settings of dropout that aren't 0
     if not names:
         return config
     config = copy.copy(config)

@@ -32,14 +32,16 @@ def in_parts(
     dtypes: tuple[torch.dtype, torch.dtype],
     **options: Any,
 ) -> PreTrainedModel:
-    """Makes a model whose parameters have shapes but no memory. Each is read when it is needed (`InTurn`,
-    `read_whole`). Persistent buffers are read at once.
+    """Makes a model whose parameters have shapes but no memory.
+
+    `InTurn` and `read_whole` read the values of a parameter when they are needed. Persistent buffers are read
+    at once.
 
     Args:
         config: The model's architecture.
         files: The file of each weight, by the weight's name.
-        dtypes: Values are cast to the first dtype, and then to the second, which the model gets. The same
-            happens if a model is loaded whole and then cast.
+        dtypes: The dtype in which a whole model would be loaded, and the dtype to which it would then be
+            cast. Values are cast to both in turn, so that they are the same as in such a model.
         options: Further arguments of the model's class.
 
     Raises:

@@ -177,9 +177,9 @@ class GrowingRollout(SampledRollout):
         """Samples and grades one answer from each start, and returns them in that order. `Trajectory.sample`
         is 0 in all of them.
 
-        Call it with `Engine.run`, or await it in such a program. The seed of a request derives from the seed
-        of its start and its position in the answer, so that an answer does not depend on what else is
-        sampled, or on the order in which samples arrive.
+        Call it with `Engine.run`, or await it in a coroutine that `Engine.run` runs. The seed of a request
+        derives from the seed of its start and its position in the answer, so that an answer does not depend
+        on what else is sampled, or on the order in which samples arrive.
         """
         raise NotImplementedError
 
@@ -320,7 +320,7 @@ def apply_unfinished_reward(
     The grade of such an answer keeps what the grader extracted. Its reward is known even if the grader was
     unavailable.
     """
-    # `is_decided` is False for None, too; a type checker needs to see it here.
+    # `is_decided` also covers the case None. It is repeated here because a type checker needs to see it.
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
@@ -347,8 +347,8 @@ def split_steps(
 
     Example: ``(6, 12, 15)`` for an answer of three lines and 15 tokens.
 
-    A stop string ends an answer as an end token does. Both belong to the last step, or are a step of their
-    own where another token could have begun a step (`Task.answer_boundaries`).
+    An answer ends with an end token or a stop string. This end is a step of its own where another token could
+    have begun a step (`Task.answer_boundaries`). Otherwise it belongs to the last step.
     """
     graded_text = before_stop(text, stop)
     boundaries = context.task.of(problem).answer_boundaries(graded_text)

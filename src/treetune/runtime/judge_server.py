@@ -65,11 +65,11 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
 
 
 def make_judge(settings: JudgeModel, servers: Sequence[Server]) -> RunningJudge:
-    """Returns the judge that these servers of the same model answer for."""
+    """Returns a judge that asks these servers, which all serve the same model."""
     question_numbers = itertools.count()
 
     def choose_server() -> Place:
-        """Returns the running servers in turn; waits if none is running."""
+        """Returns the next of the running servers, which take turns; waits if none is running."""
         while True:
             addresses = [address for server in servers if (address := server.now()) is not None]
             if addresses:

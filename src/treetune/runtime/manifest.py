@@ -157,7 +157,7 @@ def refuse_other_ranks(directory: ExperimentDirectory, ranks: int) -> None:
     if newest is None:
         return
     state = directory.checkpoint(newest) / "trainer" / "policy"
-    n_shards = len(list(state.glob(OPTIMISER_SHARDS)))
+    n_shards = len(list(state.glob(OPTIMISER_SHARDS)))  # 0 if the state is not sharded
     if n_shards not in (0, ranks):
         raise ValueError(
             f"{directory.path} was trained on {n_shards} ranks up to iteration {newest}, and its optimiser's"
@@ -190,6 +190,8 @@ def read_config(path: Path) -> dict[str, Any]:
     # A start that changes the configuration adds its hash before it writes the configuration. If it is killed
     # in between, the stored configuration still has an earlier hash.
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
+    # Every new manifest has `config_is_sealed`. Without it, an earlier version wrote the
+    # manifest, and the hash isn't checked.
     if manifest.get("config_is_sealed") and config_hash(config) not in hashes:
         raise Damaged(f"{path / CONFIG} is damaged (the manifest has other hashes): {remedy}")
     return config
@@ -202,7 +204,7 @@ def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the user's modules that have changed since the run was last started with other code.
+    """Returns the user's modules whose code differs from the code that the manifest recorded last.
 
     Example: ``{"reward": "reward.py"}``, with each module's file.
     """
@@ -462,11 +464,13 @@ def _differences_at(
         before: Its value in the stored configuration.
         now: Its value in the present configuration.
         root: The whole present configuration.
-        changeable: Whether a change of the key changes no result.
+        changeable: Whether a run can be resumed with another value of the key, since the key changes no
+            result.
     """
     if before == now or _plain(before) == _plain(now):
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
+        # Parts of different types aren't compared key by key: only their types are reported.
         if before.get("type") != now.get("type"):
             yield ChangedKey((*path, "type"), before.get("type"), now.get("type"), changeable)
             return

@@ -86,7 +86,7 @@ class Multiplication(WrittenArithmetic):
             )
         if (self.min_value is None) != (self.max_value is None):
             raise ValueError("min_value and max_value belong together: give both, or neither and digits")
-        if not self._operands()[0]:
+        if not self._operands()[0]:  # the possible values of a factor
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
         if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
             raise ValueError(
@@ -110,6 +110,9 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def _operands(self) -> tuple[range, int, range | None]:
+        """Returns the possible values of a factor, the fewest factors, and the possible values of the first
+        factor if they differ from the others'."""
+
         def of_digits(digits: int) -> range:
             return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
 
@@ -197,10 +200,12 @@ class Multiplication(WrittenArithmetic):
         )
 
     def _outline(self, topic: str) -> str:
+        """Returns what an outline says of a thread, from the thread's calculation, such as ``23*40``."""
         a, _, b = topic.partition(self.operator)
         if self.wording == "words":
             return f"Multiply {a} by {b}."
-        # All threads of a fold multiply the same number, which comes directly before the block.
+        # In the form 'digits', all threads of a block multiply the same number: the product so far. It comes
+        # directly before the block, so that the outline only names the place.
         return b if self.form == "digits" else topic
 
     @override
@@ -209,8 +214,14 @@ class Multiplication(WrittenArithmetic):
 
     @override
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """Returns `WrittenArithmetic.teacher_value`. It is known for the sequential form in symbols, if the
-        number of lines doesn't depend on errors. Raises ValueError for other forms."""
+        """Returns the probability that the teacher, continuing after `prefix`, gives the right answer.
+
+        The teacher writes the demonstrations. `WrittenArithmetic.teacher_value` computes the probability for
+        the sequential form in symbols, if the number of lines doesn't depend on errors.
+
+        Raises:
+            ValueError: The form or the wording is another one, or the number of lines depends on errors.
+        """
         # An error in a product may change its number of digits, and thus the lines of the next product.
         several_products = self._factor_counts()[1] > 2
         lines_depend_on_errors = self.detail == "digits" and several_products
@@ -235,14 +246,18 @@ def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
     its places a thread."""
     product = numbers[0]
     for position, factor in enumerate(numbers[1:], start=1):
+        # The later factors multiply an error of this product.
         weight = math.prod(numbers[position + 1 :])
         product = yield from _product(product, factor, detail, position, itertools.count(), weight=weight)
 
 
 def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
-    """Multiplies factors in pairs, then their products in pairs, and so on. Of an odd number the last one is
-    left for the next level. Each level is a block. A thread is a pair, or a place of a pair's second
-    factor."""
+    """Multiplies factors in pairs, then their products in pairs, and so on.
+
+    Each such level is a block. If a level has an odd number of factors, the last factor is left for the next
+    level. With `thread_per_pair` each pair has a thread. Otherwise each place of a pair's second factor has
+    one.
+    """
     level = 0
     while len(numbers) > 1:
         threads = itertools.count()
@@ -259,7 +274,20 @@ def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair
 
 
 def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
-    """Multiplies `a` by each place of `b` in a thread, and adds each product to the sum so far."""
+    """Multiplies `a` by each place of `b` in a thread, and adds each product to the sum so far.
+
+    Like every generator of lines here, it yields a line, receives the number that was written in the line
+    (right or wrong), and continues with that number.
+
+    Args:
+        a: The first factor.
+        b: The second factor. It gives a thread for each of its places.
+        detail: Whether a product by one place has one line, or several.
+        block: The number of the block. The lines of a block may be written in threads.
+        threads: Gives the numbers of new threads.
+        weight: The increase of the whole answer if a number in these lines is 1 too large. It is 0
+            in `multiply_in_pairs`, where nothing reads it.
+    """
     total = None
     for part in places(b):
         template = SolutionLine(

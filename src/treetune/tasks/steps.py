@@ -47,8 +47,11 @@ class StepSplitter(Registrable):
         raise NotImplementedError
 
     def answer_boundaries(self, response: str) -> list[int]:
-        """Returns the boundaries of an answer that ends here (`Task.answer_boundaries`), according to
-        `end_token`."""
+        """Returns the boundaries of an answer after which the end token follows (`Task.answer_boundaries`).
+
+        If `end_token` is 'last_step', the end token belongs to the last step. Otherwise it is a step of
+        its own where another token could have begun a step.
+        """
         if self.end_token == "last_step":
             return self.boundaries(response)
         return boundaries_if_continued(self.boundaries, response)
@@ -83,7 +86,8 @@ class Lines(StepSplitter):
         for line in response.split("\n"):
             text = line.strip()
             if text:
-                # The line before it ends with its text, and the newline after that begins this step.
+                # The step before ends where the text of its line ends. The newline after that text begins
+                # this step. A line with the final answer belongs to the step before.
                 if end_of_text is not None and not text.startswith(self.answer_marker):
                     offsets.append(end_of_text)
                 end_of_text = position + len(line)

@@ -57,7 +57,8 @@ def micro_batch_loss(
         with_terms=objective.has_terms,
         nucleus=nucleus,
     )
-    # With a nucleus, the policy returns the log mass as the last item.
+    # With a nucleus (a cut of the distribution by top-p and top-k), the last item is the log mass: the log of
+    # the summed probability of the tokens that the cut leaves.
     log_mass_N = None if nucleus is None else terms.pop()
 
     def of_batch(values_N: Tensor | None) -> Tensor | None:
@@ -78,7 +79,7 @@ def micro_batch_loss(
         ref_kl_N=of_batch(tensors.ref_kl_N),
         own_advantages_N=of_batch(tensors.own_advantages_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
-        # Measured by this pass, or else by the pass before the first step.
+        # The log mass of this forward pass. Without a nucleus here, the one before the first step is used.
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,
         marked_N=of_batch(minibatch.marked_N),
         terms=tuple(terms),
@@ -134,6 +135,7 @@ class CriticTraining:
         """Accumulates the gradient of a micro-batch's part of the loss, which is a mean over the minibatch's
         tokens. Returns its part of the metrics."""
         assert tensors.values_N is not None and tensors.returns_N is not None
+        # The K outputs of the critic's head for each token. The loss says how to read values from them.
         outputs_NK = self.model(batch.inputs, with_outputs=True)
         index_N, device = batch.flat_index_N, outputs_NK.device
         old_values_N = tensors.values_N[index_N].to(device)

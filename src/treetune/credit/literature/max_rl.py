@@ -66,7 +66,8 @@ def mean_normalised_advantages(rewards: Sequence[float]) -> list[float]:
             f"max_rl divides by the mean reward, and an answer earned {min(rewards)}: let the grader give"
             " rewards of 0 or more, or choose the credit 'group'"
         )
-    # All rewards are 0, which leaves nothing to divide by, or rounding would leave differences of 1e-17.
+    # Exact zeros: if all rewards are 0, there is nothing to divide by. If they are equal and larger, rounding
+    # would leave differences of about 1e-17.
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     mean_reward = fmean(rewards)

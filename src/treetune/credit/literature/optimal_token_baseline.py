@@ -67,11 +67,12 @@ class OptimalTokenBaseline(Credit):
         for episode in plain_episodes:
             assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
             probabilities.append(np.exp(np.asarray(episode.behaviour_logprobs, np.float64)))
+        # Σ_v π(v)² by answer. Its estimate is π(a), since the mean of π(a) over sampled tokens is this sum.
         if self.squared_norms == "exact":
             sums_of_squares = [squares_T for squares_T, _ in context.get(Distributions).along(plain_episodes)]
         else:
             sums_of_squares = probabilities
-        squared_norms = []  # w by answer
+        squared_norms = []  # w by answer: the squared length of ∇ log π(a) with respect to the logits
         for probabilities_T, squares_T in zip(probabilities, sums_of_squares, strict=True):
             squared_norms.append(1 - 2 * probabilities_T + squares_T)
         advantages: list[Column] = []
@@ -87,8 +88,15 @@ class OptimalTokenBaseline(Credit):
 
 
 def optimal_token_advantages(rewards: Sequence[float], squared_norms: Sequence[Column]) -> list[Column]:
-    """Returns R_i − B_t for each token of a group's answers, from the rewards R_i and, for each token, the
-    squared length w of its gradient."""
+    """Returns R_i − B_t for each token t of a group's answers, with a baseline B_t for each position.
+
+    B_t is the mean reward of the answers that have a token t. The mean is weighted by W_i,t, the sum of the
+    squared norms of answer i up to token t.
+
+    Args:
+        rewards: The reward R_i of each answer.
+        squared_norms: The squared length of the gradient of each token, by answer.
+    """
     import numpy as np
 
     lengths = [len(norms_T) for norms_T in squared_norms]

@@ -115,7 +115,15 @@ class Trace(GoldScores, Credit):
         logprobs_of_states: Sequence[Column | None],
         outcome_advantage: float,
     ) -> Episode:
-        """Returns the training row of an answer, given the log-probs of y* after each of its states."""
+        """Returns the training row of an answer.
+
+        Args:
+            context: The context of the credit phase.
+            answer: The answer.
+            logprobs_of_states: For each state of the answer, the log-probs of the tokens of the reference
+                answer y* after that state; None if state and y* together don't fit into the context.
+            outcome_advantage: The advantage of the answer's reward within its group.
+        """
         # States get longer along an answer, so those after which y* doesn't fit are the last ones.
         fitting = [logprobs_T for logprobs_T in logprobs_of_states if logprobs_T is not None]
         if self.value == "log_gap":
@@ -138,7 +146,9 @@ class Trace(GoldScores, Credit):
 
 
 def log_gap_values(mean_logprobs: Sequence[float], offset: float) -> list[float]:
-    """Returns V_i = log(d_0 / d_i) with d_i = −ℓ_i + `offset`, from the mean log-prob ℓ_i at each state.
+    """Returns the value V_i = log(d_0 / d_i) of each state i, with the gap d_i = −ℓ_i + `offset`.
+
+    ℓ_i is the mean log-prob of the tokens of the reference answer, directly after state i.
 
     Example: ``log_gap_values([-1.9, -0.9, -0.4], 0.1)`` is about ``[0.0, 0.69, 1.39]``.
     """

@@ -76,8 +76,8 @@ def estimate_states(
     local_estimates = rule.estimate(context, local_prefixes, plan)
     estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
 
-    # Each rank's estimates are in the order of `prefix_of_key`, so that the next one of a key's rank is the
-    # key's.
+    # Each rank has estimated its keys in the order of `prefix_of_key`. `rank_of_key` has the same order, so
+    # the next estimate of a rank belongs to the next key of that rank.
     next_estimates = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
     estimate_of_key = {key: next(next_estimates[rank]) for key, rank in rank_of_key.items()}
     estimates_by_problem = []

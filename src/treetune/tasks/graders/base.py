@@ -162,10 +162,10 @@ class Grader(Registrable):
         would take time from the first answer's deadline."""
 
     def behind_thought(self, response: str, problem: Problem) -> str | None:
-        """Returns the part of a response after its thought; None if it was cut off within a thought.
+        """Returns the part of a response after its thought; None if the response ends within a thought.
 
-        A model may forget to end its thought, and still state an answer at the end. Then this is the last
-        line.
+        A model may forget to end its thought, and still state an answer in the last line. Then the last line
+        is returned.
         """
         if self.think_end is None:
             return response
@@ -184,10 +184,11 @@ class Grader(Registrable):
         raise NotImplementedError
 
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        """Returns whether two extracted answers are equal; by default, whether the first would be right if
-        the second were the gold. An answer that can't be read as a gold equals no other.
+        """Returns whether two extracted answers are equal.
 
-        It is called for answers with different texts if `votes_by_value` is set.
+        By default they are equal if the first would be right with the second as the gold (the reference
+        answer). If the second can't be read as a gold, they are not equal. A grader with `votes_by_value` is
+        asked this for answers with different texts.
         """
         # `is_right_by` is a function, because a method that calls `verdict` here would look like one that
         # each sub-class has to support.

@@ -75,7 +75,8 @@ class Numeric(Grader):
         if not answer and self.without_marker == "last_number":
             answer = last_number(response)
         elif not answer and self.without_marker == "boxed":
-            in_boxes = boxes(response)
+            in_boxes = boxes(response)  # (start, end, content) of each box
+            # The content of the last box; None if there is no box, or if the last one is empty.
             answer = in_boxes[-1][2].strip() or None if in_boxes else None
         return None if answer is None or is_denial(answer) else answer
 
@@ -274,9 +275,9 @@ def is_denial(text: str) -> bool:
 
 
 def read_number(text: str) -> WrittenNumber | None:
-    """Reads the only number in a short text; None if it has no number or several, or if it excludes the
-    number.
+    """Reads the only number in a short text.
 
+    None if the text has no number or several, or if the text denies its number (``not 72``).
     ``$1,200 per month`` is ``WrittenNumber(Fraction(1200), False)``, and ``-5 %`` is
     ``WrittenNumber(Fraction(-5), True)``. It raises nothing, and the time is linear in the text.
     """
@@ -340,6 +341,7 @@ def last_number(text: str) -> str | None:
         clause = clause_before[0] + clause
     if clause_after:
         clause += clause_after[0]
+    # The pattern of a number allows commas between digits, and so also takes a comma after the number.
     return None if is_denial(clause) else number[0].rstrip(",")
 
 
@@ -409,6 +411,7 @@ def _last_number_in_words(text: str) -> int | None:
         return None
     last = matches[-1]
     value = _value_of_words(last[0])
+    # `is_denial` looks for a word such as "not" and a digit after it, so the number is written in digits.
     clause_before = _CLAUSE_BEFORE.search(end, 0, last.start())
     clause = (clause_before[0] if clause_before else "") + str(value)
     return None if is_denial(clause) else value

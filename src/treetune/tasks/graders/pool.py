@@ -119,15 +119,15 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
-        """Returns the future grade. It doesn't block, and raises nothing because of the answer.
+        """Returns the future grade of a response, and doesn't wait for it. No response raises an error.
 
         Args:
             response: The answer.
             problem: Its problem.
             decided: Whether the reward doesn't depend on the grade, because the answer was cut off. Then no
                 service is asked, and the answer counts as ``no_answer``.
-            follows_prompt: Whether the response comes directly after the prompt, which may have opened a
-                thought. The last of several turns doesn't.
+            follows_prompt: Whether the response comes directly after the prompt. Only then it begins within a
+                thought that the prompt has opened. The last of several turns doesn't follow the prompt.
 
         Raises:
             WorkerStartError: No worker can load the grader. The future raises it, too.
@@ -231,9 +231,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return self._submit(grader.of(problem), response, problem).result()
 
     def _number(self, grader: Grader) -> int:
-        """Returns the grader's number, and registers a grader that has none.
+        """Returns the grader's number in the pool; registers a grader that has no number.
 
-        The grader is stored with it, so that no other object can get the same `id`.
+        The grader is stored with its number, so that it stays alive and no other object gets the same `id`.
         """
         if id(grader) not in self._graders:
             grader_or_service: Grader | Service = grader
