@@ -63,7 +63,12 @@ class Finding:
         return Finding(what, key, message_remedy)
 
     def path(self, part: KeyPath) -> KeyPath:
-        """Returns the key from the root on. `part` is the key of the part that found it."""
+        """Returns the finding's key from the configuration's root on.
+
+        Args:
+            part: The key of the part that found the problem. The finding's key counts from there, unless it
+                begins with `ROOT`.
+        """
         steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
         if steps[:1] == (ROOT,):
             return steps[1:]

@@ -198,7 +198,11 @@ class TextCodec:
         return self.unmark(self._marked_prompt(problem))
 
     def _marked_prompt(self, problem: str | Problem) -> str:
-        """Returns the text of the whole prompt for `encode`, with the marks of `frame`."""
+        """Returns the text of the whole prompt for `encode`, with the marks of `frame`.
+
+        A mark is on text of the problem that looks like a control token. `encode` turns marked text into
+        ordinary tokens.
+        """
         if isinstance(problem, str):
             return self.frame(problem)
         if problem.as_is:

@@ -239,12 +239,13 @@ class VllmEngine(Engine):
         addresses: dict[int, Address] = {}  # of the servers that take requests
         servers_with_answers: set[int] = set()  # since they were last lost
         self._recent = [(time.monotonic(), 0)]
-        # A server that is away may come back within `start_timeout` from now on.
+        # A server that is away may come back within `start_timeout` from now on. `_targets` are the servers,
+        # and the router if there is one.
         for replica in self._targets:
             replica.server.wait_anew()
         settings = self._settings
-        # Requests go to `_sampled`: to the servers themselves, or to a router, which takes the samples of all
-        # servers behind it.
+        # Requests go to `_sampled`: to the servers themselves, or to a router alone. A router takes as many
+        # samples at once as all servers behind the router.
         samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
         with Sampling(
             self._client,
@@ -337,8 +338,8 @@ class VllmEngine(Engine):
         # weights.
         self._ranks.gather(None)
         gaps: list[Gap] = []
-        parts = {"reload": 0.0}
-        gave_up = ""
+        parts = {"reload": 0.0}  # the seconds of each part of the sync
+        gave_up = ""  # why the method of transfer is not used any more
         # The servers without the new weights, each with the problem of its last attempt. Only they take part
         # in the next attempt, which is slower and has fewer ways to fail.
         outdated = dict.fromkeys(self._replicas, "")
@@ -374,6 +375,8 @@ class VllmEngine(Engine):
                 )
                 self._transfer = "file"
         else:
+            # The run can't restart a server that it did not start: there, the attempt "new server" connects
+            # again, and loads the weights a second time.
             raise EngineError(
                 f"the weights in {directory} could not be loaded into the engine. The last attempt was with a"
                 f" new server (or a second one with a server that the run did not start): {problems}"
@@ -437,7 +440,11 @@ class VllmEngine(Engine):
     def _verify(
         self, updates: dict[Replica, Update], canary: Canary | None
     ) -> tuple[dict[Replica, Gap], dict[str, float]]:
-        """Returns the gap between each server's log-probs and the trainer's, and the seconds of scoring."""
+        """Returns the gap between each server's log-probs and the trainer's, and the seconds of scoring.
+
+        The canary is a few samples of each server. Their log-probs show whether the server has the new
+        weights.
+        """
         if canary is None:
             return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
         before = time.monotonic()
@@ -457,6 +464,8 @@ class VllmEngine(Engine):
                 for (prompt, completion), row in zip(update.sampled, rows, strict=True)
                 if completion.logprobs is not None
             ]
+            # `verified` has the probes of the weights before. If the log-probs fit those weights better, the
+            # server still has them.
             gaps[replica] = judge(probes, replica.verified, tolerance)
             if not (update.problem or gaps[replica].problem):
                 replica.verified = probes
@@ -511,7 +520,10 @@ class _UnfinishedRequests:
         """The completions that have come, by the request's index and the part's first sample."""
 
     def add(self, part: RequestPart, completions: list[Completion]) -> list[Completion] | None:
-        """Returns the completions of the whole request, in order, or None if parts are missing."""
+        """Returns the completions of the whole request, in order, or None if parts are missing.
+
+        `part.first` is the number of the part's first sample within the request.
+        """
         parts_of_request = self._parts.setdefault(part.index, {})
         parts_of_request[part.first] = completions
         if sum(map(len, parts_of_request.values())) < part.request.n:
@@ -603,10 +615,12 @@ class Replica:
             return self.server.now()
 
     def _wake(self, tag: str) -> None:
-        """Wakes a part of a sleeping server: ``weights``, or ``kv_cache``, which comes last."""
+        """Wakes a part of a sleeping server: ``weights`` first, and ``kv_cache`` last."""
         if self._asleep_epoch is not None:
             address = self.server.ready()
-            if address.epoch == self._asleep_epoch:  # else it was restarted meanwhile, and is awake
+            # Each start of a server has its own epoch. With another epoch, the server was restarted
+            # meanwhile, and is awake.
+            if address.epoch == self._asleep_epoch:
                 try:
                     self._client.post(address, f"/wake_up?tags={tag}", timeout=self._timeout)
                 except ServerFailure as failure:
@@ -645,7 +659,8 @@ class Replica:
                     self._wake("kv_cache")
                 address = self.server.ready()
                 if delivery is not None:
-                    # Without the weights' name, which the server has only after `end_weights`.
+                    # The server refuses a request with the name of weights that it doesn't have. The
+                    # server gets the new name in `end_weights`, so this request has no name.
                     drop_cache(self._client, replace(address, weights=""), self._timeout)
                     address = self.server.end_weights(address, update.weights)
                     self._emptied_epoch = None

@@ -105,8 +105,9 @@ class JournaledEngine(EngineWrapper):
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
         """Runs a program by the engine, and adds its times to `calls`."""
-        # `sample` sets both, when an answer ends and when the first continuation is requested. Programs may
-        # request continuations of some answers while others are still sampled.
+        # `sample` sets `_answers_end` whenever an answer ends, and `_continuations_begin` when the first
+        # continuation is requested. Programs may request continuations of some answers while other answers
+        # are still sampled.
         self._answers_end, self._continuations_begin = self.now(), None
         with closing(self._answers), closing(self._continuations):
             try:
@@ -174,7 +175,8 @@ class JournaledEngine(EngineWrapper):
                 await sample_all(on_result(index, results[index]) or ())
 
         async def sample_later(later: Later) -> None:
-            with suppress(Exception):  # `requests` is called after an error, too, and may raise it
+            # After an error, `later.requests` is called too, and may raise the error.
+            with suppress(Exception):
                 await result_of(later.ready)
             await sample_all(later.requests())
 
@@ -214,8 +216,10 @@ class JournaledEngine(EngineWrapper):
             return None
 
     def _key(self, request: Request) -> str:
-        """Returns the request's key, and remembers it if it is the one with the most samples so far among
-        those that are equal otherwise."""
+        """Returns the request's key, and notes whether the request is the widest one so far.
+
+        The widest request has the most samples among the requests that are equal otherwise.
+        """
         key = request_key(request, self.version)
         key_for_any_n = request_key(request, self.version, n=0)
         most_samples, _ = self._widest.get(key_for_any_n, (0, ""))

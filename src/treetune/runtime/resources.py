@@ -65,11 +65,12 @@ class RunResources:
     def open(session: Session, server: PolicyServer) -> Iterator[RunResources]:
         """Starts graders and their services, such as the server of a judge. Collective."""
         config = session.config
-        # The garbage collector would go through all modules in the middle of sampling, which takes a quarter
-        # of a second each time. Nothing of what exists by now is ever freed, so it is left out from here on.
-        # The trainer's models are made later and can still be freed.
+        # The garbage collector would go through all modules in the middle of sampling. That takes a quarter
+        # of a second each time. The objects that exist by now are never freed, so the collector leaves them
+        # out from here on. The trainer's models are made later and can still be freed.
         gc.collect()
         gc.freeze()
+        # Evaluation answers fixed problems, so that its rollout draws no further problems.
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.prepare(session.model.codec)
         # A run without an engine grades too: its demonstrations.
@@ -153,7 +154,8 @@ class RunResources:
             services: Further services of this phase.
         """
         session, engine = self.session, self.server.engine
-        # Credit finds the rollout by its type (`GrowingRollout`), to continue answers with it.
+        # Credit finds this rollout by its type (`GrowingRollout`), and continues answers with this rollout.
+        # A rollout that draws further problems (`until_mixed`) is replaced by the rollout inside it.
         services = (for_fixed_problems(rollout), *services, *self._services.services)
         if self.critic is not None:
             services += (self.critic,)

@@ -144,6 +144,9 @@ class WeightsFolder:
         session, folder = self._session, self.of(version)
         ranks, config = session.ranks, trainer.model.config
         weights = trainer.weights_in_turn()
+        # The output head is sent as a weight of its own, also if the model ties the head to the embeddings:
+        # an engine may have copied the embeddings into its head at its start. For some models (Gemma 2) the
+        # engine computes logits with the embeddings, and refuses a head.
         if has_no_head_in_engine(config):
             weights = ((name, weight) for name, weight in weights if name != HEAD)
         else:
@@ -153,7 +156,7 @@ class WeightsFolder:
         """The name of the file that has a weight, by the weight's name. It becomes the folder's index."""
 
         def copy_weight(weight: Tensor) -> Tensor:
-            """Returns a copy of a weight that lasts until its chunk is sent, on the device or on the CPU."""
+            """Copies a weight on the device or to the CPU, so that the copy lasts until its chunk is sent."""
             if self.transfer in ON_THE_DEVICE:
                 return weight.contiguous().clone()
             if not self._writes:
@@ -253,7 +256,8 @@ def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
     """Returns the bytes that the weights take in the folder.
 
     Two versions exist at a time, since the old one is deleted only when the engine has the new one. With
-    `adapters_alone`, only the start model counts. A head that is tied to the embeddings is written as well.
+    `adapters_alone`, the start model is written once, and the versions hold adapters alone. So only the
+    start model counts. A head that is tied to the embeddings is written as well.
     """
     from treetune.models.saved_weights import saved_weights
 
@@ -293,7 +297,8 @@ def make_weights_folder(
     can delete the folder of a killed run.
 
     Returns:
-        The folder, the folder in which the engines of all ranks agree, and whether this rank writes weights.
+        The folder; the folder by whose files the engines of all ranks exchange values; and whether this rank
+        writes weights.
 
     Raises:
         ValueError: The folder exists and belongs to another user.
@@ -306,7 +311,7 @@ def make_weights_folder(
         return held_folders.PREFIX + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
 
     # Evaluators on several machines may share the experiment's folder, so the machine is part of their names.
-    # Machines that are containers may share a memory, so it is part of the names of folders in memory.
+    # Two machines that are containers may share /dev/shm, so the machine is part of the names there, too.
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
@@ -331,7 +336,7 @@ def make_weights_folder(
             folder = Path(path)
             break
     assert folder is not None, "the first rank of each machine makes a folder"
-    meeting = folder
+    meeting = folder  # for the exchange of values, which needs a folder that all ranks see
     if has_several_machines:  # they share the experiment's folder, but not each other's /dev/shm
         meeting = experiment / make_name(*identity)
         if ranks.is_first and meeting != folder:

@@ -83,7 +83,8 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
             `TAGS`.
         is_open: Whether the response begins within a thought, which the prompt has opened.
     """
-    # Words without tags are looked for only where no tag was chosen.
+    # gpt-oss without its special tokens separates thoughts by bare words ("assistantfinal"). These words are
+    # looked for only if the caller has chosen no tag.
     if think_end == THINK_END and (bare := _BARE_CHANNELS.match(response)):
         return SplitResponse(bare[0], response[bare.end() :], False)
     pairs = _pairs(think_end)
@@ -95,6 +96,7 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         tag = response[start:end]
         closed = next((pair for pair in pairs if tag in pair.closings), None)
         if closed is not None:
+            # A thought that the prompt opened has an unknown pair. `closings[0]` of any pair ends it.
             closes_prompts_thought = opened_by is None and tag == closed.closings[0]
             # Within a thought, another model's tag is only text.
             if opened_by is closed or closes_prompts_thought:
@@ -157,6 +159,7 @@ def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
 def _begins_line(text: str, position: int) -> bool:
     """Returns whether a position has only spaces and special tokens before it in its line, as in
     ``<｜begin▁of▁sentence｜><think>``."""
-    # Special tokens are short, so that 80 characters are enough.
+    # Special tokens are short, so that 80 characters are enough. gpt-oss writes the word "assistant" after a
+    # special token: ``<|start|>assistant<|channel|>``.
     line = text[max(0, position - 80) : position].rpartition("\n")[2]
     return not re.sub(r"<[|｜][^<>\s]{1,40}[|｜]>(?:assistant)?|<s>", "", line).strip()

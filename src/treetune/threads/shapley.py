@@ -129,8 +129,9 @@ class ThreadShapley(Credit):
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         usual_sets = self._most_sets(THREADS_OF_A_BLOCK)
-        # An answer's length bounds the number of its threads, and a block of all of them has the most sets.
-        # But a block of `exact_threads` may have more than a larger one, of which only orders are sampled.
+        # `limit` is the largest length of an answer in tokens, so an answer has at most `limit` threads. A
+        # block of all these threads has the most sets, with one exception: of large blocks only random orders
+        # are sampled, so a block of `exact_threads` threads may have more sets.
         most_sets = max(self._most_sets(self.exact_threads), self._most_sets(limit))
         return answers * usual_sets * self.samples, answers * most_sets * self.samples
 
@@ -157,9 +158,11 @@ class ThreadShapley(Credit):
             outcome_advantages += leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
         blocks_by_answer = [blocks_of(answer) for answer in answers]
 
-        # All sets of all blocks of this rank's answers are sampled together.
+        # The value of a thread needs the worth of some sets of its block's threads. The sets of all blocks of
+        # this rank's answers are sampled together.
         wanted: list[Counterfactual] = []
-        # By the number of the answer and the index of the block among the answer's blocks.
+        # Random orders of a block's threads, and sets of its threads. The key is the number of the answer and
+        # the index of the block among the answer's blocks.
         orders_of: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         sets_of: dict[tuple[int, int], list[Threads]] = {}
         for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
@@ -229,8 +232,11 @@ class ThreadShapley(Credit):
         blocks_by_answer: Sequence[Sequence[Block]],
         wanted: Sequence[Counterfactual],
     ) -> tuple[dict[Counterfactual, list[float]], Metrics]:
-        """Samples `samples` answers for each counterfactual, and returns the rewards of those that could be
-        graded, and the cost over all ranks. Collective."""
+        """Samples `samples` answers for each counterfactual, and returns their rewards and the cost.
+
+        A counterfactual is an answer's block with only a set of its threads. Answers that could not be graded
+        have no reward. The cost is over all ranks. Collective.
+        """
         assert context.engine is not None, "counterfactual answers need an engine"
         rollout = context.get(GrowingRollout)
         assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
@@ -255,7 +261,7 @@ class ThreadShapley(Credit):
         rewards: dict[Counterfactual, list[float]] = {}
         tokens = unfinished = ungraded = 0
         for index, (start, answer) in enumerate(zip(starts, sampled, strict=True)):
-            counterfactual = wanted[index // self.samples]
+            counterfactual = wanted[index // self.samples]  # `starts` has `samples` neighbours for each
             tokens += _sampled_tokens(answer.segments) - _sampled_tokens(start.segments)
             unfinished += answer.unfinished
             rewards_of_set = rewards.setdefault(counterfactual, [])
@@ -290,8 +296,11 @@ def subsets(players: Sequence[int]) -> list[Threads]:
 
 
 def shapley_values(players: Sequence[int], worth: Callable[[Threads], float]) -> dict[int, float]:
-    """Returns the Shapley value of each player (Shapley, 1953): the sum over the sets S of the others of
-    |S|! (n − |S| − 1)! / n! times worth(S with the player) − worth(S)."""
+    """Returns the Shapley value of each player (Shapley, 1953).
+
+    The value is a sum over all sets S of the other players. The term of a set is
+    |S|! (n − |S| − 1)! / n! · (worth(S with the player) − worth(S)).
+    """
     n = len(players)
     values = {}
     for player in players:
@@ -321,13 +330,17 @@ def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], f
 
 
 def blocks_of(answer: Trajectory) -> list[Block]:
-    """Returns the blocks on the main text of an answer, in their order."""
+    """Returns the blocks on the main text of an answer, in their order.
+
+    A block is a place where the answer splits into parallel threads. A thread may have blocks of its own,
+    which aren't returned.
+    """
     threads: dict[int, list[int]] = {}  # the positions of each block's threads
     last_segment: dict[int, int] = {}
     for index, segment in enumerate(answer.segments):
         if not segment.branch:
             continue
-        block, position = segment.branch[0]
+        block, position = segment.branch[0]  # the outermost block, and the thread's position in this block
         positions = threads.setdefault(block, [])
         if position not in positions:
             positions.append(position)
@@ -345,6 +358,7 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
     """
     segments = []
     for segment in block.segments:
+        # `branch[0]` is the outermost block, and the thread's position in this block.
         is_in_block = bool(segment.branch) and segment.branch[0][0] == block.number
         if not is_in_block or segment.branch[0][1] in threads:
             segments.append(replace(segment, logprobs=None))
@@ -354,8 +368,7 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
 def _mean_rewards(
     rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
 ) -> dict[Threads, float] | None:
-    """Returns the worth of each set of a block's threads; None if no answer with one of the sets
-    could be graded."""
+    """Returns the worth of each set of a block's threads; None if a set has no graded answer."""
     worth = {}
     for threads, rewards in rewards_of_sets.items():
         counted = list(rewards)
@@ -381,13 +394,14 @@ def _episode(
         context: The context of the credit phase.
         answer: The answer.
         outcome_advantage: The advantage of the tokens outside of threads.
-        values: The value of each thread, by the number of its block and its position in it. The tokens of
-            threads without a value get no advantage.
+        values: The value of each thread on the main text, by the number of its block and the thread's
+            position in this block. The tokens of threads without a value get no advantage.
     """
     import numpy as np
 
     parts = []
     for segment in answer.segments:
+        # A thread inside a thread has the value of the outer one, `branch[0]`.
         advantage = values.get(segment.branch[0], 0.0) if segment.branch else outcome_advantage
         parts.append(np.full(len(segment.token_ids), advantage))
     return replace(make_episode(context, answer), advantages=np.concatenate(parts))

@@ -73,6 +73,9 @@ class Minibatch:
     def of(sequences: Sequences, units: Sequence[Unit], objective: Objective) -> Minibatch:
         """Makes the minibatch of these units of sequences.
 
+        A unit has the index of one sequence, or the two indices of a pair that the objective compares. In
+        the minibatch, a unit has the indices of the rows of these sequences.
+
         Sequences to which the objective gives the weight 0 aren't computed, but count in `sequence_weight`
         and `pair_weight`.
         """
@@ -321,7 +324,8 @@ def _plan(
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
         max_tokens *= 2  # no activations are kept for a backward pass
-    # The plan distributes items: trees of rows, or single rows.
+    # The plan distributes items: trees of rows, or single rows. Below, a unit has the indices of items that
+    # must be in the same micro-batch.
     rows_of_item: list[Unit]
     if layout == "tree":
         rows_of_item, lengths = _grow_trees(sequences, units, max_tokens, keep_units)
@@ -376,6 +380,8 @@ def micro_batch(
         trained_tokens=tuple(sum(row.trained for row in group) for _, group in rows_by_sequence),
         computed_tokens=computed_tokens,
         is_dummy=is_dummy,
+        # The losses of all ranks are added up. So a dummy counts nothing, and a micro-batch that several
+        # ranks compute together counts once.
         loss_scale=0.0 if is_dummy else 1 / ranks_together,
     )
 

@@ -47,6 +47,7 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
         """Returns the log-probs of all tokens but the first of each row, each row by itself on every rank."""
         return torch.cat([_logprobs_of_row(policy, row_T.to(ranks.device), whole) for row_T in rows])
 
+    # The random state stays as it was, so that the probe doesn't change the training.
     with torch.random.fork_rng(devices=[ranks.device] if ranks.device.type == "cuda" else []):
         with refusing_idle_adapters(model):  # one pass is enough to see which layers the model calls
             alone_N = compute_alone()

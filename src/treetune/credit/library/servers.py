@@ -129,7 +129,7 @@ def open_servers(
         logs=Path(),
         seed=0,  # each request has a seed of its own
         context_length=context_length,
-        device="cuda",  # of the servers, whose precision is bfloat16 there unless `dtype` says otherwise
+        device="cuda",  # of the servers: on a GPU, their precision is bfloat16 unless `dtype` is set
         end_ids=codec.end_ids,
         special_ids=special_ids,
     )
@@ -152,6 +152,7 @@ def _check_servers(settings: CallersServers, codec: TextCodec, example_ids: Toke
         for url in settings.addresses:
             address = Address(url, 0, key)
             try:
+                # `settings.servers` are the servers behind a router, whose address is in `addresses`.
                 facts = client.meet(address, timeout, is_router=settings.servers is not None)
                 _compare_tokenizers(client, address, facts.name, codec, example_ids, timeout)
             except TemporaryFailure as failure:

@@ -177,7 +177,8 @@ class SelfDistillation(Credit):
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
         upcoming = iter(scores)  # of the answers that have a text, in their order
         episodes = []
-        # Of this rank's tokens with a teacher: Σ −δ, and their number.
+        # δ is the teacher's log-prob of a token minus the policy's. Of this rank's tokens with a teacher,
+        # these are the sum of −δ and the number of tokens.
         logprob_gap, compared_tokens = 0.0, 0
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
             episode = make_episode(context, answer)
@@ -226,7 +227,12 @@ class SelfDistillation(Credit):
         return None
 
     def _advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
-        """Returns the advantages of an answer's tokens, given their δ and the answer's A_out."""
+        """Returns the advantages of an answer's tokens.
+
+        Args:
+            differences_T: δ of each token: the teacher's log-prob minus the policy's.
+            outcome_advantage: The answer's advantage in its group, A_out.
+        """
         import numpy as np
 
         if self.clip is not None:
@@ -239,10 +245,14 @@ class SelfDistillation(Credit):
 
 
 def _differences(episode: Episode, teacher_T: Column) -> Column:
-    """Returns δ of an answer's tokens, given the teacher's log-probs of them."""
+    """Returns δ of an answer's tokens, given the teacher's log-probs of these tokens.
+
+    δ is the teacher's log-prob of a token minus the log-prob with which the policy sampled it.
+    """
     import numpy as np
 
     assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
+    # The teacher may give a sampled token the probability 0. The clip keeps δ finite.
     differences_T = teacher_T.clip(min=LEAST_LOGPROB) - episode.behaviour_logprobs.astype(np.float64)
     # Tokens of a tool were not sampled, so they have no δ.
     return np.where(episode.trained, differences_T, 0.0)

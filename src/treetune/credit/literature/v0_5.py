@@ -82,6 +82,8 @@ def _first_value(values: Column) -> float:
 def fused_baseline(rewards: Sequence[float], prediction: float, spread: float) -> float:
     """Returns w · m + (1 − w) · V with the w that minimises its squared error: w = Δ² / (Δ² + σ²).
 
+    m is the mean of the k rewards, and V is the `prediction`.
+
     σ² = spread² / 4k is the largest variance that a mean of k rewards can have. Δ² = max(0, (m − V)² − σ²) is
     the squared error of V that this noise doesn't explain: a prediction within the noise gets all the weight.
     """

@@ -121,7 +121,8 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     reward_model = root.credit.trained_reward_model
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
-    rows_of_step = work.rows * work.epochs / work.steps / groups  # of one rank
+    # Ranks of a group compute each row together (sequence parallelism).
+    rows_of_step = work.rows * work.epochs / work.steps / groups  # of one group
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
     launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
@@ -140,8 +141,8 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     operations = "2 operations a weight and token"
     yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
     if root.credit.trainer_passes:
-        # The credit scores all answers, and selection leaves out some of them afterwards. So a pass over the
-        # answers is more than one over the rows, whose seconds these are.
+        # The credit scores all answers, and selection leaves out some of them afterwards.
+        # `seconds_of_scoring` is for a pass over the rows that remain, and is scaled to all answers.
         passes_over_rows = root.credit.trainer_passes * work.answers / max(work.rows, 1)
         basis = f"passes over all answers: {root.credit.trainer_passes}; {operations}; {source}"
         yield PhaseSeconds("scoring for credit", passes_over_rows * seconds_of_scoring, basis)
@@ -152,7 +153,7 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
     models: float = 1 + n_critics  # trained in all epochs
     if reward_model is not None:
-        # It has epochs of its own, and counts as the share of a model that they are of the policy's.
+        # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
         models += reward_model.epochs / work.epochs
     seconds = models * forward_passes * seconds_of_pass
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
@@ -177,6 +178,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
         seconds = max(size / DEVICE_BYTES, write_seconds)
         source = f"by {method}, while a copy goes into {folder} at 1.8 GB/s"
     else:
+        # RELOAD is the time in which a server reads 7 billion weights.
         seconds = write_seconds + RELOAD * plan.shape.served / 7e9
         source = f"1.8 GB/s into {folder}, then read by the server"
     return PhaseSeconds("sync", CANARY + seconds, source)
@@ -233,6 +235,7 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
     operations = 2 * plan.shape.parameters * samples_per_server * tokens
     if device == "cpu":
         # Without a prefix cache, the tokens before the first sampled one are computed again for each sample.
+        # On average, half of the sample's own tokens are in `context`. The rest of `context` is the prefix.
         prefix_share = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
         threads = settings.threads(machine.ranks)
         engine_seconds += operations * (1 + prefix_share) / (CORE_FLOPS * threads)

@@ -293,6 +293,7 @@ def _hostile_text(kind: str, draw: random.Random) -> str:
                 draw.choice(_TERMS).format(a=draw.randint(2, 9), b=draw.randint(2, 9))
                 for _ in range(draw.randint(2, 25))
             )
+    # The last kind: "decimal".
     length = draw.choice((10, 500, 5000))
     digits = "".join(draw.choice(string.digits) for _ in range(length))
     return draw.choice(
