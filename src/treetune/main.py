@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:  # click, in a Python without this project's packages
         return _report_missing_package(error)
     options = parse(arguments)
-    # Some commands start other ones, but can't import the module of this list, which imports theirs.
+    # Some commands start other commands, and find them here. They can't import `COMMANDS` themselves: its
+    # module imports the modules of all commands.
     options.commands = COMMANDS
     try:
         return COMMANDS[options.command].run(options)
@@ -82,8 +83,8 @@ def _failed(error: Exception, code: int, options: Options) -> int:
 
     rank = int(os.environ.get("RANK", "0"))
     if isinstance(error, SameOnAllRanks):
-        # The first rank prints the message for all. The others wait meanwhile, since the launcher kills it as
-        # soon as one of them ends.
+        # The first rank prints the message for all ranks. The other ranks wait until it has: as soon as one
+        # rank ends, the launcher kills the first rank, too.
         if rank == 0:
             print(error, file=sys.stderr)
             if options.debug:
@@ -97,7 +98,7 @@ def _failed(error: Exception, code: int, options: Options) -> int:
     message = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno:  # raised by the system
         if error.filename is not None:
-            message = why_not_written(error, Path.cwd())  # it prefers `filename` to this folder
+            message = why_not_written(error, Path.cwd())  # `error.filename` goes before this folder
         elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
             # An error of writing to an open file doesn't name the file. A run writes below its own folder.
             message = why_not_written(error, log_file.parent)

@@ -122,8 +122,9 @@ class ServerFacts:
         ):
             differences.append(abs(logprob - earlier_logprob))
             if token_id != earlier_id:
-                # Rounding may have swapped two tokens that are about equally probable. In any case the next
-                # log-probs are those of another text.
+                # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both
+                # log-probs are below `TIE`. So a higher one shows other weights. After different tokens the
+                # two texts differ, so that their next log-probs can't be compared.
                 if max(logprob, earlier_logprob) > TIE:
                     return f"its most probable token is {token_id}, and it was {earlier_id}"
                 break
@@ -367,8 +368,9 @@ class PlainClient(Client):
     def _has_processed_logprobs(self, address: Address, name: str, route: Route, timeout: float) -> bool:
         """Returns whether the server's log-probs are those of the distribution that it samples from.
 
-        A token that alone is allowed has the log-prob 0 there. The model's own log-probs can't be 0 for two
-        tokens at the same position, even if the model is certain of one of them.
+        The server is made to sample one token, and then another one: each time no other token is allowed. In
+        the distribution that the server samples from, each has the log-prob 0. The model's own log-probs
+        can't be 0 for two tokens at the same position, even if the model is certain of one of them.
         """
         logprobs = []
         for token_id in FORCED_IDS:

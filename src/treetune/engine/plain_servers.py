@@ -58,7 +58,8 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
         ValueError: The API key or the certificate can't be read.
     """
     key = settings.api_key()
-    # The name of this run in the names of its weights: no other run has the same.
+    # A name of this run, which no other run has. The names of its weights begin with it, so that a server
+    # with the weights of another run is noticed.
     run = launch.ranks.gather(secrets.token_hex(8))[0]
     client = PlainClient(settings, launch.end_ids, launch.special_ids, salt=f"{run}-")
     is_first = launch.ranks.rank == 0
@@ -136,8 +137,8 @@ class PlainServer(AddressedServer):
         return self._describe()
 
     def _refuse_change(self, facts: ServerFacts) -> None:
-        """Raises EngineError for a server that came back with other weights, or without the routes that load
-        the run's."""
+        """Raises EngineError if the server came back with other weights, or without the routes that load the
+        run's weights."""
         first_facts = self._first_facts or facts
         self._first_facts = first_facts
         if first_facts.takes_weights and not facts.takes_weights:
@@ -146,7 +147,8 @@ class PlainServer(AddressedServer):
                 f" had loaded weights into it: {HOW_TO_LOAD}"
             )
         difference = facts.differs_from(first_facts, self._tolerance)
-        # A server that takes weights gets the run's again, whichever it has now.
+        # Other weights matter only if the server can't load weights. Otherwise the run's weights are loaded
+        # into it again.
         if not facts.takes_weights and difference is not None:
             raise EngineError(
                 f"the server at {self._url} was away, and came back with other weights ({difference}), so"
@@ -156,9 +158,11 @@ class PlainServer(AddressedServer):
 
     @override
     def _describe(self) -> ServerState:
+        # vLLM doesn't tell one process from the next, so the number of the meeting stands for the process.
         process = str(self._meetings)
         if not self._takes_weights:
-            # Only to see whether it answers. Its weights change if it is restarted: see `_refuse_change`.
+            # This only shows whether the server answers. `_refuse_change` notices a restart with other
+            # weights.
             self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
             return ServerState(process, self._weights_name)
         info = self._plain_client.get(self._unnamed_address, "/weight_info", ANSWER_S)
@@ -212,7 +216,8 @@ class RouterOfServers(PlainServer):
     def _introduce(self) -> ServerState:
         """Returns the router's state if it and all of its servers are present."""
         for server in self._servers:
-            # The last check of its own thread may have been before the failure that made the router go away.
+            # The thread of this server checks it now and then. Its last check may have been before the
+            # failure that made the router go away.
             server.check_now()
             if server.now() is None:
                 raise ServerFailure(f"a server behind it is away: {server.reason_away}")

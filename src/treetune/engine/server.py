@@ -159,7 +159,7 @@ class OwnServer(Server):
         """Whether the thread is to start a server."""
         self._failed_epoch: tuple[int, str] = (0, "")
         """The last epoch that was reported as failed, and the reason."""
-        self._held = False
+        self._held = False  # set by `hold`: an ended server is not restarted yet
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
         # The thread starts the processes, and lives as long as this object.
@@ -215,6 +215,7 @@ class OwnServer(Server):
         """Runs through the states in the head of this file, until the server is closed."""
         while True:
             with self._changed:
+                # While the server is held (`hold`), the trainer uses its memory, and no server is started.
                 while not self._closed and (self._held or not self._start_wanted):
                     self._changed.wait(0.5)
                 if self._closed:
@@ -242,7 +243,9 @@ class OwnServer(Server):
                 process.end(at_once=True)
                 self._give_up(error)
                 continue
-            process.end(at_once=not self._closed)  # only a server that works gets time for a clean end
+            # When the engine is closed, the server still works, and gets time for a clean end. Otherwise it
+            # has failed, or is replaced.
+            process.end(at_once=not self._closed)
             with self._changed:
                 self._address = None
                 if self._closed:
@@ -276,6 +279,7 @@ class OwnServer(Server):
 
     def _watch(self, process: ServerProcess) -> str:
         """Waits until the process has ended or has to be ended, and returns the reason."""
+        # The file in which another rank reports that this server failed.
         failure_file = failure_file_of(self._address_file, self._epoch) if self._address_file else None
         while True:
             with self._changed:
@@ -391,7 +395,8 @@ class RemoteServer(Server):
         if state.get("url") and state["epoch"] > self._failed_epoch:
             self._epoch, self._waits_since = state["epoch"], None
             return Address(state["url"], state["epoch"], state["key"])
-        # The first rank gives up after this time, too.
+        # The first rank tries up to `PORT_TRIES` ports, for up to `start_timeout` each, and then gives up,
+        # too.
         self._waits_since = self._waits_since or time.monotonic()
         if time.monotonic() > self._waits_since + PORT_TRIES * self._settings.start_timeout + END_S:
             raise EngineError(f"the first rank's server did not start in time; its log is {self._log}")

@@ -61,8 +61,12 @@ class ControlTokens:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, markers: Iterable[str] = ()) -> None:
-        """Gives each control token a mark and a stand-in. Example: for ``<|im_end|>`` and ``<s>`` the marks
-        are U+F5000 and U+F5001, and the stand-ins U+FA000 and U+FA001."""
+        """Gives each control token a mark and a stand-in, which are single private-use characters.
+
+        A mark replaces text of a problem that looks like the control token. A stand-in replaces the control
+        token itself where the template wrote it. Example: for ``<|im_end|>`` and ``<s>`` the marks are
+        U+F5000 and U+F5001, and the stand-ins U+FA000 and U+FA001.
+        """
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab()
         self.ids = special_tokens(tokenizer) | {marker: vocabulary[marker] for marker in markers}
@@ -93,11 +97,13 @@ class ControlTokens:
         return text
 
     def encode(self, marked: str) -> list[int]:
-        """Encodes a text with at least one mark: control tokens as themselves, and marks by the characters of
-        their texts.
+        """Encodes a text with at least one mark.
+
+        Each control token becomes its own token. Each mark stands for text of a problem that looks like a
+        control token; this text is encoded by its characters.
 
         Raises:
-            ValueError: The tokenizer can't keep the two apart.
+            ValueError: The tokenizer encodes such text only as a control token.
         """
         # The text of the first mark, for messages
         shown = self.unmark(self._any_mark.search(marked).group())  # type: ignore[union-attr]
@@ -107,6 +113,8 @@ class ControlTokens:
                 " only encode as a control token: leave the problem out, or change its text"
             )
         renamed_tokenizer, original_ids = self._renamed_tokenizer
+        # First the stand-ins for the template's control tokens, and then the problem's text for the marks:
+        # the other way round, that text would get stand-ins, too.
         with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
         text = self.unmark(with_stand_ins)
         ids_in_copy: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
@@ -114,7 +122,8 @@ class ControlTokens:
         ids = [original_ids.get(token_id, token_id) for token_id in ids_in_copy]
         control_ids = set(self.ids.values())
         n_control_tokens = sum(token_id in control_ids for token_id in ids)
-        # The template has written as many as the marked text has. Any other comes from the problem.
+        # The template wrote all control tokens of the marked text, since the problem's are marks there. If
+        # the ids have more control tokens, some come from the problem.
         if n_control_tokens > len(self._any.findall(marked)):
             raise ValueError(
                 f"a problem contains {shown!r}, which the tokenizer of {self._tokenizer.name_or_path!r}"

@@ -51,8 +51,8 @@ def folder_digest(folder: Path) -> str:
 
 
 def _pieces(file: Path) -> Iterator[bytes]:
-    """Yields the content of a file, or of a large one its size, its beginning, its end and samples
-    between."""
+    """Yields the content of a file. Of a large file, yields only the size and samples: the beginning, the
+    end, and pieces in between."""
     size = file.stat().st_size
     with file.open("rb") as content:
         if size <= WHOLE_BYTES:

@@ -91,8 +91,8 @@ def sample_answers(
 ) -> list[Tree]:
     """Returns the trees of `problems`, in their order, with `samples` graded answers each.
 
-    Answers are graded while others are still sampled. Where the context has an `AnswerObserver`, they are
-    requested one by one.
+    Answers are graded while others are still sampled. An `AnswerObserver` wants each answer as soon as it is
+    sampled. If the context has one, each answer is therefore a request of its own.
 
     Args:
         context: The context of the phase that samples: a rollout, or an evaluation.
@@ -101,8 +101,8 @@ def sample_answers(
         sampling: The sampling parameters, which the problem's task may change.
         unfinished_reward: See `SampledRollout`.
         max_prompt_tokens: See `SampledRollout`.
-        purpose: Enters the seeds, as do the run's seed, the iteration and the problem. So an answer does not
-            depend on what else is sampled.
+        purpose: A word for the seeds. The seed of a problem's answers comes from the run's seed, the
+            iteration, the problem and this word. So an answer does not depend on what else is sampled.
 
     Raises:
         ValueError: A prompt is empty, is longer than `max_prompt_tokens`, or leaves no room for an answer in

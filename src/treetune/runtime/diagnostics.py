@@ -96,6 +96,8 @@ class Diagnostics:
         """Returns the number of iterations with the sign's metric that are needed to check the sign."""
         if sign == "gradient_noise":
             return self.window
+        # The lower bound as a share of the metric's mean over the first `beginning` iterations; None without.
+        # The first iteration that can be compared with this mean is the one after.
         share = {"entropy_low": self.entropy_share, "answers_short": self.length_share}.get(sign)
         return 1 if share is None else self.beginning + 1
 
@@ -179,10 +181,11 @@ def verdict(settings: Diagnostics, findings: Mapping[Sign, CollapseSign]) -> lis
 
 
 def last_good(settings: Diagnostics, findings: Mapping[Sign, CollapseSign], iteration: int) -> int | None:
-    """Returns the newest number of finished iterations whose weights show no sign that may stop the run.
+    """Returns after how many iterations the weights last showed no sign that may stop the run.
 
-    The metrics of iteration i (from 0) describe answers that the weights after i iterations sampled. So if a
-    sign is seen since iteration i, the weights after i - 1 iterations are the last good ones.
+    The weights after i finished iterations sample the answers of iteration i (counted from 0), and the
+    metrics of iteration i describe these answers. So if a sign is seen since iteration i, the weights after i
+    iterations show it, and those after i - 1 iterations are the last good ones.
 
     Args:
         findings: The signs after the last iteration.
@@ -230,8 +233,8 @@ METRICS: Mapping[Sign, tuple[str, ...]] = {
 def _has_metric(sign: Sign, watched: WatchedRun, row: Row) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
-        return _mixed_share(row) is not None or "credit/advantage_zero" in row
-    if METRICS[sign][0] not in row:
+        return _mixed_share(row) is not None or "credit/advantage_zero" in row  # one of two is enough
+    if METRICS[sign][0] not in row:  # each other sign has a single metric
         return False
     return sign != "answers_at_limit" or watched.max_tokens is not None
 

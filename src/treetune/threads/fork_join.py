@@ -172,6 +172,7 @@ class Line:
                 yield part
             else:
                 for thread in part:
+                    # A dropped thread was too long. One that is left out was never sampled, on purpose.
                     if not (thread.dropped or thread.left_out):
                         yield from thread.segments()
 
@@ -209,7 +210,7 @@ class ForkJoin:
         is_left_out: Callable[[Branch], bool] = lambda branch: False,
     ) -> None:
         self._glue, self._limits, self._sample = glue, limits, sample
-        self._is_left_out = is_left_out
+        self._is_left_out = is_left_out  # says which threads are not sampled, on purpose
         self._main = Line((), prompt_ids, budget)
         self._forks = 0
         self._finish: FinishReason | None = None
@@ -299,10 +300,10 @@ class ForkJoin:
             line.dropped = True
             self.events["dropped"] += 1
             self.events["dropped_tokens"] += line.length()
-            return  # it is no part of the answer, and needs no closing tag
+            return  # a dropped thread is no part of the answer, and needs no closing tag
         if self._limits.stragglers == "truncate":
             self.events["truncated"] += 1
-        else:  # with "go_on", the thread had all tokens of its share, and the answer ends as published
+        else:  # "go_on": the thread has used its whole share, and the answer ends, as in ThreadWeaver's code
             self._end("length", "budget_spent")
         line.inject(self._glue.end_thread)
 
@@ -330,8 +331,8 @@ class ForkJoin:
         self.events["duplicate_outlines"] += outlines.duplicates
         self.events["threads_over_cap"] += len(outlines.numbers) - len(numbers)
         headers = [glue.headers(number) for number in numbers]
-        # Tokens that are injected around the threads, whether the line continues after the block or ends with
-        # it.
+        # The text after the threads is a join if the line continues, and the block's end if the answer ends.
+        # Space is left for the longer one.
         after_threads = max(len(glue.join), len(glue.end_block))
         around_threads = len(glue.newline) + after_threads + self._closing_tokens(line)
         share = (line.budget - line.length() - around_threads) // len(headers)
@@ -382,8 +383,8 @@ class ForkJoin:
         return len(self._glue.end_thread) if line.is_thread else 0
 
     def _tokens_after_header(self, thread: Line) -> int:
-        """Returns the number of tokens of the thread without its header, those of blocks within it
-        included."""
+        """Returns the number of tokens of the thread after its header. The tokens of blocks inside the thread
+        count, too."""
         header = thread.parts[0]
         assert isinstance(header, Segment), "a thread begins with its header"
         return thread.length() - len(header.token_ids)

@@ -81,6 +81,7 @@ class OfGroup(ReferenceLength):
             correct = [index for index in indices if answers[index].grade.correct]
             for index in indices:
                 others = [other for other in correct if other != index]
+                # The tokens of each other correct answer on its longest path through threads.
                 paths = [counts[other].num_tokens_in_the_longest_thread for other in others]
                 lengths[index] = float(median(paths)) if paths else None
         return lengths
@@ -128,7 +129,8 @@ class Running(ReferenceLength):
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
-        # By the label of the shaping that has this reference; the mean length by problem.
+        # What earlier iterations have stored under the label "acceleration": by problem, the running mean
+        # length of correct answers without a parallel block.
         memory = context.get(ShapingMemory).setdefault("acceleration", {})
         changed: dict[str, float] = {}
         for problem_id, indices in groups_of(answers).items():
@@ -337,7 +339,8 @@ def group_penalties(
 
     α is 0 where the share of correct answers is below the threshold τ, and otherwise
     β (share − τ + ε) / (1 − τ + ε) with the weight β, so that it is β where all answers are correct
-    (ThreadWeaver's group length penalty).
+    (ThreadWeaver's group length penalty). L_i is the length of answer i. ε avoids a division by 0 where τ
+    is 1.
     """
     share = sum(correct) / len(correct)
     if share < threshold:

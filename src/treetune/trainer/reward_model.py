@@ -54,9 +54,10 @@ class RewardModelTraining:
         ref_logprobs_N: Tensor,
         schedule: Callable[[int, int], float],
     ) -> Tensor:
-        """Learns the outcomes of an iteration's answers. Returns the implicit reward of every trained token,
-        float32 [N], from the model after this or before it (`RewardModelSettings.scores`). Sets `metrics`.
-        Collective.
+        """Learns the outcomes of an iteration's answers. Sets `metrics`. Collective.
+
+        Returns the implicit reward of every trained token, float32 [N]. `RewardModelSettings.scores` says
+        whether the model before or after this learning computes the rewards.
 
         Args:
             sequences: The answers, with all of their tokens on every rank.

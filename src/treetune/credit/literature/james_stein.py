@@ -56,7 +56,8 @@ class JamesStein(Credit):
             other_problems = [*rewards_of_all[:index], *rewards_of_all[index + 1 :]]
             shrinkage, target = shrinkage_and_target(other_problems)
             for rloo_advantage, reward in zip(leave_one_out_advantages(rewards), rewards, strict=True):
-                # (1 − λ)(R − m) + λ(R − M), which is R − (1 − λ) m − λ M.
+                # R is the answer's reward, m the mean of the problem's other answers, M the target and λ the
+                # shrinkage: (1 − λ)(R − m) + λ(R − M), which is R − (1 − λ) m − λ M.
                 advantages.append((1 - shrinkage) * rloo_advantage + shrinkage * (reward - target))
         return whole_answer_episodes(context, answers_of(trees), advantages)
 

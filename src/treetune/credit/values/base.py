@@ -165,14 +165,14 @@ class Valuation:
     def sample(
         self, answer_states: Iterable[AnswerState], budget: Budget | None = None, balanced: bool = True
     ) -> None:
-        """Samples continuations of those of these states that have none yet. Collective.
+        """Samples continuations of the given states, except for states that have some already. Collective.
 
         Args:
             answer_states: States of this rank's answers. Equal states are continued once.
             budget: Decides how many continuations a state gets; None: `samples` of each.
             balanced: Whether the work is balanced over the ranks. Otherwise each state stays on this rank.
         """
-        # For each tree, an answer through each distinct state that is to be continued.
+        # For each tree, the distinct states to continue, each with one of the answers that go through it.
         new_states_by_tree: list[dict[State, AnswerState]] = [{} for _ in self.trees]
         for answer_state in answer_states:
             if answer_state.state not in self.estimates:
@@ -193,7 +193,8 @@ class Valuation:
     def sample_first(self, estimator: ValueEstimator) -> None:
         """Samples the continuations that the estimator wants of each answer whatever the other answers are.
 
-        Where credit is pipelined, they were sampled early, when the answer was graded. Collective.
+        Some runs begin these continuations during the rollout, as soon as their answer is graded
+        (`EarlyContinuations`). Then they are taken from there, and not sampled again. Collective.
         """
         first_states: list[AnswerState] = []
         for answer in self.answers:
@@ -223,7 +224,7 @@ class Valuation:
         shared_by_tree = [shared_tokens(tree) for tree in self.trees]
         rewards = {}
         for answer_state in self.states:
-            tree, leaf, length, _ = answer_state
+            tree, leaf, length, _ = answer_state  # `tree` is an index
             below = rewards_below(self.trees[tree], shared_by_tree[tree], leaf, length)
             rewards[answer_state] = list(below)
         return rewards
@@ -245,9 +246,9 @@ class Valuation:
 def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length: int) -> Iterator[float]:
     """Yields the rewards of the other answers that begin with the first `length` tokens of an answer.
 
-    In a tree whose answers branched off from each other, the answers of the same branch share this answer's
-    next tokens too. They depend on what it did in the state, and are left out. Each other branch counts once,
-    with the mean of its answers, weighted by their probability of being reached (`Sharing.reach`).
+    In a forked tree, answers branched off from each other. Answers on this answer's own branch share its next
+    tokens, too. So their rewards depend on what this answer did in the state, and they are left out. Each
+    other branch yields one number: the mean reward of its answers, weighted by `Sharing.reach`.
 
     Args:
         tree: The tree of the answers.
@@ -270,8 +271,9 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
 
 
 def shared_tokens(tree: Tree) -> list[list[int]]:
-    """Returns how many tokens each pair of a tree's answers have in common at their beginning; 0 for an
-    answer and itself. For answers in one line.
+    """Returns how many tokens each pair of a tree's answers have in common at their beginning.
+
+    An answer and itself have 0. The answers must be in one line, which means without parallel threads.
 
     Example: of the answers ``aab``, ``aac`` and ``ab`` it is ``[[0, 2, 1], [2, 0, 1], [1, 1, 0]]``.
     """
@@ -328,12 +330,12 @@ class ValueEstimator(Registrable):
         return FixedBudget(samples)
 
     def first_states(self, states: int) -> Sequence[int]:
-        """Returns which states of an answer it continues whatever the other answers are, and whatever
-        continuations earn.
+        """Returns the states of an answer that this estimator continues in any case.
 
-        `Valuation.sample_first` samples these, and a run may sample them as soon as the answer is graded,
-        while other answers are still sampled. None by default: for estimators that have to see all answers
-        first, or sample nothing.
+        It continues them whatever the other answers are, and whatever continuations earn. So a run may sample
+        these continuations as soon as the answer is graded, while other answers are still sampled. Otherwise
+        `Valuation.sample_first` samples them. By default there are no such states: some estimators have to
+        see all answers first, or sample nothing.
 
         Args:
             states: How many states the answer has.

@@ -182,10 +182,11 @@ class Passes:
 
     @property
     def backward_of_a_layer(self) -> int:
-        """The further bytes of the backward pass: gradients in the last block and, with checkpointing, the
-        block's activations, which are computed again.
+        """The bytes that the backward pass of a block needs in addition to `kept`.
 
-        During the backward pass of its MLP, the last norm and the selected hidden states are freed already.
+        These are the gradients in the last block, and with checkpointing also the block's activations, which
+        are computed again. When the backward pass reaches this block's MLP, the tensors of the last norm and
+        the hidden states that go into the head are freed already. So these are subtracted.
         """
         shape, size = self.shape, self.itemsize
         of_last = self.tokens * self._bytes_of_norm * shape.hidden + self.trained * size * shape.hidden
@@ -249,8 +250,9 @@ class Passes:
         block."""
         shape, size = self.shape, self.itemsize
         mlp = size * (2 * shape.hidden + 3 * shape.intermediate)
-        norm = 3 * 4 * shape.hidden + size * shape.hidden
+        norm = 3 * 4 * shape.hidden + size * shape.hidden  # three tensors in float32, and one in `itemsize`
         attention = size * (2 * shape.hidden + 2 * shape.query + 2 * shape.key)
+        # The last term is for the cosines and sines of rotary embeddings.
         return self.tokens * (max(mlp, norm, attention) + 2 * size * shape.head_dim)
 
 
@@ -288,6 +290,7 @@ class EngineMemory:
         settings, shape = self.settings, self.shape
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
         mlp = self.itemsize * tokens * (4 * shape.hidden + 3 * shape.intermediate)
+        # For each logit: itself in the model's precision, and 4 * 4 bytes for the tensors of sampling.
         logits = settings.max_num_seqs * shape.vocabulary * (self.itemsize + 4 * 4)
         return (mlp + logits) // settings.tensor_parallel_size
 
@@ -376,7 +379,7 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
         all_weights: The number of weights.
         trained: The number of trained weights.
     """
-    size, stage = itemsize(trainer), trainer.zero_stage
+    size, stage = itemsize(trainer), trainer.zero_stage  # `size`: the bytes of a number in passes
     on_gpu = machine.device == "cuda"
     ranks = machine.world_size
     part = -(-trained // ranks)  # the weights that one rank updates, rounded up
@@ -389,6 +392,7 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
         return States(weights=4 * all_weights, optimizer=8 * trained, gradients=4 * trained, stepping=flat)
     if trainer.offload_optimizer and on_gpu:
         weights = -(-size * all_weights // (ranks if stage == 3 else 1))
+        # The bytes of weights that lie on the host, and not on the GPU.
         away = weights if trainer.offload_parameters else 0
         passing = size * (min(GATHERED, all_weights) if stage == 3 else BUCKET)
         return States(
@@ -514,14 +518,15 @@ class TrainerMemory:
         """The tokens of a rank's largest micro-batch."""
         trainer, work = self.trainer, self.work
         rows_together = 2 if trainer.objective.needs_pairs else 1  # a pair is in one micro-batch
-        ranks_of_group = trainer.sequence_parallel_size  # they share each row
+        ranks_of_group = trainer.sequence_parallel_size  # the ranks of a group share each row
         longest_row = work.longest
         critic = self.experiment.credit.critic_settings
         if critic is not None and critic.template is not None:
             longest_row = self.experiment.context_length  # the critic's prompts are longer than the policy's
         groups = max(1, self.machine.world_size // ranks_of_group)
+        # A unit is a row, or a pair of rows.
         units_of_step = min(trainer.minibatch_size or work.rows, max(work.rows, 1))
-        most_rows = -(-units_of_step // groups) * rows_together  # those of a group in a step, rounded up
+        most_rows = -(-units_of_step // groups) * rows_together  # the rows of a group in a step, rounded up
         if trainer.sequences_per_micro_batch is not None:
             most_rows = min(most_rows, max(rows_together, trainer.sequences_per_micro_batch))
         most_tokens = min(trainer.tokens_per_micro_batch * ranks_of_group, most_rows * work.longest)
@@ -530,8 +535,8 @@ class TrainerMemory:
         return -(-tokens // ranks_of_group)
 
     def passes(self, tokens: int) -> Passes:
-        """Returns the passes over a micro-batch of this many tokens, of which as large a share is trained as
-        of the longest row."""
+        """Returns the passes over a micro-batch of this many tokens. The share of trained tokens is assumed
+        to be that of the longest row."""
         trainer = self.trainer
         on_cpu = self.machine.device == "cpu"
         return Passes(
@@ -546,8 +551,11 @@ class TrainerMemory:
 
     @cached_property
     def micro_batch_pass(self) -> int:
-        """The most bytes of the activations and gradients of a micro-batch's forward and backward pass, of
-        policy, critic or reward model. The passes of all three are those of the policy's shape."""
+        """The most bytes of the activations and gradients of a micro-batch's forward and backward pass.
+
+        The passes of critic and reward model are counted with the policy's shape, so that one number stands
+        for the passes of all three models.
+        """
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
@@ -557,12 +565,14 @@ class TrainerMemory:
             entropy_gradient=entropy,
             terms=objective.has_terms,
         )
+        # PyTorch reserves more bytes on a GPU than its tensors have.
         return self._reserved(passes.kept + max(head, passes.backward_of_a_layer))
 
     @cached_property
     def scoring(self) -> int:
         """The most bytes of passes without gradient, whose micro-batches are twice as large."""
         trainer, work = self.trainer, self.work
+        # Twice a micro-batch, but not more tokens than all rows have.
         tokens = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
         if trainer.sequences_per_micro_batch is not None:
             tokens = self.micro_batch  # only the limit of tokens is twice as large, not that of rows
@@ -579,6 +589,7 @@ class TrainerMemory:
             head_of_group = passes_of_group.head(backward=False, compared_with="group")
             peaks += [passes_of_group.scoring, _hidden_states(passes_of_group) + head_of_group]
         gathered = self.policy.passing if trainer.zero_stage == 3 else 0
+        # An offloaded reference is copied to the GPU to score.
         copied_reference = 0 if self.reference_stays else self.reference
         return self._reserved(max(peaks)) + gathered + copied_reference
 
@@ -603,10 +614,10 @@ class TrainerMemory:
     def peak(self) -> int:
         """The most bytes of training: of scoring, of passes with gradients, or of a step."""
         models = [self.policy, *self.learned_models]
-        # Gradients are there from the backward pass to the end of the step, those of policy and critic at
-        # once. Those of the reward model, whose steps are over before the policy's first, are counted as if
-        # they were there, too. The models pass and step one after the other, so the largest one counts. A
-        # micro-batch's activations are freed at the end of its pass, before the step.
+        # Gradients are there from the backward pass to the end of the step. Policy and critic have theirs at
+        # the same time. The reward model's steps are over before the policy's first step, but its gradients
+        # are counted as well. The models run their passes one after the other, and so their steps: of these
+        # further bytes, the largest number counts. Activations are freed before the step.
         gradients = sum(model.gradients for model in models)
         during_pass = max(model.passing for model in models) + self.micro_batch_pass
         during_step = max(model.stepping for model in models)

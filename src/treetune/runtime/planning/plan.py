@@ -154,14 +154,18 @@ class Plan:
             return 0
         if not settings.sleep:
             return CONTEXT + self.trainer.peak
-        # The trainer scores the canary meanwhile, for which ZeRO-3 gathers weights.
+        # The canary is a few answers that the engine samples with new weights, to verify them. The trainer
+        # scores them while the server is awake, and ZeRO-3 gathers weights for that.
         gathered = self.trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         return CONTEXT + self.trainer.scorable + gathered
 
     @property
     def sequences_at_once(self) -> int:
-        """The sequences that a server samples at the same time: as many as fit into its KV cache to their
-        average end, so that none is evicted and computed again."""
+        """The number of sequences that a server samples at the same time.
+
+        Each counts with its mean length at its end. As many as fit into the KV cache with this length are
+        sampled at once, so that none is evicted and computed again.
+        """
         assert self.engine is not None
         length = self.work.prompt_tokens + self.work.answer_tokens
         return max(1, min(self.engine.settings.max_num_seqs, int(self.engine.cached_tokens / length)))
@@ -242,7 +246,8 @@ class Plan:
             return
         awake = [
             Item("engine: weights", engine.weights),
-            # The least share consists of the weights, these, and the cache of one sequence.
+            # The least share consists of the weights, this item, and the cache of one sequence of the
+            # context's length.
             Item("engine: passes and context", engine.least_share - engine.weights - self._one_sequence),
             Item("engine: KV cache", max(engine.cache, self._one_sequence)),
         ]
@@ -254,9 +259,13 @@ class Plan:
             yield MemoryUse("start", "a GPU", (context, *awake), room)
             yield MemoryUse("training", "a GPU", (*training, *awake), room)
             return
+        # From here on, engine and trainer use the GPU in turn. While the engine is awake, the trainer keeps
+        # only the weights that score answers.
         scorable = Item("weights of the trainer, kept to be scored", trainer.scorable)
         yield MemoryUse("start", "a GPU", (context, *awake), room)
         yield MemoryUse("generation", "a GPU", (context, scorable, *awake), room)
+        # The canary is a few answers that the engine samples with new weights. The trainer scores them, and
+        # ZeRO-3 gathers weights for that.
         gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
         canary = Item("scoring the canary", gathered)
         yield MemoryUse("sync", "a GPU", (context, scorable, *awake, canary), room)
@@ -308,9 +317,11 @@ class Plan:
                 items += [Item("engine", servers * engine.on_cpu), shared]
             yield MemoryUse("training", "the machine", tuple(items), machine.host_memory)
             return
+        # `RANK` and `PROCESS` were measured on a CPU. On a GPU, twice as much is assumed.
         libraries = Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS)
         yield MemoryUse("start", "the machine", (libraries, *self._read(), shared), machine.host_memory)
         copied_reference = 0 if trainer.reference_stays else trainer.reference
+        # The bytes of the host for one sleeping server: the weights of all of its devices.
         asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
         sleeps = engine is not None and engine.settings.sleep
         yield MemoryUse(
@@ -327,6 +338,7 @@ class Plan:
             machine.host_memory,
         )
         if engine is not None:
+            # 4 bytes a weight, and at most `SCORED_WITH_BYTES` in memory at once.
             scored = Item(
                 "a checkpoint's weights, scored once for all ranks",
                 min(4 * self.shape.parameters, SCORED_WITH_BYTES),
@@ -335,7 +347,8 @@ class Plan:
 
     @property
     def _shared(self) -> Item:
-        """The content of /dev/shm: versions of the weights, or only the start model if adapters are sent."""
+        """The content of /dev/shm: the versions of the weights that exist at once while new ones are loaded.
+        If adapters are sent, only the start model is there."""
         lora = self.experiment.trainer.lora
         adapters = lora is not None and lora.send == "adapters"
         what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
@@ -430,6 +443,7 @@ def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
         settings_by_name.setdefault(name, []).append((further_path, value))
     texts = []
     for name, settings_below in settings_by_name.items():
+        # Without a path, this is a setting itself, and the only one of its name. Otherwise it is an object.
         path, value = settings_below[0]
         texts.append(f"{name}+: {_as_jsonnet(settings_below)}" if path else f"{name}: {value}")
     return "{" + ", ".join(texts) + "}"
@@ -487,8 +501,8 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
 def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
     """Adds a number of servers to changes with which the plan fits, as many as fit on the trainer's GPUs.
 
-    The changes alone would do, but with a single server the other GPUs would be idle while it samples. They
-    are returned as they are where no more servers fit, or where the configuration sets the servers itself.
+    The plan would fit without more servers, but while a single server samples, the other GPUs are idle. If no
+    more servers fit, or if the configuration sets the servers itself, returns the changes as they are.
     """
     changed = _fitting(plan, changes)
     if changed is None or changed.engine is None:
@@ -505,8 +519,11 @@ def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change,
 
 
 def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
-    """Returns a set of changes with which the plan fits, and of which none can be left out or be weaker; None
-    if even the strongest change of every key doesn't help. The most expensive changes are left out first.
+    """Returns a small set of changes with which the plan fits; None if there is none.
+
+    Begins with the strongest change of every key. If the plan doesn't fit even then, returns None. Otherwise
+    goes through the changes, the most expensive first. Leaves a change out if the plan still fits, or else
+    replaces it by the cheapest change of its key with which the plan fits.
 
     Args:
         share: The change of the engine's share of a GPU; None for the configured one.
@@ -555,7 +572,10 @@ def _fitting(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
 
 
 def _candidates(plan: Plan) -> Iterator[Change]:
-    """Yields the changes that could help, each with its cost."""
+    """Yields the changes that could help, each with its cost.
+
+    The cost is a rank: a change of a lower cost slows the run down less.
+    """
     trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
     tokens, cost = trainer.tokens_per_micro_batch, 1
     # Much less than the longest row wouldn't help, since a row that exceeds the limit runs alone.
@@ -607,7 +627,8 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
 
 
 def _with(part: Any, path: list[str], value: Any) -> Any:
-    """Returns a copy of a part with another value of one setting; the constructors check it."""
+    """Returns a copy of a part of the configuration, with another value of the setting at `path` below it.
+    The constructors check the value."""
     name, *further_path = path
     if further_path:
         value = _with(getattr(part, name), further_path, value)
