@@ -207,7 +207,7 @@ def read_policy(
         The weights by their names in a model, on the CPU, and the configuration.
 
     Raises:
-        ValueError: There is none, it is damaged, or the weights are another model's.
+        ValueError: The folder holds no weights, a file is damaged, or the weights are another model's.
     """
     from safetensors.torch import load_file
     from transformers import AutoConfig
@@ -281,7 +281,8 @@ def describe_for_engine(
     """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
-    untied.tie_word_embeddings = has_no_head_in_engine(config)  # such an engine refuses a head of its own
+    # For some models, the engine computes logits with the embeddings and refuses the weight of a head.
+    untied.tie_word_embeddings = has_no_head_in_engine(config)
     untied.dtype = dtype
     _save_config(untied, tokenizer, directory)
 

@@ -51,11 +51,11 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokenizerFast:
     """Makes a tokenizer in Hugging Face format: id 0 pads, id 1 ends, and the alphabet follows in its order.
 
-    It is saved as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this project. Text
-    over the alphabet is encoded without loss; for any other character, encoding raises an error.
+    The tokenizer is saved as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this
+    project. Text over the alphabet is encoded without loss. Encoding raises an error for other characters.
 
-    The special tokens are `PAD` and `EOS`. They have other brackets if the alphabet can spell them: a text
-    with these characters would be read as special tokens.
+    The special tokens are `PAD` and `EOS`. If the alphabet has all characters of one of them, both get other
+    brackets. Otherwise text that spells a special token would be encoded as this token.
 
     Raises:
         ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
@@ -112,11 +112,13 @@ def missing_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) ->
 
 
 def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> None:
-    """Adds tokens to the tokenizer. Wherever a text contains one of them, it is encoded as one token, which
-    is decoded to the same text. New tokens get the next ids.
+    """Adds tokens to the tokenizer.
+
+    Wherever a text contains the text of an added token, this part is encoded as the one token. Decoding gives
+    the same text again. New tokens get the next ids.
 
     Raises:
-        ValueError: One of them is a special token of the tokenizer, which decoded text doesn't contain.
+        ValueError: One of `tokens` is a special token of the tokenizer. Decoded text doesn't contain these.
     """
     from tokenizers import AddedToken
 
@@ -158,12 +160,13 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     """Initialises the rows of new tokens in the embeddings and in the head, in place. Other rows stay the
     same.
 
-    The row of a new token is the mean of the rows of its word's tokens. If the tables are too small, they
-    grow to a multiple of 64 rows. Rows without a token get the mean of all old rows, so that by Jensen's
+    A new token is a tag such as ``<Parallel>``, and its word is the text in it, such as ``Parallel``. The row
+    of a new token is the mean of the rows of the old tokens that spell the word. If the tables are too small,
+    they grow to a multiple of 64 rows. Rows without a token get the mean of all old rows, so that by Jensen's
     inequality none of them is more probable than the average token. Tied weights stay tied.
 
     Args:
-        words: For each new token the tokens of its word (`word_ids`).
+        words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
 
     Raises:
         ValueError: The model has fewer rows than the tokenizer has old tokens.
@@ -173,7 +176,7 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
     if not words:
         return
     rows = model.get_input_embeddings().num_embeddings
-    if min(words) > rows:
+    if min(words) > rows:  # the new ids begin where the old tokens end
         raise ValueError(
             f"the model embeds {rows} tokens, and its tokenizer has {min(words)} without those of"
             " model.added_tokens: they don't belong together"
@@ -204,15 +207,15 @@ def codec_of(
 ) -> TextCodec:
     """Returns the codec of a Hugging Face tokenizer.
 
-    Encoding adds no special tokens, and decoding leaves them out. Its `encode` raises ValueError for text
-    that the tokenizer can't encode. In a chat, text of a problem that looks like a control token is encoded
-    by its characters.
+    Encoding adds no special tokens, and decoding leaves special tokens out. The codec's `encode` raises
+    ValueError for text that the tokenizer can't encode. In a chat, text of a problem that looks like a
+    control token is encoded by its characters.
 
     Args:
-        begin_of_text: Whether prompts begin with the tokenizer's token for that, once. None leaves it to the
-            tokenizer or, with `chat`, to the chat template.
+        begin_of_text: Whether each prompt begins with one begin-of-text token. With None, the chat template
+            decides, or without `chat` the tokenizer.
         chat: The settings of the chat template; None: prompts are plain text. Answers end with the template's
-            end of turn, without `chat` with the tokenizer's end token. Either of the two ends a sample.
+            end of turn, or without `chat` with the tokenizer's end token. A sample ends at either token.
         end_ids: Further tokens that end a sample.
 
     Raises:
@@ -258,7 +261,11 @@ def codec_of(
 
 
 def _encoder(tokenizer: PreTrainedTokenizerBase, control: ControlTokens) -> Callable[[str], tuple[int, ...]]:
-    """Returns `TextCodec.encode`. Marked text of a problem is encoded by its characters."""
+    """Returns the function for `TextCodec.encode`.
+
+    Text of a problem that looks like a control token is marked. The function encodes such text by its
+    characters, so that it doesn't become the control token.
+    """
 
     def encode(text: str) -> tuple[int, ...]:
         try:
@@ -350,9 +357,9 @@ def step_ends(
 ) -> tuple[int, ...]:
     """Returns the token offsets at which steps end, from their character offsets in the decoded `text`.
 
-    * A token belongs to the step in which it begins: one that runs over a boundary to the step before it.
-    * The end token belongs to the last step. If the end of the text is twice among the boundaries, it is a
-      step of its own.
+    * A token belongs to the step in which it begins, also if the token continues beyond the step's end.
+    * The end token belongs to the last step. If the end of the text is twice among the boundaries, the end
+      token is a step of its own.
     * A step in which no token begins is dropped.
 
     Args:
@@ -410,8 +417,10 @@ def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
 def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int] | None:
     """Finds the offsets by decoding each token with only the last few before it, so that the work is linear.
 
-    A window is two consecutive runs of tokens, of which the first is decoded already and ends on a whole
-    character. With it, it doesn't matter that some decoders treat the first token in a special way.
+    The tokens are cut into runs. A run ends at the first token after which its text ends on a whole
+    character. A window is the last finished run, followed by the tokens of the present run so far. The
+    present run is decoded together with the finished one, since some decoders treat the first token in a
+    special way.
 
     Returns:
         None if the decoded windows don't add up to `text`.

@@ -70,7 +70,8 @@ class SequencePolicyGradient(PolicyGradient):
         means = []
         for log_ratio_T in batch.by_sequence(log_ratio_N.detach()):
             means.append(log_ratio_T.mean().expand(len(log_ratio_T)))
-        # log s, with the gradient of the token's log-prob: the last two terms cancel in the value.
+        # Log of the answer's ratio s. The last two terms cancel in the value, and give each token the
+        # gradient of its own log-prob.
         log_ratio_of_answer_N = torch.cat(means) + logprobs_N - logprobs_N.detach()
         ratio_N = ratio_of(log_ratio_of_answer_N)
         unclipped_N = -advantages_N * ratio_N
@@ -109,13 +110,15 @@ class GeometricMean(PolicyGradient):
         import torch
 
         advantages_N = advantages_of(batch)
+        # A log ratio is clipped only on the side to which its advantage pushes it.
         bounded_above_N = log_ratio_N.clamp(max=self.clip_high)
         bounded_below_N = log_ratio_N.clamp(min=-self.clip_low)
         clipped_N = bounded_above_N.where(advantages_N > 0, bounded_below_N)
         means = []
         for clipped_T in batch.by_sequence(clipped_N.detach()):
             means.append(clipped_T.mean().expand(len(clipped_T)))
-        # log g, with the gradient of the token's clipped log ratio: the last two terms cancel in the value.
+        # Log of the geometric mean g of the answer's ratios. The last two terms cancel in the value, and give
+        # each token the gradient of its own clipped log ratio.
         log_mean_N = torch.cat(means) + clipped_N - clipped_N.detach()
         return -advantages_N * ratio_of(log_mean_N), clipped_N != log_ratio_N
 
@@ -144,6 +147,7 @@ class SoftAdaptive(PolicyGradient):
         advantages_N = advantages_of(batch)
         positive, negative = advantages_N.new_tensor([self.tau_positive, self.tau_negative])
         tau_N = torch.where(advantages_N > 0, positive, negative)
+        # The factor 4 / τ makes the gradient at ρ = 1 that of the ratio itself.
         gate_N = 4 / tau_N * torch.sigmoid(tau_N * (ratio_of(log_ratio_N) - 1))
         is_clipped_N = torch.zeros_like(gate_N, dtype=torch.bool)  # the gate stops no gradient entirely
         return -advantages_N * gate_N, is_clipped_N
@@ -184,16 +188,18 @@ class DivergenceBounded(PolicyGradient):
         import torch
 
         advantages_N = advantages_of(batch)
-        p_N = logprobs_N.detach().exp()
-        q_N = (logprobs_N - log_ratio_N).detach().exp()  # of the old policy
+        p_N = logprobs_N.detach().exp()  # the token's probability under the policy
+        q_N = (logprobs_N - log_ratio_N).detach().exp()  # the same under the old policy
         if self.divergence == "tv":
             distance_N = (p_N - q_N).abs()
         else:
-            # 1e-8, since probabilities of 1 would give log 0.
+            # The KL of two outcomes, this token or any other. 1e-8 is added, since a probability of 1 would
+            # give log 0.
             log_ratio_of_others_N = ((1 - q_N + 1e-8) / (1 - p_N + 1e-8)).log()
             distance_N = -q_N * log_ratio_N.detach() + (1 - q_N) * log_ratio_of_others_N
         is_too_likely_N = (p_N > q_N) & (distance_N > self.limit_high)
         is_too_unlikely_N = (p_N < q_N) & (distance_N > self.limit_low)
+        # Masked are the tokens that have moved too far in the direction of their advantage.
         is_masked_N = torch.where(advantages_N > 0, is_too_likely_N, is_too_unlikely_N)
         weight_N = ratio_of(log_ratio_N.detach()).clamp(max=self.largest_ratio)
         weight_N = weight_N.masked_fill(is_masked_N, 0.0)

@@ -107,7 +107,7 @@ class Demonstrations(Rollout):
                 )
                 response_ids = joined([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)
-                # With "stop", `encode_prompt` below raises an error that names the problem.
+                # If `too_long` is "stop", `encode_prompt` below raises an error that names the problem.
                 if self.too_long == "leave_out" and length > context.settings.context_length:
                     left_out += 1
                     continue
@@ -196,7 +196,10 @@ def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, .
 def _step_ends(
     context: RolloutContext, problem: Problem, segments: Sequence[Segment], text: str
 ) -> tuple[int, ...]:
-    """Returns the ends of a demonstration's steps: the task's, or the segments where there are several."""
+    """Returns the token offsets at which a demonstration's steps end.
+
+    If there are several segments, each segment is a step. Otherwise the task splits the text into steps.
+    """
     if len(segments) == 1:
         return split_steps(context, problem, segments[0].token_ids, text)
     return tuple(accumulate(len(segment.token_ids) for segment in segments))

@@ -218,8 +218,11 @@ NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios")
 
 
 def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
-    """Writes one column per field of TokenSignals: at most 16 bytes for each trained token, before
-    compression."""
+    """Writes one column per field of TokenSignals.
+
+    Before compression, a trained token takes at most 16 bytes: a float32 in each of the four columns
+    `NUMBERS`.
+    """
     import pyarrow as pa
 
     from treetune.rollouts.rows import lists
@@ -243,7 +246,7 @@ def read_token_signals(path: Path) -> list[TokenSignals]:
 
 
 def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
-    """Yields the rows of a batch of such a file."""
+    """Yields the rows of a batch of a file that `write_token_signals` has written."""
     from treetune.rollouts.rows import rows_of
 
     # Files of earlier versions have no log-ratios, which are the last column.
@@ -259,6 +262,7 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
     import pyarrow as pa
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
+    # `SEALED` announces that the file has a checksum after its Arrow stream.
     table = pa.table({"text": texts}, metadata={SEALED: ""})
     with _sealed(path) as file:
         _write_batches(file, table.schema, table.to_batches())
@@ -303,8 +307,8 @@ def _write_stream(
 ) -> None:
     import pyarrow as pa
 
-    # A stream that was cut between two batches looks complete to Arrow, so its metadata has the number of
-    # rows.
+    # A stream that was cut between two batches looks complete to Arrow, so the stream's metadata has the
+    # number of rows. `SEALED` announces that a file has a checksum after the stream.
     about: dict[str | bytes, str] = {"treetune": kind, "rows": str(len(rows)), SEALED: ""}
     if iteration is not None:
         about["iteration"] = str(iteration)
@@ -322,7 +326,8 @@ def _write_stream(
 def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     import pyarrow as pa
 
-    # Compressed, a mask, or advantages that are the same all through a step, need almost no space.
+    # Masks need almost no space when they are compressed. The same holds for advantages that are equal for
+    # all tokens of a step.
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, schema, options=options) as writer:
         for batch in batches:

@@ -100,14 +100,16 @@ class EvaluationSet(Part):
         except ValueError as error:
             yield Finding.of(error, self._find_key(str(error)))
             return
-        # Without `max_tokens`, answers are as long as the rollout's, which checks its lengths itself.
+        # Without `max_tokens`, the set has the rollout's own `max_tokens`, which the rollout checks itself.
         if self.max_tokens is not None and rollout.sampling is not None:
             yield from check_lengths(rollout, experiment.context_length)
 
     def _find_key(self, message: str) -> str:
-        """Returns the set's key that a message of the rollout is about. The rollout's keys have the same
-        names. If the message names no key that the set has, it is `samples`, the only one that is always
-        set."""
+        """Returns the set's key that an error message of the rollout is about.
+
+        The rollout's keys have the same names as the set's. If the message names no key that is set here, the
+        result is `samples`, the only key that always has a value.
+        """
         for key in ("temperature", "samples", "max_tokens", "top_p"):
             if key in message and getattr(self, key) is not None:
                 return key
@@ -140,6 +142,7 @@ class Evaluation(Part):
                 "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
             )
         elif self.rollout is not None and for_fixed_problems(self.rollout) != self.rollout:
+            # `for_fixed_problems` returns another rollout in place of one that can't answer a fixed list.
             yield Finding(
                 f"{type(self.rollout).__name__} can't answer a fixed list of problems, and every set needs"
                 " the same number of samples for each problem of such a list",
@@ -236,6 +239,7 @@ class Preset(Part):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        # `self.after` has the keys that the files before the preset have set.
         kind_of_experiment = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
         if not {"rollout", "trainer"}.issubset(self.after):
             yield Finding(
@@ -273,6 +277,7 @@ class StopAfter(Part):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        # `length_matters` says why the iterations so far depend on how many the run has; None if they don't.
         if experiment.length_matters is not None:
             yield Finding(
                 "stop_after ends the run at an iteration that is not known beforehand, and"

@@ -74,6 +74,15 @@ class Claims:
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
+        """Sets the times by which this process judges other holders, and shows that it is alive.
+
+        A sign of life is a change of a claim's file by its holder.
+
+        Args:
+            lease_s: The seconds without a sign of life after which a holder on another machine loses its
+                claim.
+            beat_s: The seconds between two signs of life of this process's claims.
+        """
         assert beat_s < lease_s
         self._lease_s, self._beat_s = lease_s, beat_s
         self._seen: dict[Path, tuple[int, float]] = {}

@@ -120,6 +120,7 @@ class Session:
         repeats."""
         where = ""
         if self.iteration is not None:
+            # Whether the iteration is finished, and the next one has not begun.
             at_boundary = self.done == self.iteration + 1
             where = f" after iteration {self.done}" if at_boundary else f" in iteration {self.iteration + 1}"
         repetition = ""
@@ -129,8 +130,9 @@ class Session:
                 f" after iteration {self.checkpointed}, the last checkpoint, and does {repeated} again"
             )
         if isinstance(stop, Stopped) and stop.code != 128 + signal.SIGINT:
-            # The launcher also sends SIGTERM, when another rank has failed. The same command may then fail
-            # again, so it is mentioned only if there is something that it would repeat.
+            # The signal is not that of Ctrl-C. The launcher also sends SIGTERM when another rank has failed.
+            # The same command may then fail again. So the message mentions the command only if the command
+            # would repeat finished iterations.
             continuation = f"; the same command continues{repetition}" if repetition else ""
             return f"ended by {stop.signal_name}{where}{continuation}"
         return f"stopped{where}; the same command continues{repetition}"
@@ -181,7 +183,10 @@ class Session:
 
     @property
     def nucleus(self) -> Nucleus | None:
-        """The cut of that distribution by the rollout's top-p and top-k; None if they cut nothing."""
+        """The cut by the rollout's top-p and top-k of the distribution whose log-probs the trainer computes.
+
+        None if top-p and top-k cut nothing.
+        """
         from treetune.models.logprobs import Nucleus
 
         sampling = self.config.rollout.sampling
@@ -234,6 +239,7 @@ class StartModel:
                 break
         refuse_hidden_stops(self.tokenizer, config.stop_strings())
         self._config, self._device = config, device
+        # Whether the log has said why the model can't be loaded in parts.
         self._has_logged_reason = False
         # An added token's embedding begins as the mean of others, and adapters never change an embedding.
         if config.trainer.lora is not None and (unlearned := self.source.unlearned_tokens()):

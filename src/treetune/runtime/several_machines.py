@@ -96,6 +96,8 @@ def refuse_machines_that_differ(
     # NCCL's own choice may be a bridge of virtual machines, on which it would wait until the deadline. With
     # "=" it takes exactly this name, and not all names that begin with it.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    # Each machine keeps a file, its mark, in the folder, and the others look for it. All use the first rank's
+    # token in the names of the marks.
     token = meeting.exchange("token", secrets.token_hex(8))[0]
     with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
         local_facts = _facts(meeting.machine, (interface, address, port), plain)
@@ -172,8 +174,11 @@ def _facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, A
 
 
 def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> MachineView:
-    """Looks for the marks of the other machines, and connects to the first rank of each."""
-    others: dict[int, Facts] = {}
+    """Looks for the marks of the other machines, and connects to the first rank of each.
+
+    A mark is a file that each machine keeps in `directory`, to show that all see the same folder.
+    """
+    others: dict[int, Facts] = {}  # of the first rank of each other machine
     for facts_of_rank in facts:
         if facts_of_rank.machine != machine:
             others.setdefault(facts_of_rank.machine, facts_of_rank)

@@ -146,12 +146,17 @@ class WrittenArithmetic(GeneratedTask):
         """Returns the probability that the teacher, continuing after `prefix`, gives the right answer.
 
         `prefix` is any number of complete lines with their newlines, written by the teacher or by a policy.
-        The teacher continues with its numbers, right or wrong. If n lines are missing, the probability is
-        ``(1 - demonstration_noise) ** n`` if the numbers so far lead to the right answer, and 0 if they lead
-        to a larger one. If a policy wrote a number that is too small, it is the (small) probability that
-        errors compensate for it. The value of a prefix that contains its answer is the reward.
+        The teacher continues with the numbers in the prefix, right or wrong. An error of the teacher only
+        makes the answer larger. So there are three cases, in which n is the number of missing lines:
 
-        Raises ValueError if the prefix doesn't consist of such lines.
+        * The numbers so far lead to the right answer: ``(1 - demonstration_noise) ** n``.
+        * They lead to an answer that is too large: 0.
+        * They lead to an answer that is too small, since a policy wrote a number that is too small: the
+          (small) probability that the teacher's errors make up for the difference.
+
+        The value of a prefix that contains its answer is the reward.
+
+        Raises ValueError if the prefix doesn't consist of lines of this problem's solution.
         """
         if MARKER in prefix:
             return self.grader.grade(prefix, problem).reward
@@ -187,6 +192,7 @@ class WrittenArithmetic(GeneratedTask):
 
     def _write_lines(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
         """Returns the lines of a solution with the numbers that `write` returns for them."""
+        # A generator that yields a line, receives the written number, and continues with this number.
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
         try:
@@ -277,7 +283,7 @@ def distinct_operands(
     generator = derived_random(seed, "operands", values.start, values.stop, count)
     count_from_values = count if first is None else count - 1
     operands: list[tuple[int, ...]] = []
-    if available <= _ENUMERABLE:
+    if available <= _ENUMERABLE:  # few enough to list and shuffle all, so that all can be requested
         unordered = itertools.combinations_with_replacement(values, count_from_values)
         heads: list[tuple[int, ...]] = [()] if first is None else [(number,) for number in first]
         all_selections = list(itertools.product(heads, unordered))
@@ -287,6 +293,7 @@ def distinct_operands(
             generator.shuffle(in_any_order)
             operands.append((*head, *in_any_order))
         return tuple(operands[:total])
+    # With more, it is quicker to draw until a new selection occurs.
     seen: set[tuple[int, ...]] = set()
     while len(operands) < total:
         head = () if first is None else (generator.choice(first),)

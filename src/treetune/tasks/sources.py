@@ -200,9 +200,10 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
     """Yields the rows of a ``.parquet`` or ``.jsonl`` file, each with its place.
 
     A Parquet file is read a few rows at a time, and only its `columns` (None: all). A null in a column means
-    that the row doesn't have the key, so that it is left out. Nulls within objects are kept. Raises
-    ValueError for a file that doesn't exist or can't be read, and for one with ambiguous golds
-    (`refuse_unclear_nulls`).
+    that the row doesn't have the key, so the yielded row has no such key. Nulls within objects are kept.
+
+    Raises ValueError for a file that doesn't exist or can't be read. Also raises it for golds (reference
+    answers) with nulls that are probably missing keys (`refuse_unclear_nulls`).
     """
     if path.suffix in (".jsonl", ".json"):
         yield from json_lines(path)
@@ -284,8 +285,12 @@ class _ParquetDecoder:
     """
 
     def __init__(self, file: Any, names: Sequence[str], where: str) -> None:
-        """Raises ValueError if golds are objects with nulls that may be missing keys."""
+        """Finds the fields of the columns `names` that have to be decoded.
+
+        Raises ValueError if golds (reference answers) are objects, and their nulls are probably missing keys.
+        """
         self._where = where
+        # For each column, its fields that contain JSON text.
         self._json_fields: Mapping[str, Sequence[str]] = json.loads(
             (file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}")
         )
@@ -297,7 +302,7 @@ class _ParquetDecoder:
             float_paths = _float_paths(schema.field(name).type, name)
             if float_paths:
                 self._whole[name] = whole_fields(file.read(float_paths)[name])
-        for name, gold in GOLDS.items():
+        for name, gold in GOLDS.items():  # a column, and the field of its objects that is a gold
             if name in names and _holds_objects(_field_type(schema.field(name).type, gold)):
                 import pyarrow.compute as compute
 
@@ -337,7 +342,10 @@ GOLDS = {"reward_model": "ground_truth"}
 
 
 def _float_paths(kind: Any, path: str) -> list[str]:
-    """Returns the paths of all floats in a type, in Parquet's notation; those in lists are left out."""
+    """Returns the paths of all floats in a type, in Parquet's notation.
+
+    Floats in lists are left out, since `whole_fields`, which reads these paths, looks into objects alone.
+    """
     import pyarrow as pa
 
     if pa.types.is_struct(kind):
@@ -374,11 +382,13 @@ def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
     if hasattr(dataset, "with_format"):
         dataset = dataset.with_format(None)  # a saved one may be set to numpy's or PyTorch's format
     table: Any = getattr(dataset, "data", None)
-    whole: dict[str, dict[str, Any]] = {}  # for each column, the floats that were whole numbers
+    # For each column, the fields that were whole numbers before a null turned them into floats.
+    whole: dict[str, dict[str, Any]] = {}
     for column in () if table is None else table.column_names:
         kind = table.schema.field(column).type
         if _float_paths(kind, column):
             whole[column] = whole_fields(table.column(column))
+        # The field of the column's objects that is a gold (a reference answer); None if no field is.
         gold = GOLDS.get(column)
         if gold is not None and _holds_objects(_field_type(kind, gold)):
             import pyarrow.compute as compute
@@ -394,11 +404,11 @@ def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
 
     Args:
         whole: The names of the fields whose floats were whole numbers, nested like the value; empty where
-            nothing has to be changed.
+            nothing has to be changed (`whole_fields`).
     """
     if not whole or value is None:
         return value
-    if isinstance(value, float):
+    if isinstance(value, float):  # NaN stands for a missing number, and integers have no NaN
         return None if math.isnan(value) else int(value)
     return {name: _with_integers(inner, whole.get(name, {})) for name, inner in value.items()}
 

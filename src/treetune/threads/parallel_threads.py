@@ -151,9 +151,10 @@ class ParallelThreads(GrowingRollout):
 
         Args:
             context: The context of the phase.
-            starts: The answers so far, up to the end of a block's threads. In this block and those before
-                it, a thread that has no segment in the start is left out.
-            blocks: The number of this block on the main text, for each start.
+            starts: The answers so far, each up to the end of the threads of a block (a fork with its
+                threads). In this block and the blocks before it, a thread without a segment in the start is
+                left out.
+            blocks: For each start, the number of that block, counted on the main text.
         """
         glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
         tasks = []
@@ -172,23 +173,26 @@ class ParallelThreads(GrowingRollout):
         """Samples and grades one answer, which may begin with given segments (`start.segments`).
 
         Args:
-            complete_blocks: The number of blocks on the main text that are written as they are in the start:
-                their threads without a segment in it are left out.
+            complete_blocks: The number of blocks on the main text that get no further threads. A block is a
+                fork with its threads. In these blocks, a thread without a segment in `start.segments` is left
+                out.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
         engine = context.engine
         sampled_before = _segments_by_request(start.segments)
 
         def is_left_out(branch: Branch) -> bool:
+            # A branch leads from the main text to a thread: a pair of block and position for each fork.
             block_on_main_text, _ = branch[0]
             return block_on_main_text < complete_blocks and (branch, 0) not in sampled_before
 
         async def sample(line: LineRequest) -> Completion:
+            # A line is the main text or a thread. `branch` names it, and `turn` counts its samples from 0.
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
-                # The answer continues from a state within another answer, and begins with its segments.
-                # `fork_join` asks for them again, and gets the same completions here, so that the lines are
-                # the same.
+                # This answer continues from a state within another answer, and begins with the segments up to
+                # that state. `fork_join` asks for these segments again, and gets the same completions here.
+                # So it builds the same lines.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,
@@ -237,11 +241,14 @@ class ParallelThreads(GrowingRollout):
 
 
 def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Completion:
-    """Returns the completion that the segment was made of. A segment does not say why its sampling ended, but
-    its last token does."""
+    """Returns the completion that the segment was made of.
+
+    A segment does not say why its sampling ended. So the reason is found from the segment's last token.
+    """
     stopped = segment.token_ids[-1] in (*line.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    # The segments of a state have no log-probs. Continuations are only graded, so that zeros do no harm.
+    # The segments of a state, from which an answer is continued, have no log-probs. Zeros in their place do
+    # no harm, since continuations are only graded and never trained on.
     logprobs = [0.0] * len(segment.token_ids) if segment.logprobs is None else segment.logprobs
     return Completion(segment.token_ids, logprob_array(logprobs), reason, segment.policy_version or 0)
 
@@ -275,6 +282,8 @@ class ThreadStates(WholeAnswers):
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        # A state lies where the sample before it ends. Text that is injected between two samples comes after
+        # the state. The first state is that of the prompt. No state follows the last sample.
         ends_of_samples = []
         end = 0
         for segment in trajectory.segments:
@@ -292,7 +301,13 @@ class ThreadStates(WholeAnswers):
         errors: Sequence[float],
     ) -> StepRows:
         """Returns the segments as steps. An injected segment has the value of the sample after it, and the
-        advantage 0. The steps of an answer without threads all have the numbers of its one state."""
+        advantage 0. The steps of an answer without threads all have the numbers of its one state.
+
+        Args:
+            advantages: One for each state, and so one for each sampled segment.
+            values: The value of each state.
+            errors: The standard error of each value.
+        """
         ends = trajectory.step_ends
         if len(trajectory.segments) == 1:  # there is one state, that of the prompt
             steps = len(ends)

@@ -107,6 +107,8 @@ def _set_thinking_template(
 ) -> ThinkModel:
     """Gives the tokenizer its new template, and checks it with the probes."""
     old_template = tokenizer.chat_template
+    # The prompts of the old template for the probes, which are fixed conversations. If the template refuses
+    # one, `REFUSED` and the reason stand in place of the prompt.
     before = [_render(tokenizer, probe) for probe in PROBES]
     opens_already = before[0].rstrip().endswith(opening.strip())
     opens_thought = bool(opening.strip()) and not opens_already
@@ -167,7 +169,14 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
 
 
 def with_system(messages: Messages, system: str, target: str) -> list[Mapping[str, str]]:
-    """Returns the conversation with the system message, at the place where the new template puts it."""
+    """Returns the conversation with the system message, at the place where the new template puts it.
+
+    A conversation that begins with a system message already is returned unchanged.
+
+    Args:
+        target: The role of the message that gets the text: ``system`` for a message of its own, ``user`` for
+            the first question, if the template supports no system messages, or ``nowhere``.
+    """
     first = messages[0]
     if target == "system" and first["role"] != "system":
         return [{"role": "system", "content": system}, *messages]

@@ -89,10 +89,12 @@ class DeepSpeedModel:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer, max_norm = self.engine.optimizer, self._max_norm
-        # Some of DeepSpeed's optimisers clip by this attribute; the others call `_clip`.
+        # Some of DeepSpeed's optimisers clip to their attribute `clip_grad`. The others call `_clip`, which
+        # clips to `self._max_norm`.
         clip_norm = getattr(optimizer, "clip_grad", None)
         if without_gradient:
-            # Clipping to 0 drops the gradient in the same way for every kind of sharding and offloading.
+            # Clipping to 0 drops the gradient in the same way for every kind of sharding and offloading. The
+            # attribute gets a tiny norm, since DeepSpeed takes 0 for no clipping.
             self._max_norm = 0.0
             if clip_norm is not None:
                 optimizer.clip_grad = VANISHING_NORM
@@ -140,7 +142,8 @@ class DeepSpeedModel:
         parameters_by_layer: dict[str, dict[str, nn.Parameter]] = {}
         buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
         for path, module in self.module.named_modules():
-            # A layer's adapters count as part of it, since merging them needs both at the same time.
+            # A layer with adapters has them in `.lora_…`, and its own weights in `.base_layer`. Both count as
+            # one layer, since merging the adapters needs both at the same time.
             layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
             parameters_of_layer = parameters_by_layer.setdefault(layer, {})
             for name, parameter in module.named_parameters(recurse=False):
@@ -470,8 +473,8 @@ class ModelFactory:
         the model."""
         if self.settings.layout == "tree":
             attach_tree_attention(model)
-        # PyTorch's attention (sdpa) needs a mask for packed rows, with an entry for each pair of tokens. On a
-        # CPU rows are short and the mask is small, so it is used there.
+        # For packed rows, PyTorch's attention (sdpa) needs a mask with an entry for each pair of tokens. On a
+        # CPU, rows are short and the mask is small, so PyTorch's attention stays.
         is_sdpa = model.config._attn_implementation == "sdpa"
         if self.settings.layout == "packed" and is_sdpa and self.ranks.device.type == "cuda":
             attach_packed_attention(model)

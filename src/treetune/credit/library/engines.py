@@ -168,7 +168,7 @@ def _launch(
         end_ids = list(ends)
     return EngineLaunch(
         weights=weights,
-        logs=Path(),
+        logs=Path(),  # unused: an engine in this process writes no log
         seed=seed,
         context_length=getattr(config, "max_position_embeddings", None) or UNBOUNDED,
         device=device,

@@ -85,9 +85,9 @@ class CreditLimits:
         self.set_off_alarm()
 
     def renew_alarm(self) -> Future[None]:
-        """Returns the alarm of the next call of the engine."""
+        """Returns the alarm of the next call of the engine: a future that ends the engine's wait."""
         self._alarm = Future()
-        if self._reason:  # it was ended between two calls of the engine
+        if self._reason:  # `end` was called between two calls of the engine
             self.set_off_alarm()
         return self._alarm
 
@@ -132,6 +132,9 @@ class LimitedEngine(EngineWrapper):
         if not requests:
             return []  # nothing would be answered, which is what sets off the alarm below
         limits = self._limits
+        # A `Later` stands for requests that follow when a future is done. The alarm is the future of a last
+        # `Later`, whose function raises the error if the call has to end. The alarm is set off at the
+        # deadline, when the call is cancelled, or when all requests are answered.
         alarm = limits.renew_alarm()
         unanswered = len(requests)  # those that follow from answered ones are added
         are_scores: list[bool] = []

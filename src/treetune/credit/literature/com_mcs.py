@@ -52,8 +52,10 @@ class CompoundValues(OverAnother):
         return mixed
 
     def _mix(self, step_values: StepValues, reward: float) -> StepValues:
-        """Returns the values of an answer, each mixed with that of the next state that has one; the last
-        one with the reward."""
+        """Returns the values of an answer, each mixed with the next value of the answer.
+
+        States without a value are skipped. The last value is mixed with the reward.
+        """
         c = self.next_weight
         after = Value(reward, 0.0)  # known exactly, so without variance
         mixed: StepValues = []  # from the last to the first

@@ -65,7 +65,10 @@ class Gdpo(Credit):
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
     def _sum_parts(self, tree: Tree) -> list[float]:
-        """Returns A_i of each answer to a problem."""
+        """Returns A_i, the advantage, of each answer to a problem: the weighted sum of its normalised parts.
+
+        A part is one of the answer's rewards.
+        """
         sums = [0.0] * len(tree.leaves)
         for name, weight in self.parts.items():
             rewards = [reward_part(answer, name) for answer in tree.leaves]

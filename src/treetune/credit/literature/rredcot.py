@@ -74,7 +74,7 @@ class GoldLikelihood(GoldScores, ValueEstimator):
             step_values: StepValues = []
             for _ in answer.states:
                 logprobs_T = next(upcoming)
-                if logprobs_T is None:
+                if logprobs_T is None:  # after this state, the reference answer doesn't fit into the context
                     step_values.append(None)
                 else:
                     step_values.append(Value(math.exp(logprobs_T.sum()), UNKNOWN_VARIANCE))

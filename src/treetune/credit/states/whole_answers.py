@@ -129,7 +129,8 @@ def _rewards(answers: Sequence[Trajectory]) -> list[float]:
 
 def _estimate(prefix: AnswerPrefix, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
     tokens_of_prefix = _sampled_tokens(prefix.segments)
-    # A budget may leave some out: those of a pilot only decide how many others are sampled.
+    # A budget may leave some rewards out: those of a pilot, the first round, may only decide how many
+    # continuations follow. `earned` below has the rewards of all continuations.
     rewards_for_value = budget.counted(_rewards(answers))
     return Estimate(
         earned=tuple(answer.reward if answer.grade.is_known else None for answer in answers),

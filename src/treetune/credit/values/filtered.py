@@ -117,9 +117,11 @@ def _best_gain(errors: Sequence[float]) -> float:
 def _prediction_errors(step_values: StepValues, reward: float) -> list[float]:
     """Returns one answer's sums of squared errors, one for each of `GAINS` as g and then one for each as h.
 
-    With the gain g, q_{i+1} predicts V̂_i, the estimate one state earlier. With the gain h, f_i predicts
-    V̂_{i+1}, the estimate one state later. In both cases V̂ is not among the estimates that predict it.
+    With the gain g, the estimates from state i + 1 on are smoothed to q_{i+1}, which predicts V̂_i. With the
+    gain h, the estimates up to state i are smoothed to f_i, which predicts V̂_{i+1}. So no V̂ is among the
+    estimates that predict it.
     """
+    # V̂ of each state that has a value, and then the reward.
     observations = _observations(step_values, reward)
     baselines = [value.baseline_or_value for value in step_values if value is not None]
     errors_of_g, errors_of_h = [], []

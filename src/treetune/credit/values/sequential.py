@@ -37,6 +37,7 @@ class UntilSure(Budget):
 
     @override
     def ask(self, round_number: int, rewards: Callable[[], Sequence[float]]) -> int:
+        # The return value is the number of continuations in this round; with 0 the state is finished.
         if round_number == 0:
             return self.first
         rewards_so_far = rewards()
@@ -46,6 +47,7 @@ class UntilSure(Budget):
                 return 0  # the round after the pilot was the last one
             if value is None:
                 return self.most  # the pilot says nothing about the variance
+            # `value.variance` is that of the mean of all rewards so far.
             variance_of_a_reward = value.variance * len(rewards_so_far)
             needed = math.ceil(variance_of_a_reward / self.error**2)
             return min(max(needed, 1), self.most)
