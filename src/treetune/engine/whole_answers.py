@@ -73,10 +73,13 @@ class WholeAnswersScheduler(Scheduler):
         return by_client
 
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Returns the complete answer if this output ends it; the output unchanged if its request gets each
-        output at once; else None."""
+        """Returns what is sent to the client for an output of the engine; None for nothing yet.
+
+        If the request gets each output without a wait, that is the output itself. If not, it is the complete
+        answer, once an output ends the answer.
+        """
         unfinished = self._unfinished.get(output.request_id)
-        if unfinished is None:  # it is the request's first output, or all of them are sent at once
+        if unfinished is None:  # the request's first output, or all its outputs are passed on
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params

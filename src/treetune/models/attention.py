@@ -81,7 +81,8 @@ def attach_packed_attention(model: nn.Module) -> None:
     """Replaces PyTorch's attention in a model by one that takes packed rows without a mask.
 
     Raises:
-        ValueError: Some layers don't have full attention, for which a token sees other tokens.
+        ValueError: Some layers don't have full attention. In such a layer a token may not see all earlier
+            tokens, as it would here.
     """
     from transformers import AttentionInterface
 
@@ -266,7 +267,11 @@ def tree_attention(
 
 
 def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
-    """Cuts the nodes of a tree into blocks: each sees the path to its first node, and nodes of its own."""
+    """Cuts the nodes of a tree into blocks: each sees the path to its first node, and nodes of its own.
+
+    Args:
+        subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
+    """
     keys, masks = [], []
     for block_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK):
         start = int(block_Q[0])
@@ -278,10 +283,17 @@ def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
 
 
 def block_mask(subtree_last_T: Tensor) -> BlockMask:
-    """Returns FlexAttention's mask of a tree.
+    """Returns FlexAttention's mask of a prefix tree.
 
-    A block of queries sees a block of keys before it in whole if the subtrees of all keys reach the last
-    query, in part if the subtree of any key reaches the first query, and else not at all.
+    Query i sees key j if ``j <= i <= subtree_last_T[j]``. For a block of queries and an earlier block of
+    keys, there are three cases:
+
+    * The subtree of every key reaches the last query. Then all queries see all keys.
+    * The subtree of some key reaches the first query. Then `sees` decides for each pair.
+    * No subtree reaches the first query. Then the block of keys is skipped.
+
+    Args:
+        subtree_last_T: The last node of each node's subtree. Nodes are numbered depth-first.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
@@ -295,7 +307,7 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
         return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]
 
     width = len(subtree_last_T)
-    # Padded by nodes whose subtrees end before they begin, so that nothing sees them.
+    # The padding has the value -1: the subtree of such a node ends before the node, so no query sees it.
     blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
     begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
     before_QK = begins_Q[:, None] > begins_Q

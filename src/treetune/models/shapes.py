@@ -51,6 +51,8 @@ class Shape:
     @property
     def layer(self) -> int:
         """The number of weights of a block."""
+        # `query` and `key` are the widths of all heads of queries and of keys. The projection of outputs is
+        # as large as that of queries, and that of values as large as that of keys.
         attention = 2 * self.hidden * self.query + 2 * self.hidden * self.key
         biases = self.query + 2 * self.key if self.biases else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)

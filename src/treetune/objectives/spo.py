@@ -47,7 +47,10 @@ def two_sided_kl(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -
 
 
 def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
-    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C]."""
+    """Returns the Jensen–Shannon divergence of two-sided distributions, shape [C].
+
+    A two-sided distribution has two outcomes, one token and all others: ``(log p, log(1-p))``.
+    """
     middle = (
         target[0].logaddexp(policy[0]) - math.log(2),
         target[1].logaddexp(policy[1]) - math.log(2),
@@ -56,7 +59,10 @@ def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) 
 
 
 def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: int) -> tuple[Tensor, ...]:
-    """Returns the target in which c becomes the first choice and each token before it moves down by one rank.
+    """Returns the target in which c becomes the first choice and each token before c moves down by one rank.
+
+    At each position, c is the sampled token (`labels_C`), m the most likely token, p the policy's
+    distribution and T the target.
 
     Let k be the rank of c (1 is the most likely token) and p_(i) the probability of rank i. Then T gives c
     the probability p_(1), and the token of rank i < k the probability p_(i+1): a cyclic shift, so that T sums
@@ -66,7 +72,7 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
 
     Returns:
         ``log T`` and ``log p`` of the tokens that change, both [C, K] by rank, and a mask of the entries that
-        count, [C, K] (none if k is 1). K is the largest rank in the chunk, at most `max_rank`.
+        count, [C, K] (none if k is 1). K is the largest rank in the chunk, at most `max_rank` but at least 2.
     """
     import torch
 
@@ -94,8 +100,9 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
 def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
     """Returns ``KL(T ‖ p) = Σ T log(T/p) - T + p``, summed over the tokens that change.
 
-    ``-T + p`` sums to 0 in value. Its gradient is the one that the unchanged tokens would contribute, at
-    which T is a constant equal to p.
+    ``-T + p`` sums to 0 over these tokens, since T only permutes their probabilities. If T is detached, that
+    sum still has a gradient, which replaces the gradient of the unchanged tokens. There T is a constant equal
+    to p: ``T log(T/p)`` is 0, but its gradient isn't.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
@@ -182,7 +189,10 @@ class CorrectPaths(Objective):
 
     @override
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """Returns the divergence at each position, and p_c and p_m without gradient."""
+        """Returns the divergence at each position, and p_c and p_m without gradient.
+
+        p_c is the probability of the sampled token c (`labels_C`), p_m that of the most likely token m.
+        """
         total_C = logits_CV.logsumexp(-1)
         logp_c_C = logits_CV.gather(-1, labels_C[:, None]).squeeze(-1) - total_C
         best_C = logits_CV.detach().argmax(-1)
@@ -219,6 +229,7 @@ class CorrectPaths(Objective):
 
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        # c is the sampled token, and m the most likely one.
         divergence_N, p_c_N, p_m_N = batch.terms
         metrics = {
             "spo/distance": batch.mean(divergence_N),

@@ -120,6 +120,8 @@ def main() -> None:
     """Answers calls until the parent closes the pipe."""
     requests, send = become_worker()
     send("ready", time.monotonic())
+    # A servant does the work of a call, such as grading. The parent sends it once, with a number by which
+    # later calls name it.
     servants: dict[int, Servant] = {}
     while True:
         message = read(requests)

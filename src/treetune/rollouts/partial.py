@@ -195,7 +195,7 @@ class PartialAnswers(RolloutAround):
         longer answers into their groups. The seeds derive from the iteration, the problem, the round and the
         answer's `sample`, so that an answer does not depend on the others."""
         assert context.engine is not None, "a rollout that samples needs an engine"
-        counted = CountedSamples(context)
+        counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
 
         async def sample_all() -> None:
             await asyncio.gather(

@@ -116,7 +116,8 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
             if not tokens.is_file():  # readers of episodes look up the text of tokens there
                 n_token_ids = 1 + max(model.tokenizer.get_vocab().values())  # ids begin with 0
                 write_tokens(tokens, model.codec, n_token_ids)
-            # These signals belong to earlier episodes, if a user has deleted those to have them made again.
+            # A user may have deleted the episodes to have them made again. A file of token signals that is
+            # still there then belongs to the deleted episodes.
             (folder / SIGNALS).unlink(missing_ok=True)
             # Last, because this file says that both phases are done.
             write_episodes(path, selected, model.codec, iteration)
@@ -156,7 +157,7 @@ def _run_rollout_phase(
         _count_tokens(resources, "generation", clock),
         resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
     ):
-        if config.rollout.carries:
+        if config.rollout.carries:  # such a rollout continues answers that the iteration before began
             services.append(_carry_over(session, iteration))
         context = resources.context(
             config.rollout,
@@ -190,8 +191,8 @@ def _run_rollout_phase(
     if ranks.is_first:
         if config.task.remembers_pass_rates:
             write_record(folder / PASS_RATES, _pass_rates(answers))
-        # With the seconds of continuations that credit has begun: if this process is killed during credit,
-        # the next one counts them.
+        # Credit may have begun to sample continuations: their seconds are written, too. If this process is
+        # killed during credit, the next process reads them and adds them to its clock.
         _write_phase(folder / "rollout.json", metrics, clock, "generation", "credit")
         if config.rollout.needs_engine:
             write_trajectories(folder / "trajectories.arrow", answers, iteration)
@@ -219,7 +220,7 @@ def _run_credit_phase(
     """Gives credit to the answers, and selects the rows to train; see `assign_credit`.
 
     Args:
-        memory: What shaping remembers; it adds this iteration.
+        memory: What shaping remembers of earlier iterations. Shaping adds this iteration to it.
         early: The continuations that this process began during the rollout; None if the trees were read from
             disk.
     """
@@ -321,7 +322,8 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
             compute their log-probs under another distribution than the one that they were sampled from.
     """
-    # A rollout without `sampling` should sample with the defaults of the three parameters.
+    # A rollout without `sampling` should sample with the defaults of the three parameters. `max_tokens` has
+    # no default, and is not compared.
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
@@ -336,8 +338,10 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
 
 
 def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metrics:
-    """Moves the tokens of early continuations from the phase of generation to that of credit, and the seconds
-    after the last answer of all ranks. Collective.
+    """Moves the cost of early continuations from the phase of generation to that of credit. Collective.
+
+    Early continuations are those that credit began while answers were still sampled. Two things are moved:
+    the tokens of these continuations, and the seconds after the last answer of all ranks.
 
     Returns:
         ``credit/value_overlap_seconds``: the seconds in which a rank sampled both continuations and answers,
@@ -349,8 +353,9 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
-    # For each call of the engine: from the last answer of all ranks to the end of the slowest rank's call. In
-    # rounds, a rank may have made fewer calls than others.
+    # A call is one program that the engine ran. Its span begins with the last answer of all ranks, and ends
+    # with the slowest rank's call. A rank may have made fewer calls than others; a missing call has the
+    # times 0, which change no maximum.
     spans = []
     for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
         answers_end = max(call.answers_end for call in calls)
@@ -524,9 +529,10 @@ def wait_for_stored_episodes(ranks: Ranks, path: Path) -> StoredEpisodes:
     returns them. A file system that machines share may show an older state for some seconds. Collective.
 
     Raises:
-        RuntimeError: It doesn't see the file within the ranks' deadline.
+        RuntimeError: The machine doesn't see the file within the ranks' deadline.
     """
-    # The end of the file, which has its checksum, so that an older file of that name isn't mistaken for it.
+    # The seal is the end of the file, with the file's checksum. An older file of the same name has another
+    # seal.
     seal = ranks.from_first("episodes are stored", seal_of(path) if ranks.is_first else None)
     deadline = time.monotonic() + ranks.deadline_s
     while seal_of(path) != seal:

@@ -30,10 +30,11 @@ class Mirrors:
         done: int | None = None,
     ) -> None:
         self._open: list[tuple[Sink, Any]] = []
-        rows = _rows_of(directory, done) if sinks else {}
+        rows = _rows_of(directory, done) if sinks else {}  # of the first `done` iterations
         for sink in sinks:
             try:
                 handle = sink.open(directory, name, config)
+                # The first iteration that the sink lacks; None if the sink gets no earlier rows.
                 first_missing = sink.first_missing(handle)
                 if first_missing is not None:
                     for iteration, row in rows.items():

@@ -96,7 +96,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         start = _newest_undamaged_checkpoint(session)
     start = session.ranks.from_first("newest checkpoint", start)
     if start:
-        with server.asleep():
+        with server.asleep():  # the trainer needs the accelerator's memory while it loads
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
     # The first rank alone writes messages.
@@ -218,7 +218,7 @@ class Record:
 
         Before training, the weights are still those that the iteration began with. A checkpoint of them loses
         nothing, since samples are on disk already. A single rank without overlap stops within the block.
-        Several ranks have to stop at the same point, so they agree at its end. Collective.
+        Several ranks have to stop at the same point, so they agree at the end of the block. Collective.
 
         Raises:
             Stopped: A signal asked for the end, and the checkpoint is written.
@@ -232,8 +232,9 @@ class Record:
             with stop.interruptible() if may_interrupt else contextlib.nullcontext():
                 yield
         except Stopped:
-            # If not, the signal ends the process at once (`GracefulStop`), wherever the other ranks or the
-            # second thread are, so that no checkpoint can be written.
+            # A Stopped in a block that may not be interrupted comes from a signal that ends the process at
+            # once (`GracefulStop`). The other ranks or the second thread may be anywhere then, so no
+            # checkpoint can be written.
             if may_interrupt:
                 self._write_missing_checkpoint()
             raise
@@ -242,8 +243,14 @@ class Record:
             raise Stopped(128 + signal_number)
 
     def _expect_boundary(self, boundary: str, *, finished: int, expected_s: float | None) -> None:
-        """Tells the graceful stop how far the next boundary is, and which `finished` iterations an end before
-        it would lose."""
+        """Tells the graceful stop which boundary comes next, and what an end before the boundary would lose.
+
+        A boundary is a point at which the run can end and lose nothing.
+
+        Args:
+            finished: The number of finished iterations. An early end loses those after the last checkpoint.
+            expected_s: The seconds until the boundary; None if unknown.
+        """
         checkpointed = self._session.checkpointed
         would_lose = None
         if finished > checkpointed:
@@ -271,7 +278,7 @@ class Record:
             session.console.say(f"no checkpoint could be written on the way out: {error}")
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
-        """Writes the metrics of a finished iteration and, if one is due, a checkpoint. Collective.
+        """Writes the metrics of a finished iteration, and a checkpoint if one is due. Collective.
 
         A checkpoint is due by the settings (`checkpoints`), after the last iteration, and when the run stops.
 
@@ -281,12 +288,14 @@ class Record:
         """
         session, watch = self._session, self._watch
         config, done = session.config, iteration + 1
-        # From here on an end at once would lose this iteration. A signal that comes now is noticed by
-        # `_agree_to_stop` below, or if it comes later, before the next iteration's training.
+        # From here on, a signal that ended the process at once would lose this iteration. So a signal waits
+        # for a boundary, a point at which nothing is lost. The next boundary is `_agree_to_stop` below. A
+        # signal that comes later is noticed before the next iteration's training.
         self._expect_boundary(f"the end of iteration {done}", finished=done, expected_s=0.0)
         metrics = metrics | watch.look(iteration, metrics)
         with clock.phase("commit"):
-            # Before the checkpoint: a checkpoint without its iteration's metrics would lose them for good.
+            # The metrics are written before the checkpoint. A run that resumes from the checkpoint doesn't
+            # do this iteration again, so metrics that are missing then would stay missing.
             self._write_metrics(iteration, metrics | clock.metrics())
             is_end = is_over_after(config, session.directory, done) or watch.stopping
             is_regular = is_end or self._schedule.is_due_by_iterations(done)
@@ -295,7 +304,7 @@ class Record:
             is_due_by_time = session.ranks.from_first(
                 "a checkpoint is due", self._schedule.is_due_by_time(iteration_s)
             )
-            stopped_by = self._agree_to_stop()
+            stopped_by = self._agree_to_stop()  # the number of a signal; None without one
             session.done = done
             if is_regular or is_due_by_time or stopped_by is not None:
                 self._timed_checkpoint(done, regular=is_regular)
@@ -362,6 +371,7 @@ class Record:
                     write_critic(critic, architecture, folder / "critic")
                 if reward_model:
                     assert trainer.reward_model is not None
+                    # The configuration of the reward model, as `architecture` is that of the policy.
                     of_reward_model = trainer.reward_model.model.module.model.config
                     write_policy(
                         reward_model, of_reward_model, session.model.tokenizer, folder / "reward_model"
@@ -479,9 +489,12 @@ class CollapseWatch:
 
     def look(self, iteration: int, metrics: Metrics) -> Metrics:
         """Returns the metrics of the signs after an iteration, and logs each sign that begins or ends.
-        Collective."""
+
+        A sign counts if enough iterations in a row show it. Collective.
+        """
         signs_before = self.signs
-        # With the digits that the file has, so that a restarted run finds the same signs.
+        # `metrics_row` rounds the metrics as in the file, so that a restarted run finds the same signs. No
+        # sign reads the time of the row, which is 0 here.
         self.rows.append(metrics_row(iteration, 0.0, metrics))
         self.signs = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
         sign_metrics: Metrics = {}
@@ -571,7 +584,7 @@ def _message(
         for finding in verdict(config.diagnostics, signs)
     ]
     good = last_good(config.diagnostics, signs, done - 1)
-    assert good is not None
+    assert good is not None  # None only if no sign may stop a run, and here one does
     weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
     return (
         f"{directory.path} was stopped after iteration {done} of {config.iterations} by"

@@ -210,7 +210,8 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
     blocks are counted in the main text and in its threads, but not in threads of threads.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
-    was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
+    was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text: where the rollout
+    forks a thread, it injects the tag itself.
     """
     token_ids = trajectory.response_ids
     if only_forked and tags is not None:
@@ -268,8 +269,12 @@ def _depth(trajectory: Trajectory) -> int:
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
-    """Returns the seconds of the slowest path: those of the line at `depth`, plus those of the slowest thread
-    of each of its blocks, including the blocks within the thread. Segments without seconds count 0."""
+    """Returns the seconds of the slowest path through a text: the answer, or one thread at `depth` above 0.
+
+    The path consists of the text outside of its blocks, and of the slowest thread of each block. A thread
+    with blocks has a slowest path of its own. Segments without seconds count 0.
+    """
+    # Outside of the text's blocks: `branch` has an entry for each block around a segment.
     line_seconds = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
     blocks: dict[int, dict[int, list[Segment]]] = {}
     for segment in segments:

@@ -265,11 +265,11 @@ class Trainer(Part):
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     def scores_old_logprobs(self, *, several_steps: bool) -> bool:
-        """Returns whether the policy is scored before the first step.
+        """Returns whether the policy is scored before the first step, in a forward pass of its own.
 
-        If an iteration has a single step, the log-probs of its forward pass are the old log-probs, which
-        saves a pass. They come too late for a KL penalty in rewards or advantages, and for what an objective
-        precomputes.
+        That pass gives the old log-probs. If an iteration has a single step, the step's own forward pass
+        gives them, and saves a pass. Two uses need them before the step: a KL penalty in rewards or
+        advantages, and an objective that computes numbers in advance (`needs_reference_kl`).
         """
         objective = self.objective
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)

@@ -73,12 +73,13 @@ class Meeting:
         machines = read_number("CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
         machine = read_number("CROSS_RANK", "GROUP_RANK", default=0)
         timeout = datetime.timedelta(seconds=deadline_s)
-        if world_size == 1:
+        if world_size == 1:  # a store in memory, since no other process needs it
             store: Any = dist.HashStore()
         elif machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun has a store already, and PyTorch knows how to connect to it.
             store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
         elif machines == 1:
+            # Any process that reaches a port can take part. No other user can access this file.
             store = dist.FileStore(
                 str(_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
             )
@@ -158,8 +159,8 @@ class Meeting:
         if not is_first_machine:
             other_address = os.environ["MASTER_ADDR"]
         else:
-            # On the first machine, MASTER_ADDR may be a loopback address. So it waits for the address of
-            # another machine, and takes the route to that.
+            # On the first machine, MASTER_ADDR may be a loopback address. So a rank here waits until a rank
+            # of another machine has stored its address, and takes the route to that address.
             try:
                 self.store.wait([key], datetime.timedelta(seconds=self.deadline_s))
             except RuntimeError as error:
@@ -191,7 +192,7 @@ def _private_folder(port: str, rank: int) -> Path:
     Raises:
         ValueError: Something else, or another user's folder, has its name.
     """
-    if held_folders.MEETING in os.environ:
+    if held_folders.MEETING in os.environ:  # `treetune run` has made the folder
         folder = Path(os.environ[held_folders.MEETING])
     else:
         # The ranks have nothing in common but their launcher. Its start time is part of the name, since a
@@ -208,7 +209,7 @@ def _private_folder(port: str, rank: int) -> Path:
             " other users or is not a folder: have it deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
-        held_folders.hold(folder)
+        held_folders.hold(folder)  # `held_folders.sweep` deletes folders that no living process holds
     return folder
 
 
@@ -256,7 +257,8 @@ class Ranks:
         """Joins the processes that the launcher started; a process without a launcher is the only rank.
 
         Args:
-            agree: Checks that all ranks agree, by their store, before there are process groups.
+            agree: Checks that all ranks agree, for example on versions. It is called before there are process
+            groups, and needs only the key-value store of the meeting.
 
         Raises:
             ValueError: PyTorch can't use the machine's GPU.
@@ -288,6 +290,7 @@ class Ranks:
         if not dist.is_initialized():  # a process that has joined already keeps its groups
             meeting = Meeting.join(os.environ, deadline_s)
             if meeting.machines == 1:
+                # On the loopback interface, no other machine can connect to the ranks.
                 for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                     os.environ.setdefault(variable, LOOPBACK_INTERFACE)
             if agree is not None:

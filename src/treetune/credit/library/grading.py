@@ -74,6 +74,8 @@ class FunctionPool(GraderPool):
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
+        # The function is called here and now, for every response: it doesn't know of `decided` and
+        # `follows_prompt`, which graders of treetune use.
         arguments = (problem.prompt, response, problem) if self._takes_problem else (problem.prompt, response)
         try:
             result = self._function(*arguments)

@@ -41,6 +41,7 @@ class RolloutTree(Siblings):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
+        # For each state of an answer, the rewards of the other answers that went through the state.
         others = valuation.sibling_rewards()
         values: list[StepValues] = []
         for answer in valuation.answers:
@@ -49,6 +50,7 @@ class RolloutTree(Siblings):
             for answer_state in answer.states:
                 value = mean_of([answer.reward, *others[answer_state]])
                 assert value is not None, "an answer went through its own states"
+                # The baseline is a mean as if `prior` more answers had come here and earned the group's mean.
                 total = value.value * value.samples + self.prior * group_mean
                 step_values.append(value._replace(baseline=total / (value.samples + self.prior)))
             values.append(step_values)

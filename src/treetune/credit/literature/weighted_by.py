@@ -166,7 +166,8 @@ class WeightedBy(OverAnotherCredit):
     @property
     @override
     def compares_distributions_with(self) -> Literal["reference", "group"] | None:
-        # The other credit could compare distributions, too; plans then count this comparison alone.
+        # The credit whose advantages are weighted could compare distributions, too. Plans of memory then
+        # count only the comparison that is returned here.
         if self.signal == "deviation":
             return "reference"
         if self.signal == "group_divergence":
@@ -314,8 +315,15 @@ def top_share_weights(
     share: float,
     among: Literal["iteration", "answer"] = "iteration",
 ) -> list[Column]:
-    """Returns 1 for the tokens whose signal is among the largest `share` of trained tokens, at least one, and
-    0 for the others. Ties with the smallest of them also get 1. Collective."""
+    """Returns the weight 1 for the tokens with the largest signals, and 0 for the others. Collective.
+
+    The weight 1 goes to a `share` of the trained tokens, and to at least one token. If several tokens have
+    the smallest signal that gets 1, all of them get 1.
+
+    Args:
+        among: The trained tokens that are compared: those of the ``iteration`` (of all ranks), or of each
+            ``answer`` by itself.
+    """
 
     def threshold(values: Sequence[float]) -> float:
         count = max(1, int(share * len(values)))
@@ -334,8 +342,15 @@ def top_share_weights(
 
 
 def standardised_by_sign(episodes: Sequence[Episode], rows: Sequence[Episode]) -> list[Episode]:
-    """Returns rows whose advantages are standardised over the tokens of a problem, those that are positive
-    and those that are negative in `episodes` separately (GTPO, eq. 6)."""
+    """Returns rows whose advantages are standardised over the tokens of a problem (GTPO, eq. 6).
+
+    Two sets of tokens are standardised, each by itself: the tokens with a positive advantage in `episodes`,
+    and those with a negative one.
+
+    Args:
+        episodes: The episodes before tokens were weighted.
+        rows: The same episodes with weighted advantages.
+    """
     import numpy as np
 
     values: dict[tuple[str, int], list[Column]] = {}

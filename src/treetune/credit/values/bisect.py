@@ -47,7 +47,7 @@ class Bisect(ValueEstimator):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         searches = [_Search(self, valuation, answer.states, answer.reward) for answer in valuation.answers]
-        valuation.sample_first(self)
+        valuation.sample_first(self)  # the prompts, see `first_states`
         # The searches of all answers advance together, so that each wave is sampled at once.
         while True:
             wave: list[AnswerState] = []
@@ -79,8 +79,9 @@ class _Search:
             return []  # the search has ended
         halves: list[tuple[int, int]] = []
         if not self.valued:  # only the prompt was continued: the first part is the whole answer
+            # The number after the last state stands for the answer's end, whose value is the reward.
             halves.append((0, len(self.states)))
-        # In the first wave there are no parts, and the prompt is no part's middle.
+        # After the prompt alone, `middles` has the prompt and `parts` is empty: nothing is halved here.
         for (start, end), middle in zip(self.parts, self.middles):
             halves += [(start, middle), (middle, end)]
         self.valued += self.middles

@@ -68,8 +68,9 @@ class ToppedUp(ValueEstimator):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         rewards = valuation.sibling_rewards()
-        # In a sampled tree, the answers through a state have different numbers of other branches. The state
-        # gets as many continuations as the answer with the fewest needs.
+        # In a sampled tree, several answers go through a state, and each has its own number of other
+        # branches there. The answer with the fewest other branches lacks the most continuations, and the
+        # state gets as many. Below 0, `count` says that none is missing.
         missing: dict[State, int] = {}
         for answer_state, sibling_rewards in rewards.items():
             count = valuation.samples - len(sibling_rewards)
