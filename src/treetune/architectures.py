@@ -44,6 +44,7 @@ def longest_context(config: Mapping[str, Any]) -> int | None:
             # Some configurations give the scaled number already, so the larger one holds.
             longest = max(longest, int(factor * original))
         elif rope_kind(rope) == "linear" and text.get("model_type") not in _EXTENDED_ALREADY:
+            # Not for the models in `_EXTENDED_ALREADY`, whose number includes the factor already.
             longest = int(factor * longest)
     return longest
 

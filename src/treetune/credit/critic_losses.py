@@ -159,12 +159,13 @@ class HlGauss(CriticLoss):
         return outputs_NK.softmax(-1) @ centres_K
 
     def targets(self, returns_N: Tensor) -> Tensor:
-        """Returns the distribution over bins that each return becomes, shape [N, K]."""
+        """Returns for each return the distribution over the K bins that the critic learns, shape [N, K]."""
         import torch
 
         edges_E = self._edges(returns_N)
         below_NE = torch.special.ndtr((edges_E - returns_N[:, None]) / self.deviation)  # Φ
         masses_NK = below_NE.diff(dim=-1)
+        # The part of the Gaussian outside of all bins is missing, so the masses are scaled to the sum 1.
         return masses_NK / masses_NK.sum(-1, keepdim=True)
 
     @override

@@ -110,7 +110,7 @@ class TreeCredit(Credit):
             cut_at_nodes = replace(leaf, step_ends=ends)
             episode = make_episode(context, cut_at_nodes, advantages[index], values_before_nodes)
             if self.weight != "each":
-                scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `reach`
+                scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `Sharing.reach`
                 episode = sharing.trained_once(index, episode, scales)
             episodes.append(episode)
         return episodes
@@ -119,6 +119,7 @@ class TreeCredit(Credit):
         self, sharing: Sharing, rewards: Sequence[float]
     ) -> tuple[dict[int, float], list[list[float]]]:
         """Returns the values by node, and for each answer the advantages of its nodes."""
+        # `leaf_values` are means over all answers below a node, `branch_values` means over its children.
         if self.advantage == "subgroups":
             values = leaf_values(sharing, rewards)
             advantages = []
@@ -172,7 +173,14 @@ def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
 def _leave_one_out(
     sharing: Sharing, rewards: Sequence[float], prior: float
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Returns V and V − b of each node."""
+    """Returns by node the value V, and the advantage V − b, where the baseline b comes from the siblings.
+
+    Args:
+        sharing: The nodes of the tree.
+        rewards: The reward of each answer.
+        prior: How many siblings the parent's baseline counts as. With 0, the parent's baseline only counts
+            where a node has no siblings.
+    """
     values = branch_values(sharing, rewards)
     baselines: dict[int, float] = {}
     # In the order of their numbers, parents come before their children, which use the parent's baseline.
@@ -201,12 +209,13 @@ def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, f
     local_advantage: dict[int, float] = {}  # g(n) − g(p)
     for parent in (ROOT, *sorted(sharing.below)):  # parents before their children
         for node in sharing.children.get(parent, ()):
-            # A reward minus the mean of the n − 1 others is n / (n − 1) times the reward minus the mean of
-            # all. With a single answer, it is 0 times any number.
+            # Of k answers, a reward minus the mean of the k − 1 others is k / (k − 1) times the reward minus
+            # the mean of all k. With a single answer, the difference is 0, and the factor doesn't matter.
             above_others = (values[node] - values[ROOT]) * answers / max(1, answers - 1)
             global_advantage[node] = above_others / math.sqrt(len(sharing.below[node]))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
-            # As in TreeRL's code. The prompt has no difference that a node could take.
+            # As in TreeRL's code, a node with the same g as its parent takes the parent's difference. The
+            # prompt has no difference, since nothing precedes it.
             if abs(local_advantage[node]) < SAME and parent != ROOT:
                 local_advantage[node] = local_advantage[parent]
     return {node: global_advantage[node] + local_advantage[node] for node in local_advantage}

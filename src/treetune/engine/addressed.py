@@ -74,6 +74,17 @@ class AddressedServer(Server):
         *,
         loads_weights: bool,
     ) -> None:
+        """Starts the thread that meets and checks the server.
+
+        Args:
+            url: The server's URL.
+            key: The key that the server asks for.
+            settings: The settings of the engine.
+            weights: The folder of the weights that the server shall have at first.
+            run: The name of this run, with which the names of its weights begin.
+            client: Sends the requests.
+            loads_weights: Whether this rank loads weights into the server; only the first rank does.
+        """
         super().__init__()
         self.loads_weights, self._url, self._key, self._run = loads_weights, url, key, run
         self._settings, self._client = settings, client
@@ -111,6 +122,11 @@ class AddressedServer(Server):
 
     @override
     def now(self) -> Address | None:
+        """Returns the server's address; None while the server is away.
+
+        Raises:
+            EngineError: The engine was closed, or the server is given up or has been away for too long.
+        """
         with self._changed:
             if self._closed:
                 raise EngineError("the engine was closed")
@@ -131,7 +147,7 @@ class AddressedServer(Server):
         """Notes a failure of the server, which is then met again, or given up after too many failures."""
         with self._changed:
             if address.epoch != self._epoch:
-                return  # of a server process that has been replaced
+                return  # the failure is that of a process that has been replaced
             # The main thread loads nothing more into it, so that the server's own thread may meet it again.
             self._is_loading = False
             if self._address is None:
@@ -157,8 +173,8 @@ class AddressedServer(Server):
     def begin_weights(self, address: Address) -> Address:
         # The first lock waits until the thread has loaded older weights, if the server has just come back.
         with self._weights_lock, self._changed:
-            # The thread may have lost the server since the caller read its address. It then has to meet it
-            # again, which it would not do while `_is_loading` is set.
+            # The thread may have lost the server since the caller read its address. The thread then has to
+            # meet the server again, and it would not do so while `_is_loading` is set.
             if self._address is None or address.epoch != self._epoch:
                 raise ServerFailure(self._reason_away)
             self._is_loading = True
@@ -177,7 +193,7 @@ class AddressedServer(Server):
         self._name_weights(address, self._weights_name)
         with self._changed:
             self._is_loading = False
-            if self._address is not None:  # else the server was lost meanwhile, and is met again
+            if self._address is not None:  # else the server was lost meanwhile, and `_meet` sets it
                 self._address = self._make_address()
             self._changed.notify_all()
             return self._make_address()
@@ -269,7 +285,7 @@ class AddressedServer(Server):
         state = self._describe()
         with self._changed:
             if self._is_loading or self._address is None:
-                return  # since the server was asked, so that its answer is outdated
+                return  # this changed after the server was asked, so its answer is outdated
             if state.process != self._process:
                 raise ServerFailure("it was restarted")
             if state.weights != self._weights_name:
@@ -293,16 +309,16 @@ class AddressedServer(Server):
                 return  # the run has newer weights by now: the next meeting compares with their name
             if state.process != self._process:
                 self._process = state.process
-                self._epoch += 1
+                self._epoch += 1  # a new process: addresses of the former one are outdated now
             self._address = self._make_address()
             self._changed.notify_all()
 
     def _load(self, weights: Path) -> None:
         """Loads the weights of a folder into the server. Raises ServerFailure."""
         address = self._make_address(with_weights=False)
-        self._name_weights(address, "")
+        self._name_weights(address, "")  # empty while the weights are replaced
         try:
-            self._from_folder.end(address, weights)
+            self._from_folder.end(address, weights)  # lets the server read the folder
         except (ServerFailure, EngineError) as failure:
             raise ServerFailure(
                 f"it could not load the weights in {weights}, a path that its machine must see: {failure}"

@@ -203,7 +203,8 @@ class Engine:
         its requests are sent again.
 
         Returns:
-            The completions of each request: first of `requests`, then of those of `on_result`, by index.
+            The completions of each request: first those of `requests`, then those of the requests that
+            `on_result` returned, in the order of their indices.
 
         Raises:
             ValueError: A prompt doesn't fit into the context.
@@ -269,8 +270,8 @@ class Engine:
         """Loads new weights into the running servers, drops their prefix caches, and compares their log-probs
         with the trainer's. Collective: every rank calls it, and the ranks that have servers load.
 
-        It tries, in this order: the configured transfer; reading `directory`, which later calls then do at
-        once; a new server on `directory`.
+        It makes up to three attempts: with the configured transfer, by having the servers read `directory`,
+        and with a new server on `directory`. If the transfer fails, later calls begin with the second.
 
         Args:
             directory: The folder of the weights. It is complete when all chunks have been made.
@@ -285,8 +286,8 @@ class Engine:
         raise NotImplementedError
 
     def asleep(self, *, keep_weights: bool = True) -> AbstractContextManager[None]:
-        """Frees the engine's memory for the trainer during a block, if so configured. A server that dies in
-        the block is restarted only after it.
+        """Frees the engine's memory for the trainer during a block, if so configured. A server that dies
+        meanwhile is restarted only after the block.
 
         Args:
             keep_weights: Whether the weights are needed after the block. With False they are dropped, and

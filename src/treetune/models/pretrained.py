@@ -106,9 +106,10 @@ class PretrainedModel(ModelSource):
     @override
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
         vocabulary = self._characters()
+        # Only with characters as tokens, and without a chat around the prompt, is the tokenizer not needed.
         if vocabulary is None or self.chat is not None:
             return None
-        added = [token for token in vocabulary if len(token) > 1]
+        added = [token for token in vocabulary if len(token) > 1]  # such as tags
         return character_tokens(prompts, [*added, *self.added_tokens])
 
     @override
@@ -279,7 +280,8 @@ class PretrainedModel(ModelSource):
         if self.added_tokens:
             tokenizer = self._tokenizer_without_added_tokens()
             new_tokens = missing_tokens(tokenizer, self.added_tokens)
-            # Before the tags are added: afterwards the tokenizer would encode each tag as itself.
+            # The ids of the word in each added token (a tag), such as `Parallel` in `<Parallel>`. They are
+            # read before the tags are added: afterwards the tokenizer would encode each tag as itself.
             word_of_token = {token: word_ids(tokenizer, token) for token in new_tokens}
             add_tokens(tokenizer, self.added_tokens)
             vocabulary = tokenizer.get_vocab()
@@ -311,6 +313,7 @@ class PretrainedModel(ModelSource):
             config = AutoConfig.from_pretrained(path, **self._options)
             if files is None:
                 raise NotInParts("it has no safetensors files")
+            # Values are cast to the first dtype, and then to the second, as when a loaded model is cast.
             dtypes = (getattr(torch, self.dtype), dtype)
             model = in_parts(config, files, dtypes, attn_implementation=self.attention)
         except (OSError, ValueError, ImportError) as error:
@@ -389,7 +392,8 @@ def _apply_liger(model: PreTrainedModel) -> None:
     Liger's losses are not used, since `PolicyModule` computes log-probs in chunks for all objectives.
 
     Raises:
-        ValueError: Liger has no kernels for the architecture, and would change nothing without an error.
+        ValueError: Liger has no kernels for the architecture. Liger itself would raise no error then, and
+            change nothing.
     """
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 

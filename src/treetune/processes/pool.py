@@ -156,7 +156,7 @@ class Pool:
         """The running mean of the seconds of a call. At the beginning, a batch has a single call."""
 
     def register(self, servant: Servant, name: str, *, threads: int | None = None) -> int:
-        """Registers a servant, and returns its number for `submit`.
+        """Registers a servant (an object that answers calls), and returns its number for `submit`.
 
         Args:
             name: The name of the servant in messages.
@@ -190,7 +190,7 @@ class Pool:
             self._call_count += 1
             call = ServantCall(self._call_count, servant, arguments, deadline, about)
             self._futures[call.number] = future
-            if servant not in self._services:
+            if servant not in self._services:  # a servant for worker processes
                 self._queue.append(call)
                 if self._thread is None:
                     self._wake_read, self._wake_write = os.pipe()
@@ -202,6 +202,7 @@ class Pool:
                     os.write(self._wake_write, b"x")
                 return future
         # Without the lock: the service's threads may settle this call at once, which takes the lock.
+        # Entry 1 is the `ServiceThreads` of the servant.
         self._services[servant][1].add(call)
         return future
 
@@ -306,8 +307,8 @@ class Pool:
     def _attend(self, worker: WorkerProcess) -> bool:
         """Settles the results of a worker, and kills it if it is dead or overdue.
 
-        The call at which it was is given up, or tried once more, and the rest of its batch goes back to the
-        front of the queue.
+        The call that such a worker was answering is given up, or tried once more. The rest of its batch goes
+        back to the front of the queue.
 
         Returns:
             False if the worker must be replaced.
@@ -417,7 +418,8 @@ class WorkerProcess:
         """Starts the process.
 
         Args:
-            servants: The pickled servants by their numbers; more may be added later.
+            servants: The pickled servants (the objects that answer calls) by their numbers. More may be
+                added later.
             memory_bytes: The most address space; None for no limit.
         """
         self._servants = servants
@@ -439,6 +441,7 @@ class WorkerProcess:
         self.busy_since = time.monotonic()
         """The time at which it began what it is doing: its start, the loading of a servant, or a call. Its
         messages say when it has ended each of these."""
+        # `setup` is the first message to the worker.
         self._outbox = bytearray(frame(setup))
         """Bytes that the pipe has not taken yet."""
         self._inbox = bytearray()
@@ -459,7 +462,7 @@ class WorkerProcess:
         return bool(self._outbox)
 
     def give(self, batch: list[ServantCall]) -> None:
-        """Sends it a batch of calls, and before them the servants that it doesn't have yet."""
+        """Sends the worker a batch of calls, and first the servants that the worker doesn't have yet."""
         assert self.is_idle
         self.batch.extend(batch)
         self.busy_since = time.monotonic()
@@ -487,7 +490,7 @@ class WorkerProcess:
         """Returns the results that have arrived, and whether the worker is alive.
 
         Raises:
-            WorkerStartError: The worker could not load a servant.
+            WorkerStartError: The worker could not load a servant (an object that answers calls).
         """
         is_alive = True
         try:
@@ -511,6 +514,7 @@ class WorkerProcess:
             if kind == "failed":
                 (reason,) = content
                 raise WorkerStartError(f"a worker process cannot load what it works with: {reason}")
+            # The time at which the worker ended its start, the loading of a servant, or a call.
             self.busy_since = content[0]
             if kind == "ready":
                 self._has_started = True
@@ -628,7 +632,7 @@ class ServiceThreads:
         self._running: dict[int, tuple[ServantCall, CallClock]] = {}
         """The call of each running thread and its clock, by the thread's number."""
         self._idle_count = 0
-        self._stuck_count = 0
+        self._stuck_count = 0  # threads whose call was given up and has not returned yet
         self._started_count = 0
         self._closed = False
         self._watcher: threading.Thread | None = None

@@ -114,7 +114,7 @@ class UntilMixed(RolloutAround):
         rounds: list[_Round] = []
         further_problems: list[Problem] | None = None  # drawn when they are needed
         problems_of_round = list(problems)
-        mixed_groups = 0
+        mixed_groups = 0  # problems whose answers differ in score
         # A round's metrics are of all ranks, so that all ranks decide alike.
         while True:
             answers_so_far = len(answers_of(trees))
@@ -123,7 +123,7 @@ class UntilMixed(RolloutAround):
             trees += round_trees
             sampled_problems += problems_of_round
             rounds.append(_Round(len(problems_of_round), metrics))
-            # The metric is a share: times the number of problems it is the number of mixed ones.
+            # `episodes/mixed` is a share: times the number of problems, it is the number of mixed groups.
             mixed_groups += round(metrics["episodes/mixed"] * metrics["episodes/problems"])
             if mixed_groups >= self.groups or len(rounds) == self.max_rounds:
                 break
@@ -198,7 +198,7 @@ def _share_between_ranks(
         for_each_rank = []
         for rank in range(world_size):
             share = contiguous_share(problems, rank, world_size)
-            # Of the other rank's share, this rank has only the problems that it has sampled itself.
+            # This rank can only hand out the trees of problems that it has sampled itself.
             trees_for_rank = [by_problem[problem.id] for problem in share if problem.id in by_problem]
             for_each_rank.append(trajectories_to_bytes(answers_of(trees_for_rank)))
         answers: list[Trajectory] = []

@@ -96,10 +96,10 @@ class Analyzer(Registrable):
         return self.name or self.type_name
 
     def points(self, config: Any, directory: Any) -> list[int]:
-        """Returns the points that it analyses, in ascending order.
+        """Returns the points (numbers of finished iterations) to analyse, in ascending order.
 
-        The command calls it before it imports PyTorch, to report a mistake at once, so it must import nothing
-        slow itself.
+        The command calls this method before PyTorch is imported, to report a mistake at once. So the method
+        must import nothing slow.
 
         Raises:
             ValueError: The experiment doesn't have the files that it needs.
@@ -107,7 +107,7 @@ class Analyzer(Registrable):
         raise NotImplementedError
 
     def analyse(self, resources: Any, points: Sequence[int], work: Path) -> Findings:
-        """Analyses the points.
+        """Analyses the points (numbers of finished iterations).
 
         Args:
             resources: Has the session and, with `needs_engine`, an engine.

@@ -122,6 +122,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
         _say_once(f"{directory.path}: all sets are evaluated on all of its checkpoints")
         return
     with evaluating(config, plain) as resources:
+        # A process claims a measurement before it begins: a file shows the others that it is taken.
         follow(resources, Claims())
 
 
@@ -132,6 +133,7 @@ def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]
     with evaluating(config, plain) as resources:
         claims = Claims()
         for evaluation_set in config.evaluation.sets:
+            # A claim is a file that shows other processes that a measurement is taken.
             if measure_claimed(resources, 0, evaluation_set, claims) == "another's":
                 resources.session.console.say(
                     f"{evaluation_set.label} is skipped: another process is evaluating it"
@@ -167,6 +169,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             return
         if server.engine is not None:
             server.load_checkpoint(iteration)
+        # Such credit needs the critic, the reference or the distributions, which the trainer computes.
         if config.credit.asks_trainer:
             state = directory.checkpoint(iteration) / "trainer" if iteration else None
             stack.enter_context(open_trainer(resources, state=state, trains=False))

@@ -145,8 +145,9 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
 
 
 def _visible_gpus(environment: Mapping[str, str]) -> list[str] | None:
-    """Returns the names in CUDA_VISIBLE_DEVICES up to the first one that is no GPU's, where CUDA stops, too;
-    None if the variable isn't set.
+    """Returns the names of GPUs in CUDA_VISIBLE_DEVICES; None if the variable isn't set.
+
+    As in CUDA, the list ends before the first entry that names no GPU.
 
     Examples: ``0,1`` gives ``["0", "1"]``; the empty value and ``-1`` hide all GPUs, and give none.
     """
@@ -303,7 +304,7 @@ def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[ps
     Raises:
         psutil.Error: The processes can't be listed.
     """
-    launcher = launcher_processes()  # DeepSpeed's, nearest first
+    launcher = launcher_processes()  # DeepSpeed's: the last one is the ancestor of the others
     # Another launcher, such as torchrun, is the parent of its ranks. RANK and LOCAL_RANK don't show whether
     # there is one, since a process without a launcher sets them itself (`Ranks.join`).
     has_other_launcher = "LOCAL_WORLD_SIZE" in environment or environment.get("WORLD_SIZE", "1") != "1"

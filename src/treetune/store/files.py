@@ -39,8 +39,8 @@ def why_not_written(error: BaseException, path: Path) -> str:
             )
         if step != path and step.is_file():
             return f"{step} is a file where a folder belongs: move it away"
-    # Without free inodes the error is the same as on a full disk. Some file systems count none, so that
-    # `f_files` is 0. A library that gives no number may have met either.
+    # Without free inodes the error is the same as on a full disk. Some file systems count no inodes:
+    # their `f_files` is 0. Without an error number, inodes or space may be missing.
     if error_number in (errno.ENOSPC, None) and space.f_files and not space.f_favail:
         return (
             f"the file system of {nearest_folder} has no inodes left, {space.f_files} are used: delete small"
@@ -194,7 +194,7 @@ def replace_folder(finished: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Writes a file's content, or the names in a folder, to the disk, where a power cut leaves it."""
+    """Writes a file's content, or the names in a folder, to the disk, so that it outlives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

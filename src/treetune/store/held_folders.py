@@ -34,7 +34,8 @@ def hold(folder: Path) -> None:
     A lock works for processes in other PID namespaces (containers) that share the folder, where a process id
     would mean nothing.
     """
-    # The file is locked before it gets its name, so that no sweep finds it unlocked. It is never closed.
+    # The file is locked before it gets its name, so that no sweep finds it unlocked. The descriptor is
+    # never closed, because that would release the lock.
     unnamed = folder / f".{_LOCK}"
     descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -54,7 +54,7 @@ class Task(Registrable):
         return None
 
     def of(self, problem: Problem) -> Task:
-        """Returns the task that a problem belongs to: this one, or in a mixture the domain's.
+        """Returns the task that a problem belongs to: in a mixture its domain's task, otherwise this task.
 
         Callers that need the steps, the demonstration or the sampling of a problem ask the returned task.
         """
@@ -103,7 +103,7 @@ class Task(Registrable):
             raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns a response to learn from. If the teacher makes errors, they depend on `seed`.
+        """Returns a response to learn from. If its author (the teacher) makes errors, they depend on `seed`.
 
         Raises ValueError for a task without demonstrations.
         """
@@ -128,10 +128,10 @@ class Task(Registrable):
     def answer_boundaries(self, response: str) -> list[int]:
         """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-        They are the boundaries that the answer would have if it continued with another line. If one of them
-        is at its end, it is listed twice, because the end token is then a step of its own. This is necessary
-        since a token's baseline must not depend on which token it is: if another token would have begun a
-        step, the end token begins one, too.
+        They are the boundaries that the answer would have if another line followed. A boundary at the end of
+        the answer is listed twice, because the end token is then a step of its own. The reason: a token's
+        baseline must not depend on the token itself. Where another token in place of the end token would
+        begin a step, the end token begins a step, too.
         """
         return boundaries_if_continued(self.step_boundaries, response)
 

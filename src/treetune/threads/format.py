@@ -41,7 +41,7 @@ class TagIds:
     @staticmethod
     def of(encode: Callable[[str], Sequence[int]]) -> TagIds | None:
         """Returns the tokens of the tags; None if the tokenizer encodes a tag as several tokens, several tags
-        as the same token, or can't encode one."""
+        as the same token, or can't encode a tag."""
         ids = []
         for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):
             try:
@@ -110,8 +110,9 @@ def has_threads(text: str) -> bool:
 def outline_numbers(text: str) -> OutlineNumbers:
     """Reads the numbers of the threads to open from a text that ends with ``</Outlines>``.
 
-    It is lenient, since a model wrote the text: every ``<Outline>`` that begins with a (dotted) number and a
-    colon counts, after the last ``<Outlines>`` if there is one.
+    The reading is lenient, since a model wrote the text. Only the text after the last ``<Outlines>`` is read,
+    or all text if there is none. There, every ``<Outline>`` counts that begins with a (dotted) number and a
+    colon.
     """
     written = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
     numbers = tuple(dict.fromkeys(written))
@@ -137,8 +138,11 @@ class _Reader:
         return self._segments
 
     def _read_line(self, branch: Branch) -> None:
-        """Reads text and blocks up to the tag that ends the line: ``</Thread>``, or the end of the text."""
-        blocks = 0
+        """Reads the text and blocks of a thread, or of the text outside of all threads.
+
+        Stops before ``</Thread>``, or at the end of the text. Outside of all threads, `branch` is empty.
+        """
+        blocks = 0  # the number of blocks that are read in this branch
         while (tag := self._next_tag()) == "<Parallel>":
             self._block(branch, blocks)
             blocks += 1
@@ -153,6 +157,7 @@ class _Reader:
         self._at += len("<Parallel>")
         self._skip_space()
         numbers = self._outlines()
+        # `_cut` makes a segment of the text since the last cut: a sampled or an injected one.
         self._cut(branch)
         self._expect("\n", "one newline between </Outlines> and the first <Thread>")
         self._cut(branch, injected=True)
@@ -170,7 +175,7 @@ class _Reader:
         self._end_of_block(branch)
 
     def _outlines(self) -> list[str]:
-        """Reads the list of outlines, and returns their numbers."""
+        """Reads from ``<Outlines>`` to ``</Outlines>``, and returns the numbers of the outlines."""
         self._expect("<Outlines>", "<Outlines> after <Parallel>")
         begin = self._at
         written = []
@@ -186,7 +191,8 @@ class _Reader:
             self._at += len("</Outline>")
             self._skip_space()
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
-        # As a rollout reads them, which opens a single thread for two outlines with the same number.
+        # Read the numbers again as a rollout does. For two outlines with the same number, a rollout opens a
+        # single thread, so a repeated number is a fault.
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
             fault = "two outlines have the same number" if written else "there are no outlines"
@@ -205,7 +211,8 @@ class _Reader:
         """Reads from the last thread to the end of the block, with the conclusion if there is one."""
         correct_form = "one newline after the last thread, then </Parallel>, or <Conclusion> and a newline"
         # The rollout injects the text after the last thread (`Glue.join`): a newline, and with conclusions
-        # <Conclusion> and a newline, too. The model samples what follows. So </Parallel> comes after the cut.
+        # <Conclusion> and a newline, too. The model samples what follows. `_cut` makes a segment of the text
+        # since the last cut. So </Parallel> is read after the cut, and belongs to the next segment.
         self._expect("\n", correct_form)
         if self._text.startswith("</Parallel>", self._at):
             self._cut(branch, injected=True)
@@ -286,10 +293,10 @@ def faults(
 
     There are as many ``<Parallel>`` as ``</Parallel>``, and no block is within another. A block has outlines,
     then as many threads, then perhaps a conclusion that isn't empty. Only white space is between them, and
-    there are no tags in them. Outlines and threads begin with their numbers and a colon, which are 1, 2, 3, …
-    in both.
+    there are no tags in them. Each outline and each thread begins with its number and a colon.
+    The numbers are 1, 2, 3, … for the outlines, and the same for the threads.
 
-    It is more lenient than `text_segments` about white space, and stricter about numbers.
+    This check is more lenient than `text_segments` about white space, and stricter about numbers.
 
     Args:
         text: The text of an answer.
@@ -322,7 +329,7 @@ def faults(
                 messages.append(f"{where} {fault}")
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
     outside = _STRUCTURE.search(text)
-    # With unequal counts, a block that was never closed still has its tags. It is reported above.
+    # With unequal counts, a block that was never closed still has its tags. The counts are reported above.
     if outside and opened == closed:
         messages.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
     return messages
@@ -340,6 +347,8 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
     messages = []
     if counts[0] > most_threads:
         messages.append(f"has {counts[0]} threads, more than {most_threads}")
+    # The skeleton is the block's text with a digit in place of each part: 1 for an outline, 2 for a thread,
+    # 3 for a conclusion.
     parts, skeleton = _parts(body)
     messages += _faults_of_parts("outline", [text for name, text in parts if name == "Outline"])
     messages += _faults_of_parts("thread", [text for name, text in parts if name == "Thread"])
@@ -374,7 +383,8 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
 
     Example: a block of two outlines and two threads has the skeleton ``<Outlines>11</Outlines>22``.
 
-    It is one pass: a search from every opening tag for its end would be quadratic in the length of the text.
+    The text is read in one pass. A search from every opening tag for its end would be
+    quadratic in the length of the text.
     """
     parts: list[tuple[str, str]] = []
     skeleton: list[str] = []
@@ -387,6 +397,7 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
         if end < 0:
             # The opening tag stays in the skeleton, which is then not in the right order.
             never_closed.add(name)
+            # `_NO_SIGN` replaces the digits of the text itself, since a digit stands for a part.
             skeleton.append(body[position : opening.end()].translate(_NO_SIGN))
             position = opening.end()
             continue
@@ -408,7 +419,7 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
         else:
             numbers.append(int(match[1]))
         messages += _faults_of_tags(f"{part} {position}", text)
-    # Their order is only looked at if none is missing, which is a fault of its own.
+    # The order of the numbers is only checked if no number is missing. A missing one is reported above.
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
         messages.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")
@@ -431,7 +442,7 @@ class ThreadedDemonstration(DemonstrationFormat):
 
     @override
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
-        if single_tokens is None or single_tokens.issuperset(TAGS):
+        if single_tokens is None or single_tokens.issuperset(TAGS):  # None: not known yet
             return
         if any(has_threads(text) for text in texts):
             yield Finding(

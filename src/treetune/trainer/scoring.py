@@ -64,6 +64,7 @@ class _ChunkComparison:
         self._positions_done = 0
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
+        """Compares the next chunk of positions, and returns one number for each position of the chunk."""
         # Without gradient, so that no chunk is computed a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         first, last = self._positions_done, self._positions_done + len(labels_C)
@@ -102,13 +103,14 @@ class _GroupComparison:
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = list(sizes)
+        self._sizes = list(sizes)  # the number of positions of each group
         self._groups_done = 0
         self._waiting_CV: Tensor | None = None
         """The probabilities of the group that the last chunk has divided."""
         self._divergences: list[Tensor] = []
 
     def __call__(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
+        """Takes the next chunk of positions, and computes the divergences of the groups that it completes."""
         # Without gradient, so that no chunk is computed a second time.
         assert not torch.is_grad_enabled(), "a backward pass would call this again, with an earlier chunk"
         chances_CV = logits_CV.softmax(-1)
@@ -127,7 +129,7 @@ class _GroupComparison:
         self._waiting_CV = chances_CV[positions:].clone()
         if sizes:
             self._divergences.append(_divergences_from_means(chances_CV[:positions], sizes))
-        return ()
+        return ()  # `divergences` returns the results of all chunks
 
     def divergences(self) -> Tensor:
         """Returns the divergences of all positions, [N]."""
@@ -140,7 +142,8 @@ def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
     ``H((p + m) / 2) - (H(p) + H(m)) / 2`` with the entropy H.
 
     Args:
-        sizes: The number of distributions of each group, which are neighbours; their sum is C.
+        chances_CV: The probabilities of C distributions. Those of a group are neighbours.
+        sizes: The number of distributions of each group; the sum of the sizes is C.
     """
     device = chances_CV.device
     sizes_G = torch.tensor(sizes, device=device)
@@ -158,6 +161,7 @@ def _divergences_from_means(chances_CV: Tensor, sizes: Sequence[int]) -> Tensor:
     entropy_C = torch.special.entr(chances_CV).sum(-1)
     entropy_of_mean_C = torch.special.entr(means_GV).sum(-1)[group_C]
     divergence_C = entropy_of_mixture_C - (entropy_C + entropy_of_mean_C) / 2
+    # By rounding, equal distributions have a tiny divergence, which counts as 0.
     return divergence_C.where(divergence_C > SAME_DISTRIBUTION, 0.0)
 
 
@@ -185,6 +189,8 @@ class Scorer:
 
         n_scores = 2 if nucleus is None else 3
         columns = self._score(sequences, forward, (n_scores,)).unbind(-1)
+        # `mass` has the log of the mass that the nucleus (top-p and top-k) leaves. Without a nucleus, `mass`
+        # is empty.
         logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
         return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
@@ -204,9 +210,10 @@ class Scorer:
     def reference_distances(
         self, policy: Forward, reference: Reference, sequences: Sequences
     ) -> tuple[Tensor, Tensor]:
-        """Returns for every trained token the distance ``1 - Σ_v sqrt(π(v)·π_ref(v))`` of the policy's
-        distribution from the reference's, and its entropy divided by log V, float32 [N] each; V is the size
-        of the vocabulary. Collective.
+        """Returns the policy's distance from the reference and the policy's entropy for every trained token.
+
+        The distance of the two distributions is ``1 - Σ_v sqrt(π(v)·π_ref(v))``. The entropy is divided by
+        log V, where V is the size of the vocabulary. Both are float32 [N]. Collective.
 
         The policy's log-probs of the whole vocabulary are kept until the reference has run over the same
         micro-batch.
@@ -216,9 +223,10 @@ class Scorer:
             _, entropies_N, logprobs_NV = policy(batch.inputs, self.temperature, statistics=_whole_logprobs)
             comparison = _ChunkComparison(logprobs_NV, _affinity)
             affinities_N = self._compare_reference(reference, batch, comparison)
-            distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make it negative
+            distances_N = (1 - affinities_N).clamp(min=0)  # rounding could make a distance negative
             return torch.stack([distances_N, entropies_N / math.log(logprobs_NV.shape[-1])], dim=-1)
 
+        # `forward` returns two numbers for each token.
         distances_N, entropies_N = self._score(sequences, forward, (2,)).unbind(-1)
         return distances_N.contiguous(), entropies_N.contiguous()
 
@@ -239,9 +247,11 @@ class Scorer:
         return self._score(sequences, forward)
 
     def group_divergences(self, policy: Forward, sequences: Sequences, positions_N: Tensor) -> Tensor:
-        """Returns for every trained token the Jensen-Shannon divergence between its distribution and the mean
-        of those that the answers to the same problem have at the same position, float32 [N]; 0 if no other
-        answer has a token there. Collective.
+        """Returns the divergence of every trained token's distribution from its group's mean, float32 [N].
+
+        The group of a token are the tokens at the same position in all answers to the same problem. The
+        divergence is the Jensen-Shannon divergence, and is 0 if no other answer has a token at this position.
+        Collective.
 
         All answers to a problem are in one micro-batch, which may therefore exceed `tokens_per_micro_batch`.
 
@@ -268,7 +278,7 @@ class Scorer:
                 # after the other, and not those of an answer, so that a group's distributions are there
                 # together and can be freed after it.
                 order_N = group_N[batch.flat_index_N].argsort(stable=True)
-                index_N = batch.flat_index_N[order_N]  # of these tokens among those of the iteration
+                index_N = batch.flat_index_N[order_N]  # the indices of these tokens in the iteration
                 _, sizes = group_N[index_N].unique_consecutive(return_counts=True)
                 comparison = _GroupComparison(sizes.tolist())
                 order_on_device_N = order_N.to(self.ranks.device)
@@ -305,13 +315,15 @@ class Scorer:
         token_shape: tuple[int, ...] = (),
     ) -> Tensor:
         """Returns the results of `forward` for every trained token, on the CPU of every rank, shape
-        [N, *token_shape]. Equal rows (an answer in several pairs) are computed once. Collective.
+        [N, *token_shape]. Equal rows are computed once: an answer may be in several pairs of a
+        preference objective. Collective.
         """
         result_N = torch.zeros(sequences.n_tokens, *token_shape)
         with torch.no_grad():
             units = sequences.distinct_rows()
             for batch in micro_batches(sequences, units, self.settings, self.ranks, with_gradient=False):
                 batch_N = forward(batch)
+                # Of the ranks that compute a micro-batch together, only one reports its results.
                 if self.reports(batch):
                     result_N[batch.flat_index_N] = batch_N.float().cpu()
         # One rank has written each token, and it is 0 on the others, so the sum is exact.
@@ -409,9 +421,12 @@ class ReferencePrefetch:
         """The metrics of the last `logprobs`."""
 
     def on_result(self, request: Request, answers: Sequence[Completion]) -> None:
-        """Submits the answers to a prompt, with all of their tokens; not continuations. Returns at once."""
+        """Submits the answers to a prompt for scoring, and returns at once.
+
+        All tokens of an answer are scored. Continuations are not submitted.
+        """
         self._refuse_failed()
-        if request.priority != ANSWERS:
+        if request.priority != ANSWERS:  # only requests for answers have this priority
             return
         for answer in answers:
             token_ids = joined([request.prompt_ids, answer.token_ids])

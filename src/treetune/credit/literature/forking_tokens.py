@@ -50,6 +50,7 @@ class ForkingTokens(OverAnotherCredit):
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
+        # 1 for the `share` of the iteration's trained tokens with the largest entropies, 0 for the others.
         weights = top_share_weights(context, episodes, entropies, self.share)
         rows = []
         for episode, weights_T in zip(episodes, weights, strict=True):

@@ -81,9 +81,11 @@ class GroupDivergences:
 
 
 def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
-    """Returns, for each of the N answers to a problem, a mask of shape [T + 1, N]: whether answer n begins
-    with the first t tokens of this one, T of which it has. True in row 0, and for the answer itself. Answers
-    must be in one line.
+    """Returns for each of the N answers to a problem a mask of the answers that begin with the same tokens.
+
+    The mask of an answer with T tokens has the shape [T + 1, N]. Its entry [t, n] is True if answer n begins
+    with the first t tokens of this answer. So row 0 is True, and so is the answer's own column. The answers
+    must be in one line, that is, without threads.
 
     Example: of the answers ``ab`` and ``ac`` the first has the mask
     ``[[True, True], [True, True], [True, False]]``.

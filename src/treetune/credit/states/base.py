@@ -175,7 +175,7 @@ class StateRule(Registrable):
     """Decides where the states of an answer lie, and how an answer is continued from there."""
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
-        """Returns how many of the answer's tokens precede each of its steps. Its states lie there.
+        """Returns for each step the number of tokens before it. The answer's states are at these positions.
 
         Example: ``[0, 6, 12]`` for an answer of three steps; 0 is the state of the prompt.
         """
@@ -221,7 +221,7 @@ class StateRule(Registrable):
     ) -> list[Estimate]:
         """Continues each state, and returns the estimates in the order of the states.
 
-        The seed of each continuation derives from the state and the plan's purpose alone, so that the result
-        does not depend on which rank samples it, or when.
+        The seed of each continuation derives from the state and `plan.purpose` alone. So the result does
+        not depend on the rank that samples the continuation, or on the time.
         """
         raise NotImplementedError

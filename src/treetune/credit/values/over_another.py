@@ -66,7 +66,8 @@ class Sums:
     """
 
     def __init__(self, rows: Iterable[Sequence[float]], columns: int) -> None:
-        """Adds up rows of so many columns. `columns` is needed where there are no rows."""
+        """Adds up rows of `columns` numbers each. Without any rows, the sums are `columns` zeros."""
+        # Fractions, so that a row can be subtracted later without a rounding error.
         self._exact = [Fraction() for _ in range(columns)]
         for row in rows:
             for column in range(columns):

@@ -209,7 +209,7 @@ def read_expression(text: str) -> Expression:
             raise NotAnExpression(f"no number before {token!r}")
         else:
             # Compute earlier signs that bind at least as strongly; before a closing bracket, all up to its
-            # opening one.
+            # opening one, which alone has a precedence below 1.
             least_precedence = _PRECEDENCE[token] if token != ")" else 1
             while signs and _PRECEDENCE[signs[-1]] >= least_precedence:
                 _apply(signs.pop(), values)
@@ -249,6 +249,7 @@ def _split_into_tokens(text: str) -> list[tuple[str, str]]:
             raise NotAnExpression(f"more than {MOST_TOKENS} numbers and signs")
         if match.lastgroup == "number" and len(match[0]) > MOST_DIGITS:
             raise NotAnExpression(f"a number of {len(match[0])} digits, more than {MOST_DIGITS}")
+        # `_SAME` gives the sign for another spelling of it, such as * for ×.
         tokens.append((match.lastgroup, _SAME.get(match[0], match[0])))
     return tokens
 

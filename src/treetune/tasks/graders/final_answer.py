@@ -47,8 +47,9 @@ class FinalAnswer(Grader):
 
 
 def _canonical(answer: str) -> str:
-    """Returns a whole number without a plus sign, leading zeros and the sign of zero, and other text
-    unchanged.
+    """Returns the shortest form of a whole number, and other text unchanged.
+
+    A plus sign, leading zeros and the sign of zero are left out.
 
     The result is text, because `int` takes quadratic time, and reads ``1_0`` as ten.
     """
