@@ -96,7 +96,10 @@ class Tree:
         self._ends.append(node)
 
     def _shared_nodes(self, fork: Fork | None) -> list[int]:
-        """Returns the nodes before a fork; none if the answer that it forked from is not in the tree."""
+        """Returns the nodes before a fork, the point at which an answer branched off from an earlier answer.
+
+        Returns none if there is no fork, or if the earlier answer is not in the tree.
+        """
         if fork is None:
             return []
         samples = [leaf.sample for leaf in self.leaves]
@@ -133,7 +136,8 @@ class Tree:
     def keeping(self, leaves: Sequence[int]) -> Tree:
         """Returns the tree with only these leaves, by their indices.
 
-        All nodes stay, so that the numbers of nodes keep their meaning.
+        All nodes stay, so that the numbers of nodes keep their meaning. The prefix tree is dropped, since it
+        counts the leaves; `_index` makes a new one.
         """
         return replace(
             self,
@@ -152,11 +156,14 @@ class Tree:
 
     def state(self, leaf: int, length: int) -> State:
         """Returns the state of answer `leaf` (its index) after its first `length` response tokens."""
-        first_leaf = self._index().first(leaf, length)  # the first answer with the same prefix
+        # Answers with the same prefix are in the same state. The state is named by a node of the first of
+        # them.
+        first_leaf = self._index().first(leaf, length)
         offset = length
         for node in self.path(self._ends[first_leaf]):
             count = len(self.nodes[node].segment.token_ids)
-            # A state between two nodes is the end of the first one. Length 0 is no node's, but the prompt's.
+            # A state between two nodes is the end of the first node. The state of length 0 is the prompt,
+            # which is no node.
             if 0 < offset <= count:
                 return State(self.problem.id, node, offset)
             offset -= count
@@ -164,7 +171,7 @@ class Tree:
         return State(self.problem.id, ROOT, 0)
 
     def _index(self) -> GrowingTree:
-        """Returns the prefix tree of all answers, to which it adds those that are new.
+        """Adds the new answers to the prefix tree of all answers, and returns the prefix tree.
 
         Equal ids differ if they are on other branches, or if one was sampled and the other injected. The
         prefix tree therefore holds ``id + mark * 2**32``: an id has 32 bits, and each (branch, origin) has a
@@ -176,7 +183,7 @@ class Tree:
 
         if self._prefixes is None:
             self._prefixes = GrowingTree()
-        for end in self._ends[self._prefixes.count :]:  # the answers that it doesn't have yet
+        for end in self._ends[self._prefixes.count :]:  # the answers that the prefix tree doesn't have yet
             keys: list[Column] = []
             for node in self.path(end):
                 segment = self.nodes[node].segment
@@ -211,11 +218,12 @@ def training_rows(
 ) -> Iterator[tuple[TokenIds, Column]]:
     """Yields the rows that the model computes to train an answer with threads.
 
-    Each part with a trained token has a row: the prompt, the earlier parts that it `sees`, and the part
-    itself. A thread is thus trained in the context that it was sampled in.
+    Each part with a trained token has a row: the prompt, the earlier parts that were in the context when this
+    part was sampled (`sees`), and the part itself. A thread doesn't see the threads beside it, for example.
 
     Args:
-        parts: For each part of the answer its branch, its token ids and the mask of its trained tokens.
+        parts: For each part of the answer its branch (the thread that the part belongs to), its token ids and
+            the mask of its trained tokens.
 
     Yields:
         A row of token ids, and the positions in it whose *next* token is trained: the log-prob of the token
@@ -273,13 +281,15 @@ class Sharing:
     @staticmethod
     def of(tree: Tree) -> Sharing:
         paths = tree.paths
-        below: dict[int, list[int]] = {}
+        below: dict[int, list[int]] = {}  # the answers through each node
         for leaf, path in enumerate(paths):
             for node in path:
                 below.setdefault(node, []).append(leaf)
         children: dict[int, list[int]] = {}
         for node in sorted(below):
             children.setdefault(tree.nodes[node].parent, []).append(node)
+        # The weight of each node: the branches of a node share its weight equally. The branches at the prompt
+        # don't share a weight, since they are independent answers.
         reach: dict[int, float] = {}
         for node in sorted(below):  # a parent's number is smaller than those of its children
             parent = tree.nodes[node].parent
@@ -300,12 +310,14 @@ class Sharing:
         raise AssertionError(f"answer {leaf} has no token at index {length}")
 
     def trained_once(self, leaf: int, episode: Episode, scales: Sequence[float] | None = None) -> Episode:
-        """Returns the answer's row without the training of tokens that an earlier answer trains.
+        """Returns the answer's row, in which the tokens that an earlier answer trains are not trained.
 
         Args:
             leaf: The index of the answer.
             episode: The answer's row, with advantages.
-            scales: A factor on the advantages of each node of the answer; `reach` if left out.
+            scales: A factor on the advantages of each node of the answer. If left out, the factor is `reach`:
+                the product of 1 / (number of branches) over the branchings between the first node and this
+                node.
         """
         import numpy as np
 

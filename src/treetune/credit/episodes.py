@@ -98,7 +98,7 @@ def _stretches(segments: Sequence[Segment]) -> tuple[Stretch, ...]:
     """Returns where each segment ends and the thread that it belongs to; nothing for answers without
     threads."""
     if not any(segment.branch for segment in segments):
-        return ()  # each token was sampled after all before it, as readers assume where there are none
+        return ()  # a reader takes this to mean that each token was sampled after all tokens before it
     ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
     return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 

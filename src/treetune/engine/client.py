@@ -91,6 +91,7 @@ def payload(
     ``logprobs`` of its tokens.
 
     Args:
+        version: The version of the weights. vLLM uses cached prefixes only for requests of the same version.
         end_ids: The tokens that end a sample. They stay in it.
         special_ids: The ids of special tokens by their texts, for stop strings that are such tokens.
     """

@@ -189,6 +189,8 @@ class Sampling:
             server.samples += part.n
             server.tasks[part] = self._client.loop.create_task(self._ask(part, server))
             if self._prefixes is not None:
+                # Before the server has computed the prompt, so that `_choose` can prefer the server for
+                # the next parts with this prompt.
                 self._prefixes.add(server.number, part.request.prompt_ids)
 
     def _choose(self, part: RequestPart) -> _OpenServer | None:
@@ -269,7 +271,7 @@ class Prefixes:
 
     def add(self, holder: int, ids: TokenIds) -> None:
         """Remembers that the server `holder` has computed all of `ids`."""
-        if len(self._holders) >= self._most:
+        if len(self._holders) >= self._most:  # a bound on memory; servers have smaller caches
             self._holders.clear()
         for block in _blocks(ids):
             self._holders[block] = holder

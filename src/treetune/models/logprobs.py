@@ -151,8 +151,8 @@ class PolicyModule(nn.Module):
             with_terms: Whether to compute the objective's terms.
             statistics: Computes further values of the distributions, such as `squared_probabilities`.
             nucleus: The cut whose mass is wanted; None for none.
-            whole: Computes only log-probs, by the model's own forward pass, with which the others are
-                compared.
+            whole: Whether to compute only log-probs, by the model's own forward pass. Before training, the
+                log-probs of the usual pass are compared with these.
 
         Returns:
             The log-probs of the labels, the entropies of the distributions, the objective's terms, the
@@ -229,7 +229,8 @@ class PolicyModule(nn.Module):
     def _whole_forward(self, inputs: ModelInputs) -> tuple[Tensor]:
         """Returns the log-probs from the logits of the whole model, float32 [N] in a tuple.
 
-        In evaluation mode, at temperature 1 and without gradient; not for packed rows.
+        The model runs its own forward pass, in evaluation mode, at temperature 1 and without gradient. Before
+        training, the trainer's log-probs are compared with these. Rows must not be packed.
         """
         assert inputs.labels_N is not None and inputs.position_ids_BT is None and self.parallel is None
         backbone = backbone_of(self.model)
@@ -250,8 +251,8 @@ class PolicyModule(nn.Module):
         be the same packed and alone. Collective if the weights are sharded.
         """
         config: Any = self.model.config
-        # This package's packed attention gets the boundaries, and refuses other layers itself. On the meta
-        # device there are no values to compare.
+        # This package's packed attention gets the boundaries between the sequences, and itself refuses layers
+        # of other kinds. On the meta device there are no values to compare.
         if self._keeps_packed_apart or config._attn_implementation == PACKED or inputs.input_ids_BT.is_meta:
             return
         name = type(self.model).__name__
@@ -304,6 +305,7 @@ class CriticModule(nn.Module):
     ) -> None:
         super().__init__()
         assert values_of is not None or outputs == 1, "several outputs need a function for their value"
+        # Computes values from the head's outputs. If the head has one output, that output is the value.
         self.values_of = values_of or _only_output
         turn_dropout_off(model)
         self.backbone, self.parallel = backbone_of(model), parallel
@@ -312,6 +314,7 @@ class CriticModule(nn.Module):
         self.head = nn.Linear(size, outputs, dtype=dtype)
         generator = torch.Generator().manual_seed(seed % 2**63)
         with torch.no_grad():
+            # From N(0, 1 / (size + 1)), as in VinePPO.
             weight = torch.randn(outputs, size, generator=generator) / (size + 1) ** 0.5
             self.head.weight.copy_(weight)
             self.head.bias.zero_()
@@ -419,7 +422,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
-    """Raises ValueError if a row would be computed differently together with a longer row than alone.
+    """Raises ValueError if a longer row in the batch would change how the other rows are computed.
 
     Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`).
     """

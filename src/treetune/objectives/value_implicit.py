@@ -118,7 +118,9 @@ class ValueImplicit(ClippedPolicyGradient):
     def precompute(
         self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
     ) -> Tensor:
-        changes_N = self.beta * (old_logprobs_N - ref_logprobs_N - ref_kl_N)  # ρ − κ
+        # ρ − κ: β times the log-ratio of a token to the reference (ρ), minus β times the KL to the reference
+        # (κ). For the best policy, this is how much the token changes the value.
+        changes_N = self.beta * (old_logprobs_N - ref_logprobs_N - ref_kl_N)
         advantages_N = discounted_sums(changes_N, starts, self.lam)
         centred_N = advantages_N - advantages_N.mean()
         return centred_N / (centred_N.square().mean().sqrt() + EPS)
@@ -126,7 +128,10 @@ class ValueImplicit(ClippedPolicyGradient):
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.ref_logprobs_N is not None and batch.ref_kl_N is not None, "the trainer compares them"
-        changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)  # ρ − κ
+        # How much each token changes the value that the policy implies (ρ − κ, see `precompute`). The changes
+        # of an answer should add up to its advantage from credit: the reward minus an estimate of the
+        # prompt's value.
+        changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)
         targets_N = advantages_of(batch)
         value_loss = logprobs_N.new_zeros(())
         for changes_T, targets_T in zip(
@@ -135,6 +140,7 @@ class ValueImplicit(ClippedPolicyGradient):
             target = targets_T.mean()  # all tokens of an answer have the same
             value_loss = value_loss + 0.5 * (changes_T.sum() - target).square()
         value_loss = batch.sequence_weight * value_loss
+        # PPO's loss, with the advantages that `precompute` has made.
         actor_loss, metrics = super().loss(replace(batch, advantages_N=batch.own_advantages_N), logprobs_N)
         loss = value_loss + self.actor_coef * actor_loss
         return loss, {**metrics, "train/value_loss": value_loss.detach()}

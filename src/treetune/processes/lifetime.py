@@ -122,7 +122,8 @@ def end_with_launcher() -> None:
     def watch() -> None:
         while all(map(is_alive, launcher)):
             time.sleep(POLL_S)
-        # First SIGTERM, so that the main thread closes its server; if it hangs, an exit without that.
+        # SIGTERM lets the main thread close its server and exit. If the main thread hangs, this thread ends
+        # the process, and the server is not closed.
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(ORPHAN_GRACE_S)
         os._exit(1)
@@ -154,7 +155,7 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
     topmost = launcher[-1]
     try:
         parent = topmost.ppid()
-    except psutil.Error:
+    except psutil.Error:  # the topmost process has ended meanwhile
         return True
     started_by = os.environ.get(STARTED_BY)
     if started_by is not None:
@@ -251,10 +252,10 @@ class GracefulStop:
         if self._may_interrupt:
             return True
         if self.asked_by in ENDING and number in ENDING:
-            # The second one, unless it is the first one's echo.
+            # A second signal ends the process, unless it is an echo of the first one.
             return not self._is_echo(number)
         if number in ENDING and self.asked_by is None:
-            if self._would_lose is None:
+            if self._would_lose is None:  # an end now loses no finished iteration
                 return True
             remaining_s = None if self._expected_end is None else self._expected_end - time.monotonic()
             if remaining_s is not None and remaining_s > self.grace_s:
@@ -263,8 +264,8 @@ class GracefulStop:
                     f" checkpoints.grace is {self.grace_s:.0f} s: stopping now; {self._would_lose}"
                 )
                 return True
-        # A signal of ENDING after CHECKPOINT limits the wait to the grace. CHECKPOINT after any other signal
-        # adds nothing.
+        # Two signals ask the loop to end: the first one, and one of ENDING after CHECKPOINT, which limits the
+        # wait to the grace. CHECKPOINT after any other signal adds nothing.
         if self.asked_by is None or number in ENDING:
             self._ask(number)
         return False
@@ -299,13 +300,15 @@ class GracefulStop:
         return self.asked_by
 
     def _is_echo(self, number: int) -> bool:
-        """Returns whether the launcher has sent this signal because it got the first one, too."""
+        """Returns whether this signal is an echo: the launcher got the first signal, too, and then sent this
+        one."""
         if number != signal.SIGTERM or not launcher_processes():
             return False
         if self.asked_by != signal.SIGTERM:
             # The first signal was a Ctrl-C, for example, which a terminal sends to all its processes.
-            # DeepSpeed's command gets it as well, and then sends its ranks SIGTERM. Under `treetune run`,
-            # which sets STARTED_BY, ranks get only the signals that it passes on, and none twice.
+            # DeepSpeed's command gets the Ctrl-C as well, and then sends its ranks SIGTERM. Under `treetune
+            # run`, which sets STARTED_BY, ranks get only the signals that `treetune run` passes on, and none
+            # twice.
             started_by_deepspeed = STARTED_BY not in os.environ
             return started_by_deepspeed
         return time.monotonic() - self._asked_at < ECHO_WITHIN_S
@@ -327,13 +330,14 @@ def stopping_gracefully(stop: GracefulStop) -> Iterator[GracefulStop]:
         yield stop
     finally:
         _graceful.remove(stop)
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # stops the timer of the grace, if it runs
 
 
 def exit_on_signals() -> None:
     """Lets the first signal raise Stopped, and a second one of the same kind end the process at once.
 
-    Within `stopping_gracefully`, signals ask for an end at the next boundary before that.
+    Within `stopping_gracefully`, the first signal may only ask the loop to end at its next boundary, a point
+    at which nothing is lost. Then no Stopped is raised yet (`GracefulStop.take_signal`).
 
     Once a process is on its way out, other kinds of signals are ignored: after a Ctrl-C, which the terminal
     sends to all processes, DeepSpeed's launcher sends its ranks a SIGTERM as well. A rank with a launcher
@@ -342,14 +346,14 @@ def exit_on_signals() -> None:
     Python ignores every exception that is raised within a finalizer or a weak reference's callback, where a
     signal may well arrive. Such a Stopped is raised once more, a moment later.
     """
-    stopped_by: int | None = None
+    stopped_by: int | None = None  # the signal that has raised Stopped
     ignored_signal: int | None = None
     """The signal whose Stopped Python has ignored, until it is raised again."""
 
     def raise_again(ignored: sys.UnraisableHookArgs) -> None:
         nonlocal ignored_signal
         if isinstance(ignored.exc_value, Stopped) and isinstance(ignored.exc_value.code, int):
-            ignored_signal = ignored.exc_value.code - 128
+            ignored_signal = ignored.exc_value.code - 128  # the code of Stopped is 128 + the signal
             # Not here: an exception of this hook would be ignored, too.
             signal.setitimer(signal.ITIMER_REAL, RAISED_AGAIN_AFTER_S)
         else:
@@ -369,7 +373,7 @@ def exit_on_signals() -> None:
                     number = _graceful[-1].end_grace()
                 elif not _graceful[-1].take_signal(number):
                     return  # the loop ends at its next boundary
-            if number == signal.SIGALRM:  # the timer of a stop that is over by now
+            if number == signal.SIGALRM:  # the timer of a graceful stop whose block has ended
                 return
             stopped_by = number
             if _graceful:
@@ -382,12 +386,15 @@ def exit_on_signals() -> None:
             os.kill(os.getpid(), number)
 
     def ignore_echoes() -> None:
-        """Lets the exit code be the first signal's. Without this, a signal that comes while the interpreter
-        is taken down would end the process: Python gives signals their defaults back then, but for those that
-        are ignored."""
+        """Ignores further signals at the exit, so that the exit code is the first signal's.
+
+        While Python takes the interpreter down, Python gives signals their default actions back, except for
+        ignored signals. Without this function, a signal that comes then would end the process.
+        """
         if stopped_by is None:
             return
         for number in (*ENDING, CHECKPOINT):
+            # Without a launcher, a second signal of the first one's kind may still end the process.
             if number != stopped_by or launcher_processes():
                 signal.signal(number, signal.SIG_IGN)
 

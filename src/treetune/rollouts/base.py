@@ -132,10 +132,10 @@ class Shaping(Registrable):
     def assess(
         self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
-        """Returns `bonuses`, and the numbers that it `measures`. Collective, and called once an iteration.
+        """Returns the trajectories' bonuses (see `bonuses`), and the numbers whose names are in `measures`.
 
-        The means of these numbers over all ranks become the metrics ``<label>/<name>``. A rank may have any
-        number of values of each.
+        Collective, and called once an iteration. The means of these numbers over all ranks become the metrics
+        ``<label>/<name>``. A rank may have any number of values under each name.
         """
         return self.bonuses(context, trajectories), {}
 

@@ -64,10 +64,12 @@ def evaluate(
     """Measures the engine's present weights, which are those after `done` iterations. Collective.
 
     Args:
-        claim: The first rank's claim. If another process has taken it over, nothing is written.
+        claim: The first rank's claim, a lock that keeps other evaluators from this work. If another process
+            has taken the claim over, nothing is written.
 
     Returns:
-        The metrics of all sets with a summary for these weights, also from an earlier, interrupted run.
+        The metrics of all sets that are measured on these weights. An earlier, interrupted run may have
+        measured some of them.
     """
     directory = resources.session.directory
     for evaluation_set in sets:
@@ -144,7 +146,8 @@ def measure(
     rollout = evaluation_set.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
-    # A process that takes over a claim has a journal of its own, and reads those of the processes before.
+    # `number` is how often the claim was taken over. A process that takes the claim over writes a journal of
+    # its own, under this number, and reads the journals of the processes before.
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
     # The grader is needed until the summary, whose majority vote asks it which answers are equal.
@@ -264,7 +267,7 @@ def _describe(summary: dict[str, Any]) -> str:
 
 
 def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
-    """Returns an empty answer to a problem whose prompt fills the context, which counts as wrong."""
+    """Returns an empty answer, which counts as wrong, to a problem whose prompt fills the context."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
     return Trajectory(
         problem=problem,
@@ -285,8 +288,8 @@ def summarise(
 
     * ``pass_at_1``: the mean over problems of the share of their samples that are correct. For its 95 %
       interval see `interval_of_mean`.
-    * ``pass_at_k`` for k = 1, 2, 4, … up to the number of samples n: the unbiased ``1 - C(n-c, k)/C(n, k)``
-      (Chen et al. 2021, eq. 1), of which c samples are correct.
+    * ``pass_at_k`` for k = 1, 2, 4, … up to the number of samples n: the mean over problems of the unbiased
+      ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), where c of a problem's n samples are correct.
     * ``majority_vote``: the share of problems whose most frequent extracted answer is correct (of equally
       frequent ones, the first). Samples without an extracted answer don't vote. Answers that `same_answer`
       finds equal vote together, and so do all correct ones. If a domain's grader gives no extracted answer
@@ -413,7 +416,8 @@ def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer
 def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
     """Returns the checkpoints on which a set has not been measured.
 
-    They are those that were due by iterations and, if the run has ended, the newest one.
+    Only checkpoints that were due by iterations are measured, not those that were written by time or because
+    of a signal. If the run has ended, its newest checkpoint is measured, too.
     """
     numbers = directory.regular_checkpoints()
     if not directory.is_running():
@@ -432,7 +436,8 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
     session, last_message = resources.session, ""
     directory, sets = session.directory, session.config.evaluation.sets
     while True:
-        # Before the checkpoints are listed: a run that ends in between leaves its last one for the next turn.
+        # Read before the checkpoints are listed: if the run ends between the two, the loop turns once more,
+        # and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
         numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
         verdicts: dict[tuple[int, str], Verdict] = {}
@@ -444,8 +449,10 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
         if not numbers and not is_running:
             return
         claimed_by_others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
+        # After a measurement of its own, or with no set left to others, this process looks again at once:
+        # time has passed, in which new checkpoints may have come.
         if numbers and (not claimed_by_others or "ours" in verdicts.values()):
-            continue  # this took time, in which new checkpoints may have come
+            continue
         if claimed_by_others:
             number, label = claimed_by_others[0]
             holder = claims.holder(directory.evaluation(number, label) / "claims")
@@ -462,7 +469,7 @@ def measure_claimed(
     """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective."""
     session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
-    verdict: Verdict = "measured"
+    verdict: Verdict = "measured"  # on the other ranks until `from_first` gives them the first rank's verdict
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
         claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
         verdict = "ours" if claim else "another's"

@@ -24,8 +24,8 @@ SHOWN = 600
 def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence[str]) -> Iterator[str]:
     """Yields the ends of an answer and the first prompt, each as a line for people.
 
-    Yields nothing for a model that is not in a local folder, and no prompt for a task that can't make a
-    problem at once, since downloading either may take minutes.
+    Yields nothing for a model that is not in a local folder, since a download of the model may take minutes.
+    For the same reason, yields no prompt for a task that can't make a problem at once.
 
     Raises:
         ValueError: The start of the run would fail with this message.

@@ -27,8 +27,8 @@ def describe_first_reward(task: Task, deadline: float) -> Iterator[str]:
     If the function returns None for the bare reference answer, it also gets the answer in common forms, and
     the task's demonstration. Yields a warning if it returns None for all of them.
 
-    Yields nothing if no function of the user grades; if one asks a service, where a call may cost money; if
-    something is missing that a grader needs; and if the task can't make a problem at once.
+    Yields nothing in four cases: no function of the user grades; a grader asks a service, where a call may
+    cost money; something is missing that a grader needs; the task can't make a problem at once.
 
     Args:
         task: The task that is trained on.

@@ -74,10 +74,13 @@ class _MirrorState:
 
     @staticmethod
     def read(directory: Path, kind: str, **identity: Any) -> _MirrorState:
-        """Returns the mirror's entry; or a new one with `identity` alone, if there is no entry or it belongs
-        to another run of the mirror.
+        """Returns the entry of a mirror (a copy of the metrics at W&B or trackio) in `mirrors.json`.
+
+        Returns a new entry with `identity` alone if the file has no entry for the mirror, or if the entry
+        belongs to another run of the mirror.
 
         Args:
+            kind: The key of the mirror's entry, such as "wandb".
             identity: The values by which the mirror's run is recognised, such as its project and name.
         """
         try:
@@ -201,8 +204,9 @@ class WandbSink(Sink):
             resume="allow",
             mode=mode,  # type: ignore[arg-type]
         )
-        # Online, the server knows which steps it has. Offline, they can only be read from the files that the
-        # last process has written, in the folder of the entry that `state` still has from it.
+        # Online, the server knows which steps it has. Offline, only the files of the last process tell which
+        # steps were written. `state` still has the last process's entry, which names the folder of these
+        # files.
         starting_step = getattr(run, "starting_step", None)
         if mode == "online" and starting_step is not None:
             first_missing = starting_step
@@ -251,8 +255,8 @@ class WandbSink(Sink):
 def _first_missing_offline(directory: Path, values: Mapping[str, Any]) -> int:
     """Returns the first iteration that is missing in the files of earlier processes.
 
-    A kill loses points that W&B had not written yet, so its file is read to see which points it has. If the
-    file is gone, it was synchronised and deleted, and no point that was logged is missing.
+    A kill loses points that W&B had not written yet. So W&B's files are read to see which points they have.
+    If the files are gone, they were synchronised and then deleted, and no point that was logged is missing.
 
     Args:
         values: The mirror's entry in `mirrors.json`.
@@ -292,7 +296,10 @@ WHOLE_CHUNK, FIRST_CHUNK, MIDDLE_CHUNK, LAST_CHUNK = 1, 2, 3, 4
 
 
 def _steps_in(file: Path) -> Iterator[int]:
-    """Yields the steps of the points in a file of W&B, up to its damaged end if the process was killed."""
+    """Yields the steps of the points in one of W&B's files.
+
+    If a kill has cut the file short, the steps end before the damaged record.
+    """
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
     from wandb.proto.wandb_internal_pb2 import Record
 
@@ -301,7 +308,7 @@ def _steps_in(file: Path) -> Iterator[int]:
             record = Record.FromString(content)
         except DecodeError:  # the file was cut short
             return
-        if record.WhichOneof("record_type") != "history":
+        if record.WhichOneof("record_type") != "history":  # a record of this type is a point of the metrics
             continue
         for item in record.history.item:
             # A key is a text (`key`) or a path (`nested_key`).
@@ -364,9 +371,11 @@ class TensorboardSink(Sink):
 
     @override
     def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
+        # Each metric has its own name, and some have a further name in addition: from the name to the
+        # metric's key.
         names = {key: key for key in metrics} | dict(self.further_names)
         for name, key in names.items():
-            steps = handle.points.setdefault(name, set())
+            steps = handle.points.setdefault(name, set())  # the iterations whose points are written already
             if key in metrics and iteration not in steps:
                 handle.writer.add_scalar(name, metrics[key], iteration, walltime=metrics.get("wall_time"))
                 steps.add(iteration)

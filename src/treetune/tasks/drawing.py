@@ -79,8 +79,8 @@ def further_problems(
 ) -> list[Problem]:
     """Returns the problems that are not `taken`, shuffled for this iteration.
 
-    This doesn't depend on `problem_sampling`. With ``epochs``, a problem that is drawn here is also drawn in
-    its epoch.
+    A rollout takes further problems if it needs more than were drawn for the iteration. They don't depend on
+    `problem_sampling`: with ``epochs``, a problem that is taken here is also drawn in its epoch.
     """
     taken_ids = {problem.id for problem in taken}
     further = [problem for problem in problems if problem.id not in taken_ids]
@@ -93,8 +93,9 @@ def slice_of_epochs(
 ) -> list[int]:
     """Returns the last of several consecutive slices of a sequence of shuffles of `size` indices.
 
-    If a slice contains the end of a shuffle and the beginning of the next one, indices that are already in it
-    come after it in the next shuffle, so that no slice has an index twice.
+    A slice may contain the end of a shuffle and the beginning of the next shuffle. Then the indices
+    that the slice already has are moved behind the slice in the next shuffle, so that no slice has an index
+    twice.
 
     Args:
         size: The number of indices in each shuffle.

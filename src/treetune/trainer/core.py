@@ -154,10 +154,10 @@ class PolicyTrainer:
     # The stages of an iteration, which `IterationTraining` runs one after the other
 
     def plan_steps(self, iteration: int, units: Sequence[Unit]) -> list[list[Unit]]:
-        """Returns the sequences of each step of the iteration.
+        """Returns the units of each step of the iteration.
 
-        Every epoch shuffles all of them and cuts them into minibatches. The last minibatch of an epoch may be
-        smaller.
+        A unit is a sequence, or the pair of sequences that a preference objective compares. Every epoch
+        shuffles all units and cuts them into minibatches. The last minibatch of an epoch may be smaller.
         """
         size = self.settings.minibatch_size or len(units)
         steps = []
@@ -176,6 +176,7 @@ class PolicyTrainer:
         """
         if not minibatch.units:
             return False
+        # The advantages before penalties and normalisation; None if credit gives none.
         if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
             return True
         is_trained_N = minibatch.weights_N != 0
@@ -188,6 +189,7 @@ class PolicyTrainer:
         answers. So the schedule counts every iteration as if it had as many steps as this one. Warm-up and
         decay then end at the right iteration.
         """
+        # If every iteration restarts from the start model, the schedule spans a single iteration.
         iterations_before = 0 if self.restarts else iteration
         iterations = 1 if self.restarts else self.iterations
         factor = self.settings.schedule.factor(iterations_before * steps + steps_done, iterations * steps)
@@ -231,8 +233,9 @@ class PolicyTrainer:
             self.policy.backward(loss)
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
-            # Scaled, since ranks are summed: a dummy's tokens don't count, and those of a micro-batch that
-            # several ranks compute together count once.
+            # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
+            # repeated micro-batch that only keeps the ranks in step), and by 1 / (number of ranks) for a
+            # micro-batch that several ranks compute together.
             metrics[COMPUTED] = batch.computed_tokens * batch.loss_scale
             if self.critic is not None and sequences.of_critic is None:
                 metrics |= self.critic.backward(minibatch, batch, tensors)
@@ -288,8 +291,8 @@ class PolicyTrainer:
                               needs them
         ====================  ==================  =================  =========================================
 
-        A copy of `tensors` that has old log-probs for token signals alone (`_tensors_of_signals`) changes
-        nothing here.
+        Old log-probs that are computed for token signals alone are not in `tensors`, but in a copy
+        (`_tensors_of_signals`). So they don't count as known here.
 
         Args:
             is_only_step: True if the iteration has no other step; see `take_step`.
@@ -353,7 +356,8 @@ class PolicyTrainer:
         shape [N]. Collective."""
         assert self.reward_model is not None
 
-        # The policy's schedule, over the reward model's own steps, of which there may be more or fewer.
+        # Returns the factor that the policy's schedule puts on a learning rate. The steps are those of the
+        # reward model, which may take more or fewer steps than the policy.
         def schedule(steps_done: int, steps: int) -> float:
             return self.learning_rate(iteration, steps_done, steps) / self.settings.learning_rate
 
@@ -369,8 +373,9 @@ class PolicyTrainer:
     def restart(self, episodes: Collection[Episode] = (), on_signals: OnSignals | None = None) -> Metrics:
         """Resets policy and optimiser to the start model. Collective.
 
-        The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are its KL to the
-        start model on them. `on_signals` gets its scores of their tokens, such as entropies.
+        The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are the KL of that
+        policy to the start model on these episodes. `on_signals` gets that policy's scores of the tokens of
+        the episodes, such as entropies.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
@@ -607,8 +612,9 @@ class IterationTraining:
         """The tensors that token signals are made from: `_tensors` itself, or in the third case of the class
         a copy of it with old log-probs."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
-            # The scores are put into a copy. Training must not use them: its own forward pass gives it the
-            # old log-probs, and the bits of the update must not depend on `token_signals`.
+            # The scores for token signals are put into a copy, since training must not use these scores.
+            # Training gets the old log-probs from its own forward pass, and the bits of the update must not
+            # depend on `token_signals`.
             self._tensors_of_signals = dataclasses.replace(tensors)
             self._tensors_of_signals.set_old_scores(trainer.old_logprobs(sequences))
         self._constant_metrics = tensors.metrics()
@@ -619,7 +625,8 @@ class IterationTraining:
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
             if objective.marks_tokens and minibatch.units:
-                # An iteration's only step computes the old log-probs itself, which is too late here.
+                # Tokens are marked by their old log-probs, or else by the engine's: an iteration's only step
+                # computes the old log-probs in its own forward pass, which is too late here.
                 logprobs_N = tensors.old_logprobs_N
                 if logprobs_N is None:
                     logprobs_N = tensors.behaviour_logprobs_N

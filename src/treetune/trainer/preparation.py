@@ -240,8 +240,9 @@ def prepare(
             tensors.advantages_N = tensors.advantages_N - rewards_to_come(starts, penalties_N)
     else:
         if critic:
-            # The credit took the critic's values as estimates of the score, as it takes the mean score of
-            # continuations. So the critic learns rewards without KL penalties.
+            # Credit has used the critic's values as estimates of the score, in place of the mean scores of
+            # continuations. A score contains no KL penalty, so the critic learns rewards without KL
+            # penalties.
             tensors.returns_N = rewards_to_come(starts, rewards_N)
         advantages_N = tensors.credit_advantages_N
         if advantages_N is None:

@@ -70,7 +70,7 @@ class GrpoLambda(TokenCredit):
         advantages = group_advantages([answer.reward for answer in answers], self.std, self.eps)
         rows = []
         for answer, advantage in zip(answers, advantages, strict=True):
-            if self.lowest is not None:
+            if self.lowest is not None:  # a lower bound, since traces add up to large negative advantages
                 advantage = max(advantage, self.lowest)
             traces_T = summed_traces(len(answer.response_ids), self.gamma * self.lam, self.trace, self.floor)
             rows.append((advantage * traces_T).tolist())
@@ -79,6 +79,9 @@ class GrpoLambda(TokenCredit):
 
 def summed_traces(tokens: int, decay: float, trace: Trace = "recent", floor: float = 0.0) -> Column:
     """Returns Σ_{s≥t} max(tr(s, t), floor) for each token t of an answer, shape [T].
+
+    tr(s, t), the trace of token t at a later token s, is decay^(s − t). With the trace ``both``, it is the
+    larger one of decay^(s − t) and decay^t.
 
     Example: ``summed_traces(3, 0.5)`` is ``[1.75, 1.5, 1.0]``.
     """

@@ -81,6 +81,11 @@ def pass_at_k_advantages(
 
     Example: ``pass_at_k_advantages([1.0, 0.0, 0.0, 0.0], 2)`` is about ``[0.5, -0.17, -0.17, -0.17]``.
     With fewer than `k` answers, which happens where some could not be graded, the advantages are 0.
+
+    Args:
+        baseline: The number that is subtracted: the mean of the best reward over all sets of `k` answers, or
+            over all sets of k − 1 other answers (``without_answer``).
+        std: Whether to divide by the standard deviation of the best reward over all sets of `k` answers.
     """
     if len(rewards) < k or len(set(rewards)) == 1:
         return [0.0] * len(rewards)
@@ -93,11 +98,13 @@ def pass_at_k_advantages(
     advantages = []
     for index, reward in enumerate(rewards):
         others = [*rewards[:index], *rewards[index + 1 :]]
-        # M_i: the other k − 1 answers of the set vary, and the best reward is at least the answer's own.
+        # The mean of the best reward over all sets that contain this answer (M_i of `PassAtK`). The other
+        # k − 1 answers of the set vary, and the best reward is at least this answer's own.
         mean_with_answer = mean_best(others, k - 1, at_least=reward)
         if baseline == "all_sets":
             difference = mean_with_answer - mean_of_all_sets
         else:
+            # The same sets, without this answer in them.
             difference = mean_with_answer - mean_best(others, k - 1)
         advantages.append(difference / scale)
     return advantages

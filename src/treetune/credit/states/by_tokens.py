@@ -73,9 +73,9 @@ class LowProbability(OneLineStates):
                     if logprob < math.log(self.below):
                         unlikely.append(position)
             length += len(segment.token_ids)
-        if self.begin_with:
+        if self.begin_with:  # a step begins with every n-th unlikely token, from the first one on
             starts = unlikely[:: self.every]
-        else:
+        else:  # a step ends with every n-th unlikely token
             last_tokens = unlikely[self.every - 1 :: self.every]
             starts = [position + 1 for position in last_tokens]
         # No step begins after the last token.

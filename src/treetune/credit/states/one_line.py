@@ -76,6 +76,7 @@ class OneLineStates(StateRule):
         early = context.find(EarlyContinuations)
         states: list[OneLineContinuations] = []
         for prefix in prefixes:
+            # The continuations of this state that began during the rollout: only the rest is sampled here.
             begun = None if early is None else early.find(prefix, plan)
             states.append(begun or OneLineContinuations(context, prefix, plan))
         sampled_early = sum(len(state.completions) for state in states)
@@ -117,16 +118,16 @@ def continuation_request(
 ) -> Request:
     """Returns the request for `count` continuations of a state.
 
-    The viewer builds it as well, to find its samples in the journal, which identifies an answered request by
-    its content.
+    The viewer builds the same request to find the continuations in the journal: the journal identifies an
+    answered request by its content.
 
     Args:
-        settings: Those of the context.
+        settings: The context's settings for answers.
         seed: The run's seed.
         iteration: The iteration, from 0 on.
         prefix: The state.
         sampling: The sampling parameters for the problem of the state.
-        purpose: That of the `ContinuationPlan`.
+        purpose: The purpose of the `ContinuationPlan`, on which the seed depends.
         round_number: The budget's round, from 0 on.
         count: The number of continuations.
     """
@@ -175,7 +176,8 @@ class OneLineContinuations:
         await self._wait_for_grades()
         earned = self._earned()
         rewards = [reward for reward in earned if reward is not None]
-        # A budget may leave some out: those of a pilot only decide how many others are sampled.
+        # A budget may leave rewards out: the rewards of a pilot, the first continuations, only decide how
+        # many further continuations are sampled.
         rewards_for_value = self.plan.budget.counted(rewards)
         return Estimate(
             earned=tuple(earned),

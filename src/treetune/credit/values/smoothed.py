@@ -45,7 +45,7 @@ class Smoothed(OverAnother):
 
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
-        estimates = self.over.values(valuation)
+        estimates = self.over.values(valuation)  # `over` is the estimator whose values are smoothed
         # Ranks exchange columns by name: the squared differences at each lag ("1", "2", …), and "variance".
         squares_by_lag: dict[str, list[float]] = {str(lag): [] for lag in LAGS}
         variances: list[float] = []
@@ -69,14 +69,15 @@ class Smoothed(OverAnother):
 def _fit_walk(
     squares_by_lag: Mapping[int, Sequence[float]], binomial_variances: Sequence[float]
 ) -> tuple[float, float]:
-    """Returns the variance of a step, and the factor from binomial variances to those of the observations.
+    """Returns the variance of a step of the walk, and the factor from binomial variances to the noise's.
 
     The squared difference of two observations m steps apart is on average m times the variance of a step,
-    plus twice the noise: a line in m, whose slope and height are fitted by least squares.
+    plus twice the variance of the noise. This is a line in m, whose slope and height are fitted by least
+    squares.
 
     Args:
-        squares_by_lag: The squared differences of the observations that are so many steps apart.
-        binomial_variances: Those of all observations.
+        squares_by_lag: For each number of steps, the squared differences of observations so far apart.
+        binomial_variances: The variance of each observation, as the estimator of the values gives it.
     """
     mean_square_by_lag = {lag: mean(squares) for lag, squares in squares_by_lag.items() if squares}
     if len(mean_square_by_lag) < 2:  # too few points for a line
