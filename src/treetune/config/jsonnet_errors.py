@@ -71,8 +71,8 @@ def _remedy(message: str) -> str:
 def _describe_origin(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
-    """Returns the key that was being computed, and the user's file that led there if the error is in another
-    file."""
+    """Returns the key that was being computed. If the error is in a file that is no layer, such as a library,
+    returns also the place in a layer that led there."""
     key_and_setters = _describe_computed_key(places, texts, layers, variables)
     caller = next((location_of(frame) for frame in places if frame.file in texts), None)
     if caller and places[0].file not in texts and caller not in (key_and_setters or ""):
@@ -106,8 +106,10 @@ def _describe_computed_key(
 
 
 def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
-    """Returns what sets a key, or an object around it. The whole can't be evaluated, so that the files alone
-    have to tell."""
+    """Returns what sets a key, or else what sets an object around the key; None if nothing is found.
+
+    The whole configuration can't be evaluated, so that only the single files are looked at.
+    """
     explanation = Explanation(Config({}, tuple(layers), variables))
     while key:
         if settings := explanation.settings(key):

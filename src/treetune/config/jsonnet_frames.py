@@ -54,7 +54,8 @@ def frames(message: str) -> list[Frame]:
         all_frames.append(Frame(match["file"], line, column, *last, within))
     users_frames = []
     for frame in all_frames:
-        # Not in the text that adds the layers, nor in Jsonnet's standard library
+        # `TOTAL` is the program's own text that adds the configuration's files. The other two are Jsonnet's
+        # standard library.
         if frame.file not in (TOTAL, "<std>") and not frame.file.startswith("std"):
             users_frames.append(frame)
     return users_frames

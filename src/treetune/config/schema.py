@@ -84,7 +84,7 @@ def keys_of(part: type) -> dict[str, Key]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         keys[field.name] = Key(field.name, hints[field.name], default)
-    if issubclass(part, Registrable) and part.root:
+    if issubclass(part, Registrable) and part.root:  # a whole configuration, and not only a part of one
         keys[IMPORTS.name] = IMPORTS
     return keys
 
@@ -124,7 +124,8 @@ def choices(family: type[Registrable]) -> dict[str, type]:
 
 
 def names(registered: Mapping[str, type]) -> str:
-    """Returns names of parts in one line, with the module of parts from another package than their family."""
+    """Returns names of parts in one line. A part from another package than its family is named with its
+    module."""
     shown = []
     for name, part in sorted(registered.items()):
         shown.append(f"{name} (of {part.__module__})" if is_from_outside(part) else name)
@@ -202,6 +203,7 @@ def holds_parts(annotation: Any) -> bool:
         _, inner_types = container
     else:
         inner_types = members(annotation)
+    # `members` returns the annotation itself if it isn't a union, and ``tuple[int, ...]`` has an Ellipsis.
     return any(
         holds_parts(inner) for inner in inner_types if inner is not annotation and inner is not Ellipsis
     )
@@ -250,8 +252,8 @@ def _describe_type(annotation: Any) -> str:
 
 
 def _describe_bounds(constraint: Any) -> str:
-    """Returns a constraint in words, "greater than 0"; "" for one without words."""
-    if isinstance(constraint, annotated_types.GroupedMetadata):  # such as Len, of MinLen and MaxLen
+    """Returns a constraint in words, such as "greater than 0"; "" for a constraint of an unknown kind."""
+    if isinstance(constraint, annotated_types.GroupedMetadata):  # such as Len: it holds MinLen and MaxLen
         return " and ".join(filter(None, map(_describe_bounds, constraint)))
     for kind, (attribute, phrase) in _BOUNDS.items():
         if isinstance(constraint, kind):

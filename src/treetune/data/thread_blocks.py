@@ -198,7 +198,11 @@ def saved_characters(threads: Sequence[str]) -> int:
 async def independent_parts(
     questions: Questions, problem: str, lines: Sequence[str]
 ) -> tuple[list[list[Lines]], list[Message]]:
-    """Returns groups of threads by their lines, as the model names them, and the conversation about them."""
+    """Asks the model for groups of threads, and returns these and the conversation about them.
+
+    A group has parts of the solution that don't need each other. Such a part is a thread, which is named by
+    its first and last line.
+    """
     numbered = "\n".join(f"{number}| {line}" for number, line in enumerate(lines, start=1))
     conversation: list[Message] = []
     for step, task in (
@@ -215,8 +219,8 @@ async def independent_parts(
 async def failed_threads(
     questions: Questions, conversation: Sequence[Message], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
-    """Returns the numbers of blocks with a thread that the model rejects in its self-check, with the
-    reasons."""
+    """Returns the blocks with a thread that the model rejects in its self-check: the reasons by the block's
+    index, from 0."""
     shown = "\n\n".join(_describe_block(number, block) for number, block in enumerate(blocks, start=1))
     # A thread is named by the numbers of its group and of itself, both from 1.
     expected: set[tuple[int, int]] = set()
@@ -225,6 +229,7 @@ async def failed_threads(
             expected.add((group_number, thread_number))
 
     def read(text: str) -> dict[tuple[int, int], str]:
+        """Returns the model's notes on the threads that failed, by group and thread."""
         verdicts: dict[tuple[int, int], bool] = {}
         notes: dict[tuple[int, int], str] = {}
         for item in json_list(text):

@@ -130,6 +130,7 @@ def verifiers_state(row: Row) -> dict[str, Any]:
         trajectory.append({**step, "extras": {}})
         messages = [*messages, *turn_messages]
     gold = gold_of(row)
+    # `info` of verifiers is a column of that name, or else verl's `extra_info`, or else all columns.
     state = {"answer": gold, **data, "info": data.get("info", data.get("extra_info", dict(data)))}
     state |= {"prompt": prompt, "completion": messages[len(prompt) :], "task": row["domain"]}
     return state | {"trajectory": trajectory}

@@ -142,11 +142,12 @@ class _MaskedText:
         return "".join(next(formulas) if character == self._mark else character for character in part)
 
     def split_into_sentences(self) -> list[str]:
-        """Stage 2. Returns masked parts."""
+        """Stage 2: cuts the text, in which formulas are marks, after sentences and before newlines."""
         parts: list[str] = []
         sentence_ends = [stop.end() for stop in _SENTENCE_STOP.finditer(self._text)]
         for sentence in _cut(self._text, sentence_ends):
             parts += _cut(sentence, [newline.start() for newline in _NEWLINE.finditer(sentence)])
+        # Where newlines follow each other, each but the last has become a part of its own.
         parts = _merge_with_next(parts, lambda part: part == "\n")
         return _merge_with_next(parts, self._is_short)
 
@@ -156,7 +157,10 @@ class _MaskedText:
         return width < SHORT and not part.rstrip().endswith(".")
 
     def cut_after_formulas_that_end_sentences(self, parts: list[str]) -> list[str]:
-        """Stage 3. Takes and returns masked parts."""
+        """Stage 3: cuts parts, in which formulas are marks, after formulas that end in a full stop.
+
+        Short pieces are then merged with the next one.
+        """
         formulas = iter(self._formulas)
         pieces: list[_Piece] = []
         for part in parts:
@@ -188,7 +192,7 @@ class _MaskedText:
         return texts
 
     def unmask_and_cut_lines(self, parts: list[str]) -> list[str]:
-        """Stage 4. Takes masked parts, and returns them with their formulas, cut at newlines in these."""
+        """Stage 4: puts formulas in place of their marks, and cuts the parts at newlines within them."""
         formulas = iter(self._formulas)
         lines: list[str] = []
         for part in parts:
@@ -288,7 +292,9 @@ def _cut(text: str, offsets: list[int]) -> list[str]:
 
 
 def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> list[str]:
-    """Merges each part for which `needs_next` holds with the next one, and the last one with the one before.
+    """Merges each part for which `needs_next` holds with the next part.
+
+    If this holds for the last part, it is merged with the part before it.
 
     A part of more than `LONG` characters is never merged with the next one.
     """

@@ -142,11 +142,15 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
 
 
 def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
-    """Returns an answer's own number, which is 0 or 1 for a share; None where its row has none."""
+    """Returns the number of a single answer; None where the answer's row has none.
+
+    For a number that is a share of the answers, such as the accuracy, it is 0 or 1.
+    """
     if name == PASS_AT_1:
         return float(row["reward"] >= CORRECT_SCORE)
     number: Any
     if name == "unfinished":
+        # A missing reason stays None.
         number = row.get("finish_reason") and float(row["finish_reason"] == "length")
     elif name == "mean_tokens":
         number = row.get("tokens")

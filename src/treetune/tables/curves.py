@@ -110,7 +110,7 @@ def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
     for run in finished(plan, name):
-        # It is read for the type of the rollout alone, which is the same for all seeds.
+        # Only the type of the rollout is read from the configuration, and it is the same for all seeds.
         if (config := run.template) is None:
             continue
         rows = run.directory.read_metrics()
@@ -160,7 +160,10 @@ def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PA
 
 
 def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str, Any] | None:
-    """Returns the summary of a run's start weights, measured at the end of the needed run that made them."""
+    """Returns the summary of a run's start weights; None if there is none.
+
+    Another run, which the run needs, made the start weights. The set was measured at the end of that run.
+    """
     model = (run.config or {}).get("model") or {}
     start_weights = str(model.get("name_or_path", ""))
     for needed_key in run.needs:
@@ -174,7 +177,9 @@ def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str,
 
 
 def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
-    """Returns the curve of an experiment in a panel; None where no finished run of it has what it shows.
+    """Returns the curve of an experiment in a panel.
+
+    It is None where no finished run of the experiment has the number that the panel shows.
 
     The number that an iteration recorded is drawn at the end of the iteration, as in the report.
     """
@@ -199,7 +204,8 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
 def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
-    Runs that a budget ends have different last iterations; their ends are then one common point.
+    Runs that end with their budget may have different last iterations. Then the last point is the mean over
+    the ends of all runs, and the points before it are those before the first end.
     """
     last_iterations = {seed: max(measured) for seed, measured in by_seed.items()}
     shared_iterations = sorted(set.intersection(*(set(measured) for measured in by_seed.values())))
@@ -247,8 +253,9 @@ def curves(plan: TableRuns) -> list[Curve]:
 def panel_curves(plan: TableRuns) -> list[Curve]:
     """Returns the curves of all panels, for all rows with a finished run.
 
-    An experiment that others start from, such as an SFT, has no curve of metrics: its iterations came before
-    theirs. It has one of evaluations, because its weights are where the others begin.
+    An experiment that others start from, such as an SFT, has no curve in a panel of metrics: its iterations
+    came before those of the others. It has a curve in a panel of evaluations, because the others begin with
+    its weights.
     """
     starts = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
     all_curves = [

@@ -193,7 +193,7 @@ class Chart:
     x_name: str = "finished iterations"
 
     def as_json(self) -> dict[str, Any]:
-        """Returns what `charts.js` draws; a colour of the palette is its number."""
+        """Returns what `charts.js` draws. Colours are numbers: the colour ``c3`` of the palette is 3."""
         lines = []
         for series in self.series:
             line: dict[str, Any] = {
@@ -399,10 +399,11 @@ def draw_series(
     *,
     scale: float = 1.0,
 ) -> None:
-    """Draws levels, bands and curves on matplotlib's axes, with limits and ticks.
+    """Draws series on matplotlib's axes, with limits and ticks.
 
-    Curves that would hide each other take turns along the line, each with its own dashes. Levels are drawn
-    above curves. The sizes of lines and marks are multiplied by `scale`.
+    A series is a curve with a band of its intervals, or a level: a line across the chart. Curves that would
+    hide each other are dashed, and the dashes of each are in the gaps of the others. Levels are drawn above
+    curves. The sizes of lines and marks are multiplied by `scale`.
     """
     low, high = _span(series, from_zero=False)
     axes.set_ylim(low, high)
@@ -456,7 +457,10 @@ def _coincide(a: Series, b: Series, near: float) -> bool:
 
 
 def _draw_band(axes: Axes, series: Series, colour: str) -> None:
-    """Draws the intervals of a curve: an area, for a level across the chart, for a single point a bar."""
+    """Draws the intervals of a series.
+
+    Those of a curve are an area, that of a level is a strip across the chart, and a single one is a bar.
+    """
     bounded = [(x, *series.interval[x]) for x, _ in series.points if x in series.interval]
     if not bounded:
         return
@@ -470,7 +474,11 @@ def _draw_band(axes: Axes, series: Series, colour: str) -> None:
 
 
 def _label_ticks(axis: Axis) -> None:
-    """Labels the ticks of a matplotlib axis as `tick_labels` does: all of them together."""
+    """Labels the ticks of a matplotlib axis as `tick_labels` does.
+
+    A label depends on all ticks of the axis, so that it is made in `format_ticks`. `__call__` formats a
+    single number.
+    """
     from matplotlib.ticker import Formatter
 
     class Labels(Formatter):

@@ -230,8 +230,8 @@ class Notes:
             mark = marks[source]
             self._read_names(source, mark, list(answers))
             for answer in answers:
-                # Without a name if the file has no such answer any more. With another name than the note's
-                # if the answer has another text now.
+                # A name is a hash of the answer's place and text. It is "" if the file has no such answer any
+                # more, and differs from the note's if the answer has another text now.
                 row, name = self._names.get((source, mark, answer), (0, ""))
                 if name in notes_by_name:
                     rows[source, row] = notes_by_name[name]

@@ -193,8 +193,11 @@ class CreditService(AbstractContextManager["CreditService"]):
 
 
 async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **settings: Any) -> Result:
-    """Returns the result of a function that is called in a thread. If the awaiting task is cancelled, waits
-    until the function has returned: it uses a slot, which the caller gives to another call then."""
+    """Returns the result of a function that is called in a thread.
+
+    If the awaiting task is cancelled, this waits until the function has returned. The function uses the
+    caller's slot, and the caller gives the slot to another call afterwards.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **settings))
     try:
         return await asyncio.shield(work)

@@ -48,6 +48,7 @@ class AnswerJournal:
     ) -> None:
         self._memory: dict[str, AnsweredRequest] = {}
         self._journal = None if path is None else Journal(path, others, exclusive=True)
+        # `count` is a function of the caller that adds up the stored answers.
         if self._journal is not None and count is not None:
             for key in self._journal:
                 if (answer := self.get(key)) is not None:  # rows that aren't answers are ignored

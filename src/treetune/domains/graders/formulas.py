@@ -435,14 +435,16 @@ class _FormulaParser:
     def _read_argument_of_function(self, depth: int) -> Any:
         """Reads ``(x)`` of ``\\sin(x)y``, ``2x`` of ``\\sin 2x \\cos x``, ``x^2`` of ``\\sin x^2``, or
         ``30^\\circ``."""
-        is_grouped = self._next_is("(", "{", "[")  # then it ends with the group, and y is a further factor
+        # In \sin(x)y the group is the whole argument, and y is multiplied by the sine.
+        is_grouped = self._next_is("(", "{", "[")
         self._open_functions += 1
         argument = self._read_argument(depth, whole_number=True)
         argument = self._read_postfix(argument)  # \sin x! is the sine of x!
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))
-        # An exponent that is still there follows the first factor: `_read_power` reads those of the others.
+        # An exponent that comes next follows the first factor, since `_read_power` reads the exponents of
+        # further factors.
         if not self._next_is("^"):
             return argument
         self._take()
@@ -548,7 +550,8 @@ class _FormulaParser:
         order = int(exponent.q)
         root_above, above_is_exact = sympy.integer_nthroot(abs(base.p), order)
         root_below, below_is_exact = sympy.integer_nthroot(base.q, order)
-        # Not for a negative base: its root is complex, and not the root of the absolute value. sympy has it.
+        # The exact root is only for a base that isn't negative. The root of a negative base is complex, and
+        # sympy computes it below.
         if base.p >= 0 and above_is_exact and below_is_exact:
             return self._raise_to(sympy.Rational(root_above, root_below), sympy.Integer(exponent.p))
         if _bits(base) * max(abs(exponent.p), 1) > MOST_BITS_UNDER_ROOT:
@@ -573,7 +576,9 @@ def _bits(number: Any) -> int:
 
 
 def _degree_and_bits(base: Any) -> tuple[float, int]:
-    """Returns the largest product of exponents within each other, and the bits of the largest number in it.
+    """Returns the largest product of exponents within each other, and the bits of the largest number.
+
+    Both are over all parts of the expression.
 
     ``((2n)^{50} + 1)^{10}`` has degree 500, and 51 bits in ``2^{50}``.
     """
@@ -814,8 +819,11 @@ def _differ_in_first_digits(first: Any, second: Any, tolerance: float) -> bool:
 
 
 def _has_factorials_of_fractions(*expressions: Any) -> bool:
-    """Returns whether there is a factorial of a fraction, as in ``(2n)!`` at a point at which n is one. It is
-    a value of the gamma function, of which 1,000 digits take a second."""
+    """Returns whether one of the expressions has a factorial of a fraction.
+
+    Such a factorial comes from ``(2n)!``, where 7/3 is put in place of n. Its value is one of the gamma
+    function, and 1,000 digits of such a value take a second.
+    """
     import sympy
 
     return any(
@@ -828,8 +836,10 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
 def _digits_for(*expressions: Any) -> int:
     """Returns the number of digits that decide whether two numbers are equal.
 
-    These are 40, and twice the sum of the magnitudes of all parts if that is large: ``sqrt(10^60 + 1)``
-    differs from ``10^30`` in its 61st digit. Raises Absurd if the magnitudes are too large.
+    These are 40 digits. If the sum of the magnitudes of all parts is large, twice the sum is added:
+    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit.
+
+    Raises Absurd if the magnitudes are too large.
     """
     import sympy
 

@@ -168,8 +168,8 @@ def _follows(instruction: Instruction, text: str) -> bool:
 def _library() -> Mapping[str, Any]:
     """Returns the library's class for each instruction.
 
-    It imports only the modules of IFEval, since the package around them needs a dozen more packages, and
-    prevents them from downloading data.
+    Only the library's modules of IFEval are imported, since the package around them needs a dozen more
+    packages. These modules are also kept from downloading data.
     """
     import langdetect
 

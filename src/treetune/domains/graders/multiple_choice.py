@@ -165,13 +165,14 @@ class MultipleChoice(Grader):
         """Yields the choices in ``<answer>…</answer>``."""
         for tag in _TAG.finditer(text):
             letter, rest = self._letter(tag["text"])
+            # Without a letter, only a refusal to choose one is a choice: "none of these".
             if letter or _SAYS.search(tag["text"]):
                 yield _StatedChoice(tag.start(), letter, rest)
 
     def _in_sentences(self, text: str) -> Iterator[_StatedChoice]:
         """Yields the choices of "The answer is B" and "Option B is correct"."""
         for match in _ANSWER_IS.finditer(text):
-            if match["named"]:
+            if match["named"]:  # the B of "Option B is correct"; otherwise `text` follows "The answer is"
                 letter, _ = self._letter(match["named"])
                 rest = text[match.end() : match.end() + _LONGEST_REMARK]
             else:

@@ -144,7 +144,7 @@ def _cells_to_fill(
 ) -> list[list[str]]:
     """Returns, for each row of the gold, the asked cells of the answer's row with the same position.
 
-    They are empty if no row of the answer has that position, or if several have it.
+    A row of the result is empty if no row of the answer has that position, or if several have it.
     """
     # Each row of the answer with the asked cells first. Missing cells are empty.
     columns = _columns(table, gold, given, asked)
@@ -165,9 +165,10 @@ def _cells_to_fill(
 
 
 def _columns(table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]) -> list[int]:
-    """Returns the indices of the asked columns in the answer and, if it has all of them, of the given ones.
+    """Returns where the answer has the asked columns and, if it has them all, the given columns.
 
-    They are identified by the answer's header, or else by the gold's order.
+    `given` and `asked` are indices in the gold: the question gives the first ones, and asks for the others.
+    The answer's header tells which of its columns these are. Without a header the order tells.
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}

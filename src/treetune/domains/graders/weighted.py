@@ -21,7 +21,10 @@ PREFIX = "rewards/"
 
 @NumberGroup.register("rewards", {})
 def rewards(answers: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """The single rewards of each answer, if its grader reports them."""
+    """Returns for each answer the rewards by the name of the grader or function that gave them.
+
+    An answer whose grader doesn't report such rewards has none.
+    """
     rewards_by_answer = []
     for answer in answers:
         single_rewards: dict[str, float] = {}
@@ -101,9 +104,11 @@ class WeightedService:
 
     def grade(self, response: str, problem: Problem) -> Grade:
         total = 0.0
-        # The sum is a grade like that of the first grader that finds an answer: its extracted text is shown.
+        # The result takes all but its rewards and numbers from the first grade with an answer, such as the
+        # extracted text.
         first_with_answer = Grade(reward=0.0, outcome="no_answer")
-        # The steps' rewards from the last to the first: a single reward of a grader is that of the last step.
+        # The steps' rewards from the last to the first. A grader that gives only one reward gives it to the
+        # last step.
         steps_backwards: list[float] = []
         numbers: dict[str, float] = {}
         for name, grader in self.grader.graders.items():

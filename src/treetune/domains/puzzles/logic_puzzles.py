@@ -299,6 +299,7 @@ class GraphPaths(Puzzles):
         extra_edges: list[tuple[str, str]] = []
         parents = {node: 1 for _, node in edges}  # the number of edges into each node
         for source, target in possible_edges:
+            # `self.extra` is the number of edges to draw, `self.parents` the most edges into one node.
             if len(extra_edges) < self.extra and parents[target] < self.parents:
                 parents[target] += 1
                 extra_edges.append((source, target))
@@ -317,8 +318,9 @@ class GraphPaths(Puzzles):
     @override
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         edges, start, node = (problem.data[key] for key in ("edges", "start", "goal"))
-        # It goes back from the goal to the start, and answers with the first node after the start. In the
-        # goal's chain there is one edge into each node. After an error there may be several.
+        # The solution goes back from the goal to the start, and its answer is the first node after the start.
+        # Each node of the goal's chain has one edge into it. After an error, `node` may be in another chain,
+        # where a node may have several.
         while True:
             edge = generator.choice([edge for edge in edges if edge[1] == node])
             if self.draws_error(generator):

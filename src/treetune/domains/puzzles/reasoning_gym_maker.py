@@ -131,7 +131,7 @@ def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, 
     for attribute, definition in attributes.items():
         attribute_level = levels.get(attribute, level)
         if attribute_level is not None:
-            # `level` is for attributes with different numbers of levels.
+            # `level` is for all attributes, and some may have fewer levels: these get their highest one.
             highest = len(definition.levels) - 1
             curriculum.set_attr_level(attribute, min(attribute_level, highest))
     # From reasoning_gym.coaching, which imports nothing heavy.

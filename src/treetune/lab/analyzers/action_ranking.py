@@ -171,9 +171,10 @@ class ActionRanking(OfCheckpoints):
         for completion in await context.engine.sample(request):
             answer = state.prefix_ids + tuple(completion.token_ids.tolist())
             text = context.codec.decode(answer)
+            # The next step is from `state.start`, the end of the state, to the first later boundary.
             ends = split_steps(context, problem, token_array(answer), text, request.sampling.stop)
             end = next(end for end in ends if end > state.start)
-            if end < len(answer):  # otherwise the step ends the answer
+            if end < len(answer):  # a step that ends the answer leaves nothing to continue
                 prefixes[answer[:end]] = None
         return list(prefixes)
 
@@ -204,6 +205,7 @@ class ActionRanking(OfCheckpoints):
         }
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Returns the mean scores of each estimator over these rows, with intervals, and those of chance."""
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
         scores: dict[str, Callable[[Row, list[float]], float]] = {
             "pairwise": lambda row, predicted: pairwise(row["truths"], predicted),
@@ -219,7 +221,7 @@ class ActionRanking(OfCheckpoints):
             for measure, score in scores.items():
                 scores_of_rows = [score(row, row["predictions"][name]) for row in rows]
                 estimators[name][measure] = bootstrap(mean_of(scores_of_rows))
-        # Equal predictions choose a step at random.
+        # For equal predictions, `best` is the probability that a step drawn at random is the best.
         best_by_chance = [best(row["truths"], [0.0] * len(row["truths"])) for row in rows]
         return {
             "states": len(rows),

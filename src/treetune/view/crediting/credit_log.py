@@ -120,7 +120,7 @@ def credit_log(
             folder.write_tokens(tokenizer.codec, tokenizer.vocabulary_size)
         results = folder.results_of(files)
         if results:
-            folder.write_metrics(results)  # a kill may have kept the last line from the file
+            folder.write_metrics(results)  # a killed command may not have written the last line
             say(f"{len(results)} of {len(files)} files were credited before")
         if len(results) < len(files):
             crediting = _Crediting(
@@ -248,6 +248,7 @@ class _Crediting:
             sampling=self.sampling,
             steps=self.steps,
             context_length=self.settings.context_length,
+            # None: continuations that were cut off are graded like others.
             unfinished_reward=None if self.settings.grade_unfinished else 0.0,
             seed=self.settings.seed,
         )
@@ -287,6 +288,7 @@ class _Crediting:
             if seconds_left <= 0:
                 raise self._limit_reached(f"before {file.source.title}", "deadline")
 
+        # Files are numbered from 1, and the library's iterations from 0.
         def with_journal(engine: Engine) -> Engine:
             return FileJournal(engine, self.folder.iteration(file), file.number - 1)
 
@@ -348,8 +350,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
-    # The library numbered the answers of a group that it got in their order, so that the n-th of them in the
-    # log has the number n.
+    # The library got only the answers to credit, and numbered those of each group from 0 in the log's order.
     credited_counts: Counter[str] = Counter()
     further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
     trajectories, episodes = [], []

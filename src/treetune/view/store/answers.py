@@ -95,8 +95,8 @@ class StoredAnswer:
 
     @property
     def episode(self) -> Episode | None:
-        """The training row with all of the answer's tokens; None where it was cut into several."""
-        if self.trajectory is None:
+        """The training row with all of the answer's tokens; None where it is in several rows."""
+        if self.trajectory is None:  # only training rows are stored
             return self.episodes[0] if self.episodes else None
         for episode in self.episodes:
             if np.array_equal(episode.response_ids, self.trajectory.response_ids):
@@ -153,7 +153,8 @@ class AnswerStore:
         if time.monotonic() - self._last_listed_at < self._look_again_s:
             return self._last_listed
         indexed = [self._with_index(source) for source in self.sources()]
-        # Files that can't be read are not tried again until they change.
+        # Missing are indexes that don't exist, and those of files that have grown since (`is_behind`). Files
+        # that can't be read have a fault and are not awaited: they are not tried again until they change.
         missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
         # A page waits for small files. Larger ones are read by a thread, and are there on a later look.
         if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
@@ -198,7 +199,7 @@ class AnswerStore:
 
     def _with_index(self, source: AnswerFile) -> Indexed:
         """Returns a source with its index: the current one, or an older one of a file that only grows."""
-        mark = source.mark
+        mark = source.mark  # the state of the source's files
         cached = self._indexed_by_name.get(source.name)
         if cached is not None and cached.about is not None and cached.about.mark == mark:
             return cached
@@ -209,6 +210,7 @@ class AnswerStore:
         # A file that another program keeps writing would never be shown if its index had to be current.
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
         shown = about if is_current or is_behind else None
+        # A fault counts only for the state of the files in which it was found.
         shown_fault = fault if not is_current and failed_mark == mark else ""
         indexed = Indexed(source, folder, shown, shown_fault, is_behind)
         self._indexed_by_name[source.name] = indexed
@@ -267,7 +269,7 @@ class AnswerStore:
         return self._columns[names][1]
 
     def ask(self, question: RowQuery) -> RowPage:
-        """Returns a page of answers. A column that only other sources have is null in these.
+        """Returns a page of answers. If a source lacks a column, its answers have null there.
 
         Raises ValueError for a column or an operator that doesn't exist.
         """
@@ -290,7 +292,10 @@ class AnswerStore:
         return RowPage(self._rows_at(keys), total)
 
     def histograms(self, question: RowQuery, columns: Sequence[str]) -> list[Histogram]:
-        """Returns histograms of columns, over the rows that the question chooses; ignores its search."""
+        """Returns histograms of columns, over the rows that the question's filters choose.
+
+        The text that the question searches for is ignored.
+        """
         relation, types = self._relation(question.sources), self.columns(question.sources)
         chosen = [name for name in columns if name in types]
         if relation is None or not chosen:
@@ -300,7 +305,10 @@ class AnswerStore:
         return histograms_of(lambda sql: cursor.execute(sql, values), f"{relation} WHERE {where}", chosen)
 
     def page_of(self, question: RowQuery, row: Mapping[str, Any]) -> int:
-        """Returns the page of the question that has this row of the index, or 1; ignores its search."""
+        """Returns the page of the question that has this row of the index, or 1.
+
+        The text that the question searches for is ignored.
+        """
         relation = self._relation(question.sources)
         if relation is None:
             return 1
@@ -313,7 +321,10 @@ class AnswerStore:
         return 1 + (result[0] - 1) // question.size if result else 1
 
     def _clauses(self, question: RowQuery) -> tuple[str, list[Any], str]:
-        """Returns the SQL after WHERE with the values of its `?`, and that after ORDER BY, but no search."""
+        """Returns the SQL after WHERE, the values of its `?`, and the SQL after ORDER BY.
+
+        The text that the question searches for is not in the SQL.
+        """
         all_types, chosen_types = self.columns(), self.columns(question.sources)
         where, values = condition_sql(question.filters, all_types, chosen_types)
         by = order_sql(question, all_types, chosen_types, USUAL_ORDER)
@@ -381,13 +392,17 @@ class AnswerStore:
     # Texts and whole answers
 
     def texts(self, places: Sequence[tuple[str, int]]) -> list[str]:
-        """Returns the whole texts of answers, by source and place (the column of the index)."""
+        """Returns the whole texts of answers, in the order of `places`.
+
+        Each answer is named by its source and by `place`, a column of the index: the position in the source's
+        file.
+        """
         indexed = {item.source.name: item for item in self._chosen({name for name, _ in places})}
         texts: dict[tuple[str, int], str] = {}
         places_of_batches: dict[tuple[str, int], list[int]] = {}  # so that each batch is read once
         for name, place in places:
             layout = _layout_of_texts(indexed[name])
-            if layout is None:
+            if layout is None:  # no Arrow file, as for an evaluation or another program's file
                 texts[name, place] = _read_line(indexed[name].source, place).get("text") or ""
             else:
                 places_of_batches.setdefault((name, layout.batch_of(place)), []).append(place)
@@ -451,6 +466,8 @@ class AnswerStore:
         about, path = indexed.about, indexed.source.episodes
         if about is None or about.episodes is None or path is None:
             return []
+        # The column of the index that says where an answer's first training row is. Demonstrations are stored
+        # only as training rows, so that it is the place of the answer itself.
         column = "place" if about.answers is None else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(
@@ -503,7 +520,7 @@ def _read_line(source: AnswerFile, place: int) -> Mapping[str, Any]:
     """Returns the line of an evaluation, or of another program's file, that begins at the byte `place`."""
     if source.is_foreign:
         return answer_at(source.path, place)
-    verify_answers(source.path)
+    verify_answers(source.path)  # raises Damaged if the file is not the one that its summary is about
     with source.path.open("rb") as file:
         file.seek(place)
         return json.loads(file.readline())
