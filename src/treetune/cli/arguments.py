@@ -82,8 +82,10 @@ def _collect_commands() -> dict[str, Command]:
 
 
 def _load_commands(entry: importlib.metadata.EntryPoint) -> tuple[Command, ...]:
-    """Returns the commands that an entry point adds. Raises TypeError if what it names has none, and whatever
-    its module raises."""
+    """Returns the commands that an entry point adds.
+
+    Raises TypeError if the entry point's module has no valid COMMANDS, and whatever its import raises.
+    """
     module = entry.load()
     if not hasattr(module, "COMMANDS"):
         raise TypeError("it has no COMMANDS; this should be a tuple of treetune.cli.command.Command")

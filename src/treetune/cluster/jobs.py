@@ -73,7 +73,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
     def end(self, key: K) -> int:
         """Ends a process and its children, and returns its exit code."""
         process = self.running.pop(key)
-        self._stacks.pop(key).close()
+        self._stacks.pop(key).close()  # ends the process group, and closes the log
         # A process that had to be ended did not finish, even if it then exits with 0.
         return process.returncode or 1
 
@@ -317,7 +317,8 @@ class _Slurm:
             return
         except ValueError as error:
             raise _no_slurm(error) from error
-        # Without a number, the queue tells it: a job that sbatch accepted is never submitted again.
+        # sbatch may accept the jobs without telling their number. `alive` then finds the number in the queue:
+        # accepted jobs are never submitted again.
         if number is not None:
             self._last_jobs.update(dict.fromkeys(self._unsent, number))
         self._unsent, self._complaint = set(), ""
@@ -336,12 +337,13 @@ class _Slurm:
             if task.state not in slurm.RUNNING_STATES:
                 self._reasons[task.number] = task.reason
         if self._unsent:
-            # A busy controller has accepted those that are in the queue.
+            # A shard in the queue was accepted, though the busy controller did not say so.
             self._unsent -= set(self._states)
             if self._unsent and time.monotonic() >= self._send_again:
                 self._find_accepted_jobs()
                 if self._unsent:
                     self._send()
+        # Unsent jobs count as queued, since `_send` tries again.
         return set(self._states) | self._unsent
 
     def _find_accepted_jobs(self) -> None:

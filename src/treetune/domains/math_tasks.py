@@ -239,9 +239,11 @@ def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
     for sign in _ROW.finditer(text, span.start, span.end):
         if sign["inner"] is not None:
             environments.append(sign["inner"].rstrip("*"))
-        elif sign["end"] is None:  # an \end, before which there may be no \begin
+        elif sign["end"] is None:
+            # The group `end` is the end of a row. Without it, the sign is an \end; its \begin may be missing.
             del environments[-1:]
         elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
+            # None of the innermost environments is a matrix or a table.
             yield sign.end()
 
 

@@ -123,7 +123,8 @@ class DomainTask(Task):
         try:
             self.task.size(split)
         except NoSplit:
-            return split == "train"  # the train split is required, so `problems` raises
+            # Every domain needs a train split. A domain without one stays, so that `problems` raises.
+            return split == "train"
         return True
 
     @override
@@ -141,6 +142,7 @@ class DomainTask(Task):
         task_params: Any = self.task.adjust_sampling(params)
         stop = self.domain.stop
         if stop is None:
+            # Without stop strings of the domain: those of the task, or else those of the rollout.
             stop = getattr(self.task, "stop", ()) or task_params.stop
         budget = min(task_params.max_tokens, self.domain.max_tokens or task_params.max_tokens)
         return replace(task_params, max_tokens=budget, stop=stop)
@@ -241,7 +243,9 @@ class Curriculum(Weighting):
                 for name, value in values.items():
                     learnable = measured.get(LEARNABLE.format(name))
                     if learnable is not None:  # the domain was drawn
-                        # p (1 - p) is at most 1/4, so that 4 times it is at most 1, the first Q.
+                        # `learnable` estimates the domain's mean of p (1 - p), where p is the share of
+                        # right answers to a problem. The mean is at most 1/4. Four times the mean is at
+                        # most 1, where each value begins.
                         values[name] = value + self.rate * (4 * learnable - value)
             yield {name: base_weights[name] * (self.floor + value) for name, value in values.items()}
 
@@ -365,6 +369,7 @@ class Mixture(Task):
                     pools[task.name] = task.problems(split)
                 except ValueError as error:
                     raise ValueError(f"domain {task.name!r}: {error}") from error
+            # With equal weights, the domains take turns: one problem of each, until a domain has no more.
             equal_weights = dict.fromkeys(pools, 1.0)
             self._problems_by_split[split] = tuple(interleave(pools, equal_weights))
         return self._problems_by_split[split]
@@ -564,8 +569,9 @@ def order_by_preference(weights: Sequence[float], generator: random.Random) -> l
 
 
 def first_of_shuffle(size: int, count: int, generator: random.Random) -> Iterator[int]:
-    """Yields the first `count` indices of a shuffle of ``range(size)``. A larger `count` begins with the
-    same.
+    """Yields the first `count` indices of a shuffle of ``range(size)``.
+
+    With an equally seeded generator, a larger `count` yields these indices first, and then others.
 
     This is the shuffle of Fisher and Yates, of which only the moved elements are stored.
     """
@@ -579,8 +585,8 @@ def first_of_shuffle(size: int, count: int, generator: random.Random) -> Iterato
 def interleave(queues: Mapping[str, Sequence[T]], weights: Mapping[str, float] | None = None) -> list[T]:
     """Returns the items of all queues, evenly mixed. Each queue keeps its order.
 
-    Example: the queues "ab" and "xyzu" give x, a, y, z, b, u. With weights, the numbers of first items are in
-    proportion to these instead of the queues' lengths.
+    Example: the queues "ab" and "xyzu" give x, a, y, z, b, u. The first items of the result come from the
+    queues about in proportion to the weights; without weights, in proportion to the queues' lengths.
     """
     positions: list[tuple[float, str, int]] = []
     for name, queue in queues.items():

@@ -301,14 +301,15 @@ class MultiTurn(GrowingRollout):
                 numbers=last_reply.numbers,
             )
         assert conversation.finish is not None, "a conversation is graded when it has ended"
+        # Whether the answer was cut off and its reward is therefore known, whatever its grade is.
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
             message = self.environment_for(context.task.of(problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # The grader need not look whether the prompt opened a thought (`follows_prompt`): an action that
-        # began within a thought begins with the opening tag (`action_of`). There is an action, since a
-        # conversation ends only after a completion.
+        # The grader need not look whether the prompt opened a thought: `follows_prompt` is False. `action_of`
+        # has put the opening tag before an action that began within a thought. There is at least one action,
+        # since a conversation ends only after a completion.
         grade = context.grader.submit(
             conversation.actions[-1], problem, decided=decided, follows_prompt=False
         )
@@ -408,6 +409,7 @@ class TurnStates(WholeAnswers):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         # The rollout that makes the answers, which may lie within another one, such as `until_mixed`.
         rollout = for_fixed_problems(experiment.rollout)
+        # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:
             return
         for environment in rollout._environments(experiment):

@@ -112,7 +112,8 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
 def why_no_metric(root: PolicyIteration, name: str) -> str | None:
     """Returns the reason why an experiment won't record a metric; None where it will or may.
 
-    A user's component may record anything, so that an experiment with one is never refused.
+    A user's component may record any metric: with such a component, an unknown name is not refused. The names
+    of domains' metrics are checked nevertheless.
     """
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
@@ -184,16 +185,17 @@ def check_table(table: Reproduction) -> None:
 
 
 def refuse_unwritten(plan: TableRuns) -> None:
-    """Raises ConfigError if no run can fill some column or panel, or makes the start model of an
-    experiment."""
+    """Raises ConfigError if the contents of a column or panel, or a start model, would be missing.
+
+    No run writes such contents, and no needed experiment makes such a start model.
+    """
     issues = [*missing_start_models(plan), *unwritten(plan)]
     if issues:
         raise ConfigError(issues)
 
 
 def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
-    """Yields an issue for every experiment whose start model belongs in the table's own folders, where no
-    experiment that it needs makes it.
+    """Yields an issue for every missing start model in the table's folders that no needed experiment makes.
 
     A configuration that works alone fails here: `directory` is another folder for each seed of a table, so
     that a start model trained before, outside of the table, isn't found.
@@ -239,6 +241,7 @@ def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
     table = plan.table
     roots = {run.name: run.root for run in plan.runs if run.root is not None}
     for number, column in enumerate(table.columns):
+        # `number` is the column's position, and `column.number` the name of the number that it shows.
         key, names = f"columns.{number}", [row.cell(column.name).experiment for row in table.rows]
         # A ratio (`over`) is in no evaluation: the table divides numbers of two rows.
         if column.evaluation is not None and column.over is None:

@@ -390,10 +390,12 @@ class Reproduction(Table):
                 "name at least at_most seeds, and set at_least to at most at_most",
             )
             return
-        if until.assume == "normal":  # no least half-width: it is proportional to the differences' spread
+        # With 'normal', the half-width is proportional to the differences' spread, and has no lower limit.
+        if until.assume == "normal":
             return
         count = most or len(self.seeds)
-        # Equal differences have the narrowest interval. Around 0, its upper end is its half-width.
+        # Equal differences have the narrowest interval. These are 0: their interval lies around 0, and
+        # its upper end is its half-width.
         equal = confidence_sequence([0.0] * count, until.bound)
         if equal.high is not None and equal.high > until.difference:
             yield Finding(
@@ -405,9 +407,9 @@ class Reproduction(Table):
             )
 
     def _check_judged_rows(self, until: Until) -> Iterator[Finding]:
-        """Yields a finding for each row that `until` compares, but that has no experiment in its column.
+        """Yields a finding for each compared row that has no experiment in the column of `until`.
 
-        Without its number, no difference is ever known, and no seed would be added.
+        Without the row's number, no difference is ever known, and no seed would be added.
         """
         keys = {f"until.rows.{number}": name for number, name in enumerate(until.rows)}
         if until.rows and self.baseline is not None:

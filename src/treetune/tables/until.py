@@ -52,7 +52,8 @@ class DifferenceVerdict:
 def add_needed_seeds(plan: TableRuns) -> TableRuns:
     """Returns the plan with all seeds that the table needs, judged by the results on disk.
 
-    It has at most one seed of a row that hasn't been run: whether another follows depends on its result.
+    The plan has at most one seed of a row that hasn't been run: the result of this seed decides whether
+    another seed follows.
     """
     while True:  # an added seed may have results on disk already, which ask for the next one
         wanted: dict[str, list[int]] = {}
@@ -76,8 +77,10 @@ def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
 
 
 def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
-    """Adds seed after seed to the difference of two rows, and returns the verdict at the first that is
-    enough, that has no result, or that isn't planned yet."""
+    """Adds seed after seed to the difference of two rows, and returns the verdict.
+
+    The last seed is the first one that is enough, that has no result, or that isn't planned yet.
+    """
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
     rows_by_name = {table_row.name: table_row for table_row in table.rows}
@@ -101,7 +104,7 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
             other_value = read(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
             to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
-            # Where one is to come, this seed is planned already, and no next seed is asked for.
+            # Where a result is still to come, this seed is planned already: no next seed is asked for.
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
@@ -131,7 +134,7 @@ def _further_seeds(level: float, until: Until, differences: Sequence[float], mos
 
 
 def experiments_of(plan: TableRuns, row: str, to: str) -> list[str]:
-    """Returns the experiments of both rows in the column that the rule looks at."""
+    """Returns the experiments of both rows in the column whose differences decide about further seeds."""
     rows_by_name = {table_row.name: table_row for table_row in plan.table.rows}
     column = plan.table.judged.name
     names = [rows_by_name[name].cell(column).experiment for name in (row, to)]

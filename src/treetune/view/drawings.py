@@ -111,8 +111,11 @@ class ThreadedAnswer:
 
     @cached_property
     def line(self) -> Line:
-        """Returns the trajectory's segments, or the episode's stretches where they are cut otherwise or there
-        is no trajectory."""
+        """Returns the segments of the answer, each with its position.
+
+        The segments are those of the trajectory. The episode's stretches (its segments, stored as offsets)
+        take their place if there is no trajectory, or if the stretches end at other tokens.
+        """
         segments = self.trajectory.segments if self.trajectory is not None else ()
         ends = np.cumsum([len(segment.token_ids) for segment in segments]).tolist()
         stretches = self.episode.stretches if self.episode is not None else ()
@@ -132,8 +135,8 @@ class ThreadedAnswer:
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
         """Counts the tokens ``[start, end)``, which are inside of `above` blocks.
 
-        Only blocks count that split the answer into threads, and those of the whole answer. Tags inside of a
-        thread that was not split further are text.
+        A block counts if the answer was split into threads there. A block outside of all threads counts in
+        any case. The tags in a thread that was not split further are text.
         """
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
@@ -184,6 +187,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
     def block_of(placed: PlacedSegment) -> int | None:
         """Returns the number of the block at this depth that a segment is in; None for text outside."""
         branch = placed.segment.branch
+        # An entry of `branch` has a block's number, and the number of the thread in this block.
         return branch[depth][0] if len(branch) > depth else None
 
     groups = [(block, tuple(members)) for block, members in groupby(line, key=block_of)]
@@ -210,6 +214,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
         threads: dict[int, list[PlacedSegment]] = {}
         for placed in members:
             threads.setdefault(placed.segment.branch[depth][1], []).append(placed)
+        # The text before this block was yielded up to the tag that opens the block.
         head = (yielded_to, members[0].start)
         yield DrawnBlock(head, tuple(tuple(threads[number]) for number in sorted(threads)), tail)
         yielded_to = tail[1]
@@ -218,7 +223,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
 def _seconds_of(line: Line, depth: int) -> float | None:
     """Returns the seconds of the slowest path through a line that is inside of `depth` blocks.
 
-    None where a segment wasn't measured.
+    A line is the whole answer, or a thread with its inner threads. None where a segment wasn't measured.
     """
     segments = [placed.segment for placed in line if placed.segment.origin == "sampled"]
     if not segments or any(segment.seconds is None for segment in segments):
@@ -299,8 +304,11 @@ def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: b
 def _block_html(
     answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
 ) -> str:
-    """Returns a block: its head, its threads next to each other (or, if they are many, in rows that fold),
-    and its tail. A thread is on the critical path if it is the longest of a block that is."""
+    """Returns a block: its head, its threads and its tail.
+
+    A few threads are next to each other, and many are in rows that fold. If the block is on the critical path
+    (`is_critical`), its longest thread is on this path, too.
+    """
     counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
     lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
     longest, n_threads = lengths.index(max(lengths)), len(block.threads)
@@ -340,7 +348,7 @@ def _thread_header(
 ) -> str:
     """Returns a thread's name and measures: its length, its seconds and its mean advantage."""
     facts = [_count_text(counts.num_tokens_in_the_longest_thread, "token")]
-    if counts.with_parallel:
+    if counts.with_parallel:  # inner blocks: the longest path has only some of the tokens
         facts[0] += f" of {counts.total_num_tokens}"
     seconds = _seconds_of(thread, depth + 1)
     if seconds is not None:
@@ -457,13 +465,17 @@ def _tree_rectangles(
     scale: float,
     address: Callable[..., str] | None,
 ) -> list[dict[str, Any]]:
-    """Returns a rectangle for each node of the tree below `top`, as high as it has answers."""
+    """Returns a rectangle for each node of the tree from `top` on.
+
+    The height of a rectangle is in proportion to the node's answers. `this` is the position in the group of
+    the answer that the page is about, and `path` has the nodes of this answer.
+    """
     on_path = set(map(id, path))
 
     def href_of(step: SharedStep, above: SharedStep | None) -> str | None:
         if address is None:
             return None
-        number = this if id(step) in on_path else step.answers[0]
+        number = this if id(step) in on_path else step.answers[0]  # the answer that is linked
         if step.branches > 1:  # the tree from the step before, in which the branches are higher
             return address(number, above.depth if above else 0)
         if not step.following:
@@ -600,9 +612,10 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
     """Returns the node of an episode's step with tokens ``[begin, end)``, the `depth`-th, counted from 1."""
     value, earned = None, None
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
+        # These belong to the state before each step: the value after the `depth`-th step is at `depth`.
         values, errors = episode.step_values or (), episode.step_errors or ()
         error = errors[depth] if depth < len(errors) else None
-        # The error is infinite where credit has no value of its own: it merged two steps.
+        # The error is infinite where credit merged two steps: the second repeats the value of the first.
         if depth < len(values) and (error is None or math.isfinite(error)):
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
         if depth <= len(episode.step_rewards):
@@ -628,7 +641,10 @@ def _is_threaded(episode: Episode) -> bool:
 
 
 def _ends(episode: Episode) -> Sequence[tuple[int, Branch]]:
-    """Returns the end of each step of an answer in the tree, with the step's thread."""
+    """Returns the end of each step of an answer in the tree, with the step's thread.
+
+    With threads, the steps of the tree are stretches: tokens that were sampled or injected together.
+    """
     if _is_threaded(episode):
         return [(stretch.end, stretch.branch) for stretch in episode.stretches]
     ends = episode.step_ends or (len(episode.response_ids),)
@@ -640,7 +656,8 @@ def _merge_small_branches(
 ) -> list[SharedStep]:
     """Returns the branches after a step, the best first, with small ones of similar value merged.
 
-    Small are branches with fewer answers than `least`, unless their id is in `always_kept`.
+    `steps` are these branches: all nodes that follow the same node. A branch is small if it has fewer answers
+    than `least`, and its id isn't in `always_kept`.
     """
     branches, small_by_bin = list[SharedStep](), dict[int, list[SharedStep]]()
     for step in steps:

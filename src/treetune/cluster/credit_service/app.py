@@ -243,8 +243,8 @@ async def _credit_request(
     except ValidationError as error:
         raise _Refusal(400, _describe_mistakes(error)) from error
     except ValueError as error:
-        # The library checks requests with this type of exception. NumPy has the same type for others, so that
-        # it is logged for the owner, too.
+        # The library raises ValueError for a wrong request. NumPy raises ValueError for other reasons, too:
+        # therefore the owner gets the message in the log.
         LOG.warning("a request is refused: %s", error)
         raise _Refusal(400, str(error)) from error
 
@@ -257,7 +257,7 @@ def _failure(status: int, message: str, headers: Mapping[str, str] | None = None
 
 
 def _media_type(request: Request) -> str:
-    """Returns the type of the body. Raises _Refusal for another one than the service reads."""
+    """Returns the type of the body. Raises _Refusal for a type that the service doesn't read."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in (JSON, arrow.MEDIA_TYPE):
         raise _Refusal(415, f"the content type is {media_type!r}: send {JSON} or {arrow.MEDIA_TYPE}")

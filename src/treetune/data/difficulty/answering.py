@@ -207,8 +207,8 @@ class Served(Policy):
     ) -> tuple[list[Request], list[SampleQuestion]]:
         """Returns a request for each question that can be asked, and these questions in the same order.
 
-        A request asks for one answer: a killed job then loses only those that were being sampled. Questions
-        whose prompt is empty, or leaves no room for an answer, are kept as such.
+        A request asks for one answer: a killed job then loses only the answers that were being sampled. A
+        question whose prompt is empty, or leaves no room for an answer, is given to `keep` without a reply.
         """
         requests: list[Request] = []
         asked_questions: list[SampleQuestion] = []
@@ -234,8 +234,8 @@ def _no_alphabet() -> str:
 
 
 def _memory_folder(place: AskingShard) -> Path:
-    """Makes the empty folder of the engine's weights: in memory where this user may write there."""
-    held_folders.sweep()  # those of jobs that were killed
+    """Makes the empty folder for the engine's weights: in memory where the user may write there."""
+    held_folders.sweep()  # removes the folders of jobs that were killed
     if os.access(held_folders.MEMORY, os.W_OK):
         return held_folders.new_in_memory()
     folder = place.folder / "weights-in-the-engine"
@@ -276,6 +276,7 @@ class AtAddresses(Policy):
         def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
             def keep_marked(question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
                 if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
+                    # The tag that opens the thought is in the prompt, and not in the reply.
                     reply = replace(reply, begins_in_thought=True)
                 keep(question, reply)
 
@@ -319,7 +320,7 @@ async def _ask(
                 reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
             except RequestRefused as error:
                 refusal = NoReply(REFUSED, str(error))
-                if is_answering:
+                if is_answering:  # so the refusal is about this question
                     keep(question, refusal)
                     continue
                 early_refusals.append((question, refusal))

@@ -199,8 +199,8 @@ def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
     """Returns the seconds that an endpoint asks to wait; 0 if it has no header that can be read.
 
     `Retry-After` has seconds (``Retry-After: 20``) or a date (``Retry-After: Wed, 21 Oct 2026 07:28:00
-    GMT``). A date is compared with the reply's own `Date`, since the clocks of the two machines may differ,
-    or without one with `now`.
+    GMT``). A date is compared with the reply's own `Date`, since the clocks of the two machines may differ.
+    If the reply has no `Date`, the date is compared with `now`.
     """
     for name, unit in (("Retry-After-Ms", 0.001), ("Retry-After", 1.0)):
         text = (headers.get(name) or "").strip()

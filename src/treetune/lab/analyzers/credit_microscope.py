@@ -131,10 +131,12 @@ class CreditMicroscope(OfIterations):
     @override
     def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
         """Returns the iterations with stored answers and, where something is to be sampled, stored weights.
-        Those of iteration 0 are the start weights, which need no checkpoint."""
+
+        Iteration 0 needs no checkpoint: its answers are sampled with the start weights.
+        """
         with_answers = iterations_with(directory, "trajectories.arrow")
         iterations = []
-        for point in super().stored_iterations(directory):
+        for point in super().stored_iterations(directory):  # the number of an iteration, from 0
             has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
             if point in with_answers and (has_weights or not self.needs_engine):
                 iterations.append(point)
@@ -183,7 +185,10 @@ class CreditMicroscope(OfIterations):
         }
 
     def _choose_groups(self, graded: Sequence[Trajectory], point: int) -> list[Trajectory]:
-        """Returns all answers to `problems` drawn problems; those with right and wrong answers come first."""
+        """Returns all answers to `self.problems` drawn problems.
+
+        Problems with both right and wrong answers are preferred.
+        """
         groups: dict[str, list[Trajectory]] = {}
         for answer in graded:
             groups.setdefault(answer.problem.id, []).append(answer)
@@ -289,8 +294,8 @@ def _credit_by_answer(answers: Sequence[Trajectory], episodes: Sequence[Episode]
 def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[Trajectory]:
     """Returns `count` answers: half of them right and half of them wrong, if there are enough of both.
 
-    Right and wrong answers are chosen separately. In each, the answers come first on which the methods differ
-    most, at first only one for each problem, and then the others.
+    Right and wrong answers are chosen separately. In each half, the answers on which the methods differ most
+    come first. A second answer to a problem comes only after the first answers to all problems.
     """
     disagreements = _disagreements(answers, credits)
     candidates = [answer for answer in answers if answer.id in disagreements]

@@ -122,6 +122,7 @@ def continuations_of(
     version = versions[0] if versions else iteration  # answers of a credited log have no version
     keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
     folder = run.path / "iterations" / f"{iteration:04d}" / "journal"
+    # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
     journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
     if not journals:
         raise ValueError("the journals of this iteration, which have its continuations, were deleted")

@@ -158,6 +158,7 @@ def _why_not_writable(view: PageRequest) -> str:
 def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None:
     """Saves the note of a form. Returns a draft with the reason where it can't be saved."""
     labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]  # those ticked, and those typed
+    # `seen` is the version of the note that the user saw: `save_note` doesn't replace another version.
     text, seen = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
     cannot = _why_not_writable(view)
     if cannot:

@@ -185,7 +185,11 @@ def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Makes a column of one type: of the values as they are where they have one, else of text and JSON."""
+    """Makes a column of one type.
+
+    Numbers and other plain values of one type stay as they are. Otherwise all values become text: a text
+    stays, and any other value becomes its JSON.
+    """
     import pyarrow as pa
 
     if not any(isinstance(value, str | list | dict) for value in values):
@@ -214,6 +218,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
 
     merged, rows = folder / RATES_FILE, folder / "rows.parquet"
     if merged.is_file():
+        # COUNTED are the names of the columns with rates and counts.
         columns = f'"index" AS {quoted(number)}, data_source, {COUNTED}, unavailable'
         rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
         if not rows.is_file():
@@ -232,7 +237,8 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
     files = [path for path in sorted(folder.glob(f"shards/*/{GRADES}")) if path.stat().st_size]
     if not files:
         raise ValueError(f"no answer is graded yet in {folder}: load the page again later")
-    # The last line may be incomplete while it is written. An answer that was graded twice counts once.
+    # The last line may be incomplete while it is written. An answer that was graded twice counts once. A
+    # row whose prompt fills the context was not asked, and has no rate.
     read = (
         f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
         f" ignore_errors=true, columns={_GRADES})"
@@ -266,7 +272,7 @@ def answers_to(folder: Path, row: int) -> list[dict[str, Any]]:
         for path in sorted(folder.glob(f"shards/*/{name}")):
             lines: dict[int, dict[str, Any]] = {}
             for line in _lines_of(path, row):
-                lines.setdefault(line["sample"], line)
+                lines.setdefault(line["sample"], line)  # a sample that was written twice counts once
             for sample, line in lines.items():
                 answers[sample] = answers.get(sample, {}) | line
             if lines:

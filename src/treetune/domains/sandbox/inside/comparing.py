@@ -93,6 +93,7 @@ class NotProven(Exception):
 def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = ()) -> None:
     """Proves that a bound method of an object of the library only compares.
 
+    Such a method executes nothing of an answer, and keeps nothing of it in an object that outlives the call.
     The method may also call the `harmless` functions. Raises NotProven at the first doubt.
     """
     if not inspect.ismethod(method):
@@ -163,8 +164,9 @@ class _Body:
         parameters = _parameters(tree)
         self._self_name = parameters[0] if owner is not None and parameters else None
         self._lasting = {name for position, name in enumerate(parameters) if position in lasting}
-        # The value of a default is made once, and is the same at every call. (A parameter without a default
-        # has the class `inspect.Parameter.empty` as one. Classes aren't changed.)
+        # The value of a default is made once, and every call gets the same object: it is lasting. For a
+        # parameter without a default, `default` is the class `inspect.Parameter.empty`. The function can't
+        # change a class.
         for name, parameter in inspect.signature(function).parameters.items():
             if not isinstance(parameter.default, (type, *_PLAIN)):
                 self._lasting.add(name)
@@ -181,12 +183,16 @@ class _Body:
         """The `id` of each expression that is called."""
 
     def check(self) -> bool:
-        """Returns whether the function's result may be a part of lasting things. Raises NotProven."""
+        """Returns whether the function's result may be a part of lasting things: those that outlive the call.
+
+        Raises NotProven unless the function only compares.
+        """
         nodes = [node for statement in self._tree.body for node in ast.walk(statement)]
         for node in nodes:
             self._collect(node)
         for name in self._locals:
-            # An inner function has its own names. They are treated like those of the outer function here.
+            # `_locals` has the names of inner functions, too. The outer function may use the same name for an
+            # object of its module, which the proof would take for a local one. Plain values can't be changed.
             if not isinstance(self._globals.get(name), _PLAIN):
                 raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
         self._spread_lasting()
@@ -205,7 +211,7 @@ class _Body:
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
             inner = _parameters(node)
             self._locals |= set(inner)
-            # Its calls aren't followed, so that its arguments may be anything.
+            # The calls of an inner function aren't followed: its arguments may be anything, also lasting.
             self._lasting |= set(inner)
             self._names_of_parts |= set(inner)
             if isinstance(node, ast.FunctionDef):
@@ -260,7 +266,10 @@ class _Body:
             self._bindings.append((holder.id, value))
 
     def _spread_lasting(self) -> None:
-        """Finds all names that may be parts of lasting things, until no further one is found."""
+        """Finds all names that may be parts of lasting things, until a pass finds no further name.
+
+        Lasting things outlive the call, such as the data set's object.
+        """
         count = -1
         while count != len(self._lasting):
             count = len(self._lasting)
@@ -269,7 +278,10 @@ class _Body:
                     self._lasting.add(name)
 
     def _may_be_lasting(self, node: ast.AST) -> bool:
-        """Returns whether the value may be, or hold, a part of a lasting thing."""
+        """Returns whether the value may be, or hold, a part of a lasting thing.
+
+        A lasting thing outlives the call, such as the data set's object: the function must not change it.
+        """
         if isinstance(node, (ast.Constant, ast.Compare, ast.JoinedStr)):
             return False  # a number, a text or a truth value, which nothing can change
         if isinstance(node, ast.Name):
@@ -283,7 +295,8 @@ class _Body:
             if name in self._globals and name not in self._locals:
                 if self._proof.is_own_function(self._globals[name]):
                     return self._examine_call(node, self._globals[name], None)
-                # A harmless function may return a part of its arguments, and any other one anything.
+                # A harmless function may return a part of its arguments.
+                # Any other function may return anything.
                 return not _is_harmless_of_a_module(self._globals[name]) or self._has_lasting_argument(node)
             if name in _SCALARS and name not in self._locals:
                 return False
@@ -323,7 +336,10 @@ class _Body:
     # Statements and expressions
 
     def _check_node(self, node: ast.AST) -> None:
-        """Raises NotProven unless a node does nothing but compute values and change new containers."""
+        """Raises NotProven unless a node does nothing but compute values and change new containers.
+
+        New containers are those that this call made. What lasts, in the messages, outlives the call.
+        """
         if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
             self._give_up(node, "is a statement that the proof doesn't cover")
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
@@ -386,7 +402,10 @@ class _Body:
         return value if isinstance(value, types.ModuleType) else None
 
     def _check_global(self, node: ast.Name) -> None:
-        """Raises NotProven unless a name that the function doesn't define is that of something harmless."""
+        """Raises NotProven unless a global name stands for something harmless.
+
+        Global names are those of the function's module, and those of Python itself.
+        """
         if node.id not in self._globals:  # a name of Python itself
             value = getattr(builtins, node.id, None)
             is_error = isinstance(value, type) and issubclass(value, BaseException)
@@ -408,12 +427,16 @@ class _Body:
             self._give_up(node, "is not known to be harmless")
 
     def _check_call(self, node: ast.Call) -> None:
-        """Raises NotProven unless the called function computes values, or only changes new containers."""
+        """Raises NotProven unless the called function computes values, or only changes new containers.
+
+        New containers are those that the examined function made. What lasts outlives the call.
+        """
         self._check_callbacks(node)
         function = node.func
         if isinstance(function, ast.Name):
-            if function.id == "print" and node.keywords:
+            if function.id == "print" and node.keywords:  # `file` may be an object that lasts
                 self._give_up(node, "may print into something")
+            # `next` moves its iterator on, which is a change.
             if function.id == "next" and not (node.args and self._may_change(node.args[0])):
                 self._give_up(node, "changes what lasts")
             if function.id in self._locals and function.id not in self._inner_functions:
@@ -479,7 +502,10 @@ class _Body:
         self._give_up(node, "calls a method that no parent class has")
 
     def _examine_method(self, node: ast.Call, method: Any) -> bool:
-        """Examines a method of the class with what a call gives it; returns what `examine` does."""
+        """Examines a method of the class, given the arguments of a call.
+
+        Returns whether the method's result may be a lasting object (one that outlives the call), or a part.
+        """
         is_static = isinstance(method, staticmethod)
         function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
         if not isinstance(function, types.FunctionType):
@@ -487,9 +513,13 @@ class _Body:
         return self._examine_call(node, function, None if is_static else self._owner)
 
     def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
-        """Examines a function with what a call gives it; returns what `examine` does."""
+        """Examines a function, given the arguments of a call.
+
+        Returns whether the result may be a lasting object (one that outlives the call), or a part.
+        """
         if self._has_lasting_argument(node):
-            lasting = _all_parameters(function)  # not only the argument's own, which keeps the proof simple
+            # All parameters count as lasting, also those of other arguments: this keeps the proof simple.
+            lasting = _all_parameters(function)
         else:
             lasting = frozenset() if owner is None else frozenset({0})  # `self` always lasts
         return self._proof.examine(function, owner, lasting)

@@ -38,7 +38,10 @@ outcomes."""
 
 
 def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
-    """Returns the line of a sample. Raises NotAnAnswer for an object that is not a sample."""
+    """Returns a sample in the form of a line of an evaluation's file (`line`).
+
+    Raises NotAnAnswer for an object that is not a sample.
+    """
     if "id" not in sample or ("input" not in sample and "messages" not in sample):
         raise NotAnAnswer("it has no id or no input, which a sample of Inspect has")
     attachments = sample.get("attachments") or {}
@@ -124,7 +127,8 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
 def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], Mapping[str, Any]]:
     """Returns the reward, all values by scorer (and by name within a scorer), and the reward's score.
 
-    That is the first score with a number, or else the first one. The reward is None without a number.
+    The reward's score is the first one with a number. If no score has a number, it is the first score, and
+    the reward is None.
     """
     if not scores and single:  # of the first versions of the format
         scores = {"score": single}
