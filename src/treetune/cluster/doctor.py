@@ -89,7 +89,7 @@ def _diagnoses() -> Iterator[Diagnosis]:
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     yield Diagnosis("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
     absent = "; ".join(Bubblewrap().missing())
-    # Most experiments need none.
+    # A missing sandbox is no failure, because most experiments need no sandbox.
     sandbox = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
     yield Diagnosis("sandbox", True, sandbox)
     yield _accelerator()

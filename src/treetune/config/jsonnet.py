@@ -65,7 +65,7 @@ def load(
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
-    # Jsonnet's Python module refuses such a text without the name of the file.
+    # Jsonnet's Python module refuses a text with a character of code 0, and doesn't name the file.
     binary_files = [layer.name for layer in layers if "\0" in layer.text]
     if binary_files:
         remedy = "save it as plain text"
@@ -95,7 +95,8 @@ def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
         try:
             return evaluate_flattened(layers, variables)
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
-            # Jsonnet's message would refer to the flattened text. With imports it names the files.
+            # `evaluate_flattened` joins all files to one text, and Jsonnet's message refers to that text.
+            # With imports, the message names the files.
             return _evaluate_with_imports(layers, variables)
     except Endless as error:
         raise ConfigError([_issue_of_endless_layer(layers, variables)]) from error
@@ -212,7 +213,7 @@ def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # it needs the other layers, so it is an object
+            continue  # it needs the other layers: it is an object, since only objects have `super`
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

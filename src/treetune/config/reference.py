@@ -80,8 +80,10 @@ def key_entry(part: type, key: schema.Key) -> KeyEntry:
 
 
 def key_meaning(part: type, key: schema.Key) -> str:
-    """Returns the words of the part's class for the key, or else the summary of the objects that it may
-    hold."""
+    """Returns what the part's class says about the key.
+
+    If the class says nothing, returns the summary of the first object that the key's value may hold.
+    """
     if key is schema.IMPORTS:
         return "Modules of your own, such as 'my_package.my_part': their parts can then be chosen by `type`."
     if text := meaning(part, key.name):
@@ -121,9 +123,10 @@ def plain_parts(part: type) -> list[type]:
 
 
 def describable() -> dict[str, list[PartEntry]]:
-    """Returns the entries of `describe` by every name that it takes: type, family.type, object.
+    """Returns the entries of `describe` by every name that `describe` takes.
 
-    An objective can be described as ``grpo`` or as ``objective.grpo``. Several parts may share a type.
+    A part with a `type` has two names: ``grpo`` and ``objective.grpo``. Several parts may share a type. A
+    plain part, which is an object without `type`, has the name of its class.
     """
     by_name: dict[str, list[PartEntry]] = {}
     plain: list[type] = []
@@ -154,8 +157,8 @@ def as_jsonnet(value: Any) -> str:
 def json_schema(roots: Sequence[type[Registrable]]) -> dict[str, Any]:
     """Returns the JSON schema (draft 2020-12) of every whole configuration: parts, keys, types, bounds.
 
-    It says what `build` finds in a value by itself. What constructors refuse and what parts find in each
-    other no schema can say.
+    The schema says what `build` checks in each single value. No schema can say what constructors refuse, or
+    what parts find wrong in other parts.
     """
     shared: dict[str, Any] = {}
     root = _chosen_by_type(roots, shared)
@@ -232,9 +235,12 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
 def _container_schema(
     kind: str, item_annotations: Sequence[Any], constraints: Sequence[Any], shared: dict[str, Any]
 ) -> dict[str, Any]:
-    """Returns the schema of a "list", a "tuple" or an "object" with parts in it, and of its length."""
+    """Returns the schema of a "list", a "tuple" or an "object" that contains parts.
+
+    `constraints` bound its length.
+    """
     item_schemas = [_value_schema(item, shared) for item in item_annotations]
-    # Pydantic has the schema's words for a length, such as minItems.
+    # Pydantic writes the bounds of the length into the schema of a plain container, as minItems for a list.
     plain: Any = dict[str, Any] if kind == "object" else list[Any]
     for constraint in constraints:
         plain = Annotated[plain, constraint]

@@ -77,7 +77,7 @@ def issue_of_unknown_key(
         )
     elif name == "type" and owner.family is None:
         remedy = f"there is only one kind of {owner.label}: leave it out"
-    elif elsewhere and not meant_key(key, owner):
+    elif elsewhere and not meant_key(key, owner):  # not a misspelling of a key of its own object
         remedy = f"it belongs elsewhere: {override_option((*elsewhere[0], name))}"
     else:
         remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
@@ -113,8 +113,11 @@ def issue_of_missing_type(
 def _issue_of_missing(
     key: KeyPath, what: str, more: str | None, explanation: Explanation | None
 ) -> ConfigIssue:
-    """Returns the issue of a missing key. Its remedy is another one if a file sets the key, and a later file
-    replaces the object around it."""
+    """Returns the issue of a missing key.
+
+    If a file sets the key, and a later file replaces the object around the key, the remedy is to extend that
+    object.
+    """
     setter_of_object = source(key[:-1], explanation) if len(key) > 1 else None
     settings = explanation.settings(key) if explanation else []
     if settings and setter_of_object:
@@ -148,7 +151,7 @@ def issue_of_refusal(
     elif key:
         remedy = f"change {dotted(key)}"
     else:
-        # The root has no path to name. The two are the values that contradict each other in the message.
+        # The root object has no path to name. The message names two values that contradict each other.
         remedy = "change one of the two"
     where = ", ".join(places) if explanation and places else source(key, explanation)
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)

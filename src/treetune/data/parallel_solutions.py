@@ -59,7 +59,7 @@ async def make_parallel(
     """Returns the record of a solution: its parallel text, or why there is none, and what became of each
     block.
 
-    Raises what a request raises that can't be answered.
+    If a request to the model can't be answered, its error is raised.
     """
     dropped: list[Dropped] = []
     kept: list[Threaded] = []
@@ -91,7 +91,8 @@ def _statistics(solution: str, text: str, blocks: Sequence[Threaded]) -> dict[st
     """Counts blocks, threads and edits, and measures lengths in characters, since there is no tokenizer here.
 
     The critical path of the parallel solution has only the longest thread of each block, because the threads
-    of a block are written at the same time. The acceleration ratio is the share of the text beyond it.
+    of a block are written at the same time. The acceleration ratio is the share of the text that is
+    not on the critical path.
 
     Args:
         solution: The solution before it was made parallel.
@@ -127,6 +128,7 @@ async def _convert(
     lines = parts.thought.split("\n")
     if _THREAD_TAG.search(solution):
         raise Rejected("the solution has thread tags already")
+    # A block saves fewer characters than the thought has, and two threads need two lines.
     if len(parts.thought.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
         raise Rejected("the solution is too short")
     try:
@@ -187,7 +189,9 @@ def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
 async def _without_references(
     questions: Questions, problem: str, known: str, threads: Sequence[str]
 ) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
-    """Returns the threads' texts without references to each other, and the changes, counted from 1.
+    """Returns the threads' texts without references to each other, and the changes.
+
+    A change names its two threads by their numbers, counted from 1.
 
     Each thread is compared with every earlier one, since a text that was written from top to bottom refers
     back only. Raises Unreadable if the model's edits can't be applied.
@@ -200,6 +204,7 @@ async def _without_references(
             hidden = threads[sibling - 1]  # the text that a reader of this thread doesn't see
             question = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=text)
 
+            # The default binds this round's text.
             def read(answer: str, part: str = text) -> tuple[str, list[tuple[str, str]]]:
                 return apply_edits(part, json_list(answer))
 
@@ -219,7 +224,10 @@ async def _without_references(
 
 
 def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str, str]]]:
-    """Returns the text with replacements, each of a source that occurs once, and those that change it."""
+    """Applies the model's replacements to a text. Returns the text, and the replacements that change it.
+
+    Raises Unreadable unless each source occurs exactly once.
+    """
     edits = []
     for item in items:
         source = item.get("source") if isinstance(item, dict) else None
@@ -253,6 +261,7 @@ async def _outlines(questions: Questions, problem: str, known: str, threads: Seq
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
+    # The prompt and the messages call outlines announcements, and threads pieces of work.
     question = prompts.OUTLINES.format(count=len(threads), problem=problem, known=known, parts=parts)
 
     def read(answer: str) -> list[str]:
@@ -330,7 +339,9 @@ def parts_of(solution: str) -> SolutionParts:
 
 
 def parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
-    """Returns the whole solution. `lines` are those of the thought, and `blocks` are in their order.
+    """Returns the whole solution.
+
+    `lines` are the lines of the thought. `blocks` are sorted by their lines.
 
     A block has one newline before the first thread, none between threads, one before each ``</Thread>`` and
     one after the last thread.

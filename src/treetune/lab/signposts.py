@@ -81,6 +81,7 @@ class SignpostsGrader(Grader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         is_right = [chosen == gold for chosen, gold in zip(extracted, problem.gold)]
+        # The answer may have fewer lines than the gold. A missing line is not right.
         for group in groups(problem):
             if not any(is_right[line] for line in group if line < len(is_right)):
                 return 0.0
@@ -176,8 +177,8 @@ class Signposts(GeneratedTask):
 
     @override
     def problem(self, id: str, generated: int) -> Problem:
-        # The number of the problem has the signs as its lowest digits, and the letters of the name above
-        # them.
+        # `generated` is the number of the problem. Its lowest digits are the signs. The digits above them are
+        # the letters of the name, of which there are `self.names`.
         signs = tuple(generated // self.signs**digit % self.signs for digit in range(self.period))
         name_number = generated // self.signs**self.period
         letters = [name_number // self.letters**digit % self.letters for digit in range(self.names)]
@@ -253,7 +254,7 @@ class Signposts(GeneratedTask):
         *lines, unfinished_line = prefix.split("\n")
         if unfinished_line:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        written = lines[self._first() :]
+        written = lines[self._first() :]  # from the first line that can be decisive
         # The probability that each line is wrong: 0 or 1 for written ones.
         wrong: list[float] = []
         for number, sign in enumerate(self._signs(problem)):
@@ -267,7 +268,7 @@ class Signposts(GeneratedTask):
 
     def decision(self, problem: Problem, response: str) -> str | None:
         """Returns the right direction if the response ends after the sign of a decisive line, else None."""
-        line = response.count("\n") - self._first()
+        line = response.count("\n") - self._first()  # counted from the first line that can be decisive
         characters_on_line = len(response) - response.rfind("\n") - 1
         if characters_on_line != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
             return None
@@ -277,7 +278,7 @@ class Signposts(GeneratedTask):
         """Returns the reward if it no longer depends on the rest of the answer, else None."""
         characters_on_line = len(response) - response.rfind("\n") - 1
         has_direction = characters_on_line >= 2  # the last line's sign is followed by a direction
-        # Of the lines that can be decisive, which a first line of wandering isn't.
+        # Counts only lines that can be decisive. A first line of wandering can't be decisive.
         lines_with_direction = max(0, response.count("\n") - self._first() + has_direction)
         lines = lines_of(problem, response)[:lines_with_direction]
         is_right = [line[1:2] == gold for line, gold in zip(lines, problem.gold)]
@@ -338,11 +339,13 @@ class Decided(ValueEstimator):
                     "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"
                 )
             total = sum(leaf.reward for leaf in tree.leaves)
+            # The value of a state in which nothing is decided yet.
             mean_of_others = (total - answer.reward) / (len(tree.leaves) - 1)
             step_values: StepValues = []
             for answer_state in answer.states:
                 text = context.codec.decode(ids[: answer_state.length].tolist())
                 decided = task.decided(tree.problem, text)  # the reward, or None: not decided yet
+                # 0.0 is the variance of the value.
                 step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)
         return values

@@ -112,7 +112,7 @@ def bunches(
 
 def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
     """Returns the position on an axis by finished iterations, as the mean over experiments."""
-    if not OVER[over]:  # the axis of iterations, on which each is at its own number
+    if not OVER[over]:  # the axis of iterations: the position of an iteration is its own number
         return {}
     if len(members) == 1:
         return _running_sum(members[0], over)
@@ -368,7 +368,7 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
     for change in experiment.manifest.get("continued", ()):
-        # A resume is recorded there if settings or the machine changed.
+        # The manifest records a resume only if settings or the machine changed.
         settings = ", ".join((change.get("changed") or {}).values()) or "on another machine"
         events.append(Event(float(change.get("after", 0)), "resume", f"continued with {settings}"))
     events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
@@ -451,9 +451,9 @@ class PlannedMetric(NamedTuple):
 
 
 def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
-    """Compares the plan of an iteration with the mean of those that were run, for all recorded metrics.
+    """Compares the plan of one iteration with the mean over the finished iterations, for each metric.
 
-    Where continuations are sampled while answers are, the seconds of both are one row.
+    If continuations are sampled while answers are sampled, the seconds of both overlap and are one row.
     """
     planned_by_metric = dict(experiment.predicted)
     if experiment.curve("credit/value_overlap_seconds") and "seconds/credit" in planned_by_metric:

@@ -325,7 +325,7 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
 def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:
     """Returns the reason why an unfinished run stopped, from its last metrics and the end of its log."""
     if experiment.stopped:
-        # Of a sign, the last row has whether it was found. "stop" is whether the run ended because of them.
+        # The last row says for each sign whether it was found. "stop" says whether signs ended the run.
         signs = [
             key.removeprefix("diagnostics/")
             for key, value in experiment.metrics[-1].items()

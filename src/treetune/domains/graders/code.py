@@ -223,8 +223,8 @@ class Code(SandboxedGrader):
             the message of the first that failed. Reports are ``{"passed": True}`` or, of a call, ``{"value":
             3}``.
         """
-        # The tests come on standard input. They are read after the answer's process has been forked, which
-        # has no standard input.
+        # The program forks the answer's process, and then reads the tests from its standard input. The
+        # answer's process has no standard input.
         are_calls = order["kind"] == "calls"
         call = f"\nmain({prefix!r}, {code!r}, {self.test_seconds!r}, {are_calls})"
         program = inside.bundle("tests", "joining", "peers") + call

@@ -105,7 +105,7 @@ class FunctionGrader(Grader):
         # The problem and the answer as plain values (`foreign.Row`), which another Python can read as JSON.
         row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
-        # An answer of one turn has no transcript: here it is one message, which the environment gave nothing.
+        # An answer of one turn has no transcript. It gets one here: a single message, whose turn earned 0.
         single_turn = [{"role": "assistant", "content": response}]
         row["transcript"] = problem.transcript or (response, [single_turn], [0.0])
         if problem.transcript and not problem.messages:  # several turns are always a conversation
@@ -152,7 +152,7 @@ def _function(path: str) -> Any:
             function = foreign.file_function(path, folders.searched()[0])
         except (Exception, SystemExit) as error:  # executing the user's file may raise anything
             raise ValueError(f"path is {path!r}, which can't be loaded: {error}") from error
-        # Grader processes can then import the module under the same name.
+        # Notes the name of the file's module, so that grader processes can import it under the same name.
         folders.ask_for(foreign.name_in_process(foreign.file_of(path, folders.searched()[0])))
     # `load_environment` is verifiers' name for a function that makes an environment with its rubric.
     return function() if path.endswith(":load_environment") else function
@@ -179,8 +179,8 @@ def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
         return
     signature = inspect.signature(function)
     in_order, by_name = foreign.call_arguments(signature.parameters, "response", NO_ROW, NO_STATE)
-    # A function without arguments in order takes columns of the rows by name, and a real row has more of them
-    # than this one: so some of its arguments may be missing here.
+    # A function without positional arguments takes columns of the problem's row by name. `NO_ROW` has fewer
+    # columns than a real row. So `bind_partial` lets arguments of such a function be missing.
     bind = signature.bind if in_order else signature.bind_partial
     try:
         bind(*in_order, **by_name, **arguments)

@@ -322,6 +322,7 @@ class Judge:
         with self._lock:
             counts, self._counts = self._counts, {}
         failed_attempts = self._thread.failed_attempts  # since the beginning of the run
+        # A count is a sum and its divisor. With the divisor None, the sum itself is the metric.
         counts["judge/failed_attempts"] = float(failed_attempts - self._attempts_counted), None
         self._attempts_counted = failed_attempts
         return counts
@@ -463,7 +464,10 @@ class _Availability:
         it gives the question up."""
 
     def check(self) -> None:
-        """Raises Unavailable if the judge is down, unless this question is the next test."""
+        """Raises Unavailable if the judge is down.
+
+        Every `PROBE_S` seconds, one question may pass, to test whether the judge is back.
+        """
         with self._lock:
             if self._refusal is not None:
                 raise Unavailable(self._refusal)
@@ -482,7 +486,7 @@ class _Availability:
             if now - self._last_logged_at < LOGGED_EVERY_S:
                 return
             self._last_logged_at = now
-            # Set only with a message, so that `note_answer` logs the end of failures that were logged.
+            # Set only when a message is logged. So `note_answer` logs an end only if a failure was logged.
             if self._failing_since is None:
                 self._failing_since = now
         log.info("the judge gives no answer: %s", message)
@@ -525,7 +529,10 @@ class _JudgeThread:
     """A client in the event loop of a thread, which starts with the first question."""
 
     def __init__(self, make_client: Callable[[Callable[[], bool]], EndpointClient]) -> None:
-        """`make_client` gets a function that says whether this was closed."""
+        """Prepares the thread, which starts with the first call of `run`.
+
+        `make_client` makes the client. Its argument is a function that returns whether `close` was called.
+        """
         self._make_client = make_client
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -388,7 +388,7 @@ def _read_transposed(text: str, depth: int) -> Answer | None:
         lengths = {len(row) for row in inner.rows}
         return Matrix(tuple(zip(*inner.rows, strict=True))) if len(lengths) == 1 else None
     if isinstance(inner, BracketGroup) and inner.kind == "tuple":
-        # (1, 2)^T is a column, and so is (1, 2) without the sign. [1, 2]^T gets the round brackets of one.
+        # A column may be written as (1, 2)^T, as [1, 2]^T or only as (1, 2). It always gets round brackets.
         return BracketGroup("tuple", inner.parts)
     return None
 
@@ -427,6 +427,7 @@ def _read_qualified(text: str) -> Qualified | None:
     value_letters = set(re.sub(r"\\[A-Za-z]+", " ", value_without_words))
     if condition_letters and not condition_letters & value_letters:
         return None
+    # At depth 1 no further condition is read: a condition belongs to the whole answer.
     return Qualified(read_answer(value, 1), condition)
 
 
@@ -434,7 +435,11 @@ _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 
 
 def _split_condition(text: str) -> tuple[str, str] | None:
-    """Returns the text before a condition, and the condition; None if there is none, or if it says more."""
+    """Splits a text into the value before a condition, and the condition.
+
+    Returns None if the text has no condition, or if the condition does more than restrict letters, as one
+    with "unless" or "otherwise" does.
+    """
     in_words = _CONDITION_IN_WORDS.search(text, 1)  # from 1, because a value has to come before it
     if in_words is not None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
@@ -768,6 +773,7 @@ def _read_words(text: str) -> Words | Scalar | None:
         return figure
     is_only_text = _TEXT.fullmatch(text) is not None
     plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    # "yes, because …" is read as "yes", unless the reason has a word that may contradict it.
     verdict = _VERDICT.fullmatch(" ".join(plain.split()))
     if verdict is not None and not re.search(_CONTRARY[verdict[1].lower()], verdict["reason"].lower()):
         return Words(verdict[1].lower())
@@ -785,6 +791,7 @@ def _read_words(text: str) -> Words | Scalar | None:
         return Words(choice[1].lower())
     if any(character.isdigit() for character in plain):
         return None  # a number with its unit
+    # `_CALLED` has names of functions, such as sin.
     plain_words = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
     if is_only_text and not plain_words and plain:
         return None  # \text{x} or \text{sin}, a formula in an upright font

@@ -54,6 +54,9 @@ class ExactVariance(NamedTuple):
 def exact_variance(language: Language, answers: int = 8, environment: Collection[int] = ()) -> ExactVariance:
     """Returns the exact variances of a language for groups of so many answers.
 
+    Names end with shapes: T positions in an answer, S statuses (the states of an answer), O options (the
+    choices at a position).
+
     Args:
         environment: The positions whose tokens the environment writes. No credit trains these tokens, and
             they are not the policy's decisions.
@@ -91,8 +94,9 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
         np.add.at(next_S, after_SO, reach_SO)
         reach_S = next_S
     success = values_TS[0, 0]
-    # R is 0 or 1, so (R − v)² = (1 − 2v) R + v².
+    # E[(R − v)² |S|²]. R is 0 or 1, so (R − v)² = (1 − 2v) R + v².
     centred = (1 - 2 * success) * squared_norm_of_correct + success**2 * squared_norm
+    # The module's ζ₁ and ζ₂: the variance of a pair's gradient given one of its two answers, and in all.
     variance_of_mean = (centred - squared_gradient) / 4
     variance_of_pair = ((1 - 2 * success) * squared_norm_of_correct + success * squared_norm) / 2
     # If the gradient has no noise, the difference of the two terms is 0 except for rounding.

@@ -126,8 +126,11 @@ def true_advantages(language: Language, status_NT: NDArray[np.intp]) -> Steps:
 
 
 def rank_correlations(credit_NS: Steps, other_NS: Steps) -> NDArray[np.float64]:
-    """Returns Spearman's rank correlation of each answer's two rows: 0 where the credit is the same for all
-    steps, NaN where the other one is."""
+    """Returns Spearman's rank correlation of each answer's two rows.
+
+    The correlation is 0 where the credit is the same for all steps. It is NaN where the other values are the
+    same for all steps.
+    """
     from scipy.stats import rankdata
 
     def centred_ranks(values_NS: Steps) -> Steps:

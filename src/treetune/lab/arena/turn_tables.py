@@ -161,7 +161,7 @@ class TurnTable:
 
     @cached_property
     def _logits_of_state(self) -> dict[str, slice]:
-        """The indices of each state's logits among all P."""
+        """The indices of each state's logits among the policy's P logits (each action of each state)."""
         slices, first = {}, 0
         for state, chances in self.policy.items():
             slices[state] = slice(first, first + len(chances))
@@ -169,8 +169,11 @@ class TurnTable:
         return slices
 
     def scores_KP(self, turns: Sequence[PlayedTurn]) -> NDArray[np.float64]:
-        """Returns ∇ log π of each turn's action: of a softmax, 1 at the action's logit, minus the
-        probabilities at all logits of the state, and 0 at those of other states."""
+        """Returns ∇ log π of each turn's action: a row over the policy's P logits for each of the K turns.
+
+        The policy is a softmax. At the logits of the turn's state, a row is minus the probabilities, plus 1
+        at the action's logit. At the logits of other states, a row is 0.
+        """
         n_logits = sum(len(chances) for chances in self.policy.values())
         scores_KP = np.zeros((len(turns), n_logits))
         for number, turn in enumerate(turns):
@@ -181,7 +184,10 @@ class TurnTable:
 
     @cached_property
     def true_gradient(self) -> NDArray[np.float64]:
-        """The gradient of the expected reward by the logits, [P], by the policy gradient theorem."""
+        """The gradient of the expected reward by the policy's P logits.
+
+        By the policy gradient theorem: the expected sum of advantage times score over an answer's K turns.
+        """
         gradient_P = np.zeros(sum(len(chances) for chances in self.policy.values()))
         for answer in self.answers:
             advantages_K = self.true_advantages(answer.turns)

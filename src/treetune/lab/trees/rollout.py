@@ -74,6 +74,8 @@ declare(
 def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
     """Returns means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains.
 
+    `tokens_of_chains` are the tokens of a tree's answers, had each been sampled from the prompt.
+
     Collective: every rank must call it."""
     names = ("answers", "nodes", "depth", "tokens", "tokens_of_chains")
     columns: dict[str, list[float]] = {name: [] for name in names}
@@ -286,11 +288,12 @@ class _GrowingTree:
         return _RoundRequest(request, (_BranchSample(None, joined([])),) * request.n)
 
     def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
-        """Returns one request for each distinct state: several answers may begin with the same tokens by
-        chance.
+        """Returns one request for each distinct state.
 
-        Seeds derive from a state's tokens, not from an answer's number, so that requests from the same state
-        would get the same samples. One request for all of them gets different ones."""
+        Several answers may share a state, because they begin with the same tokens by chance. The seed of a
+        request derives from the state's tokens. So two requests from one state would get the same samples,
+        and one request for both gets different samples.
+        """
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):
             prefix_ids = self.answers[branch.sample].response_ids[: branch.tokens]

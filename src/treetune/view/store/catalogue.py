@@ -80,7 +80,7 @@ class Store:
         self.read_only = read_only
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
-        self._links: dict[Path, None] = {}
+        self._links: dict[Path, None] = {}  # paths that lead out of the folders, in order, each once
         self._runs: Mapping[str, Run] = {}
         self._listed_at = -float("inf")
         self._answers: dict[Run, AnswerStore] = {}
@@ -125,6 +125,7 @@ class Store:
             # An experiment with a link that leads out is left out as a whole. Files of its iterations are
             # checked one by one (`index.sources`): there may be thousands.
             experiments: dict[Path, tuple[Path, ...]] = {}
+            # By folder: the files with answers of another program's run.
             foreign_files: dict[Path, tuple[Path, ...]] = {}
             for path, entries in folders_below(folder, is_experiment, self.follows):
                 if is_experiment(entries):
@@ -139,8 +140,10 @@ class Store:
                 yield Run(name, path, tuple(self.folders), files_by_path[path])
 
     def _name_of(self, path: Path, folder: Path) -> str:
-        """Returns the name of an experiment: its path below the folder, with the folder where they are
-        several."""
+        """Returns the name of an experiment: its path below the folder.
+
+        If the viewer has several folders, the name begins with the folder.
+        """
         parts = []
         if len(self.folders) > 1:
             names = [other.name for other in self.folders]
@@ -339,14 +342,15 @@ def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]
     """Yields the data sets below a folder, except for those in experiments."""
 
     def is_whole(names: Container[str]) -> bool:
+        """Returns whether a folder is an experiment, or has the file that marks a data set."""
         return is_experiment(names) or any(name in names for name in (ESTIMATE, SPLITS, SPLIT))
 
     for path, entries in folders_below(folder, is_whole, follows):
         if is_experiment(entries):
             continue
-        if ESTIMATE in entries or SPLIT in entries:
+        if ESTIMATE in entries or SPLIT in entries:  # of `estimate_difficulty`, or a single saved split
             yield path
-        elif SPLITS in entries:
+        elif SPLITS in entries:  # a saved data set with several splits
             yield from _splits(path)
         else:
             for name, entry in entries.items():

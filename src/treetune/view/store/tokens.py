@@ -146,7 +146,7 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
     if episode is None:
         return {}
     signals = None
-    # Not strict, because an iteration may have no signals.
+    # Not strict, because an iteration may have stored no signals (the trainer's numbers by token).
     for stored_episode, stored_signals in zip(answer.episodes, answer.signals, strict=False):
         if stored_episode is episode:
             signals = stored_signals
@@ -189,6 +189,7 @@ def steps_of(
             value=credit.values[number] if credit else None,
             advantage=credit.advantages[number] if credit else None,
             earned=earned[number] if number < len(earned) else None,
+            # Credit has values, but none before this step: it took this step and the one before as one.
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
         )
         for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
@@ -276,6 +277,7 @@ def _moments(
             mean = total / count
             deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
             moments[domain] = (float(mean) if normalisation == "whiten" else 0.0), float(deviation)
+    # The answer's domain is missing if fewer than two tokens were trained: they have no deviation.
     return moments if episode.domain in moments else {}
 
 
@@ -301,7 +303,10 @@ def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
 
 @functools.lru_cache(maxsize=64)
 def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
-    """Returns by domain the number of trained tokens, and the sums of their advantages and of the squares."""
+    """Returns by domain the number of trained tokens, and the sums of their advantages and of the squares.
+
+    `stat` is only a part of the cache's key, so that a changed file is read again.
+    """
     sums: dict[str, tuple[int, float, float]] = {}
     for domain, advantages in _trained_advantages(path):
         count, total, squares = sums.get(domain, (0, 0.0, 0.0))
@@ -360,6 +365,8 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     advantages = tokens.numbers["advantage"]
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
     unknown = np.full(len(episode.trained), np.nan)
+    # "gap" is the trainer's log-prob minus the engine's. "log-ratio" is the log-prob at the last optimiser
+    # step minus the log-prob before the first step.
     engine_ratios = np.exp(tokens.numbers.get("gap", unknown))
     ratios = np.exp(tokens.numbers.get("log-ratio", unknown))
     is_clipped = _is_clipped(ratios, advantages, objective)
@@ -386,13 +393,16 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
 
 
 def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[str, Any]) -> np.ndarray:
-    """Returns for each token whether PPO clips it: its ratio has moved far enough in the direction of its
-    advantage, so that its gradient is 0."""
+    """Returns for each token whether PPO clips the token, so that its gradient is 0.
+
+    A token is clipped if its ratio has moved far enough in the direction of its advantage. The dual clip also
+    clips a token of negative advantage whose ratio is far too large.
+    """
     if objective.get("type") != "ppo":
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
-    # With a negative advantage, the dual clip also bounds large ratios; without one, no ratio is too large.
+    # `dual` is None without a dual clip. Then no ratio is too large for a negative advantage.
     is_clipped_below = ((ratios < 1 - low) | (ratios > (dual or np.inf))) & (advantages < 0)
     return np.where(advantages > 0, ratios > 1 + high, is_clipped_below)
 
@@ -406,7 +416,10 @@ def _finite_mean(values: np.ndarray) -> float | None:
 def _weight_of_all(
     path: Path, stat: object, moments: Sequence[tuple[str, tuple[float, float]]], by_sequence: bool
 ) -> float:
-    """Returns the sum of the weights of all trained tokens of an iteration: see `trained_steps`."""
+    """Returns the sum of the weights of all trained tokens of an iteration: see `trained_steps`.
+
+    `stat` is only a part of the cache's key, so that a changed file is read again.
+    """
     moments_by_domain, total = dict(moments), 0.0
     for domain, advantages in _trained_advantages(path):
         mean, deviation = moments_by_domain.get(domain, (0.0, 1.0))
@@ -440,7 +453,10 @@ class MethodCredit:
 def method_of(
     name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
 ) -> MethodCredit:
-    """Reads a `StepCredit` as the credit microscope writes it (`StepCredit.plain`)."""
+    """Reads a `StepCredit` as the credit microscope writes it (`StepCredit.plain`).
+
+    `by` is the name of the analysis.
+    """
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
     return MethodCredit(name, cells, by, f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else "")
@@ -488,8 +504,10 @@ def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]
 
 
 def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
-    """Yields the credit that a replay of the iteration gave the answer, if the folder has one: as it was
-    ("own"), and as it was changed ("other")."""
+    """Yields the credit that a replay of the iteration gave the answer, if the folder has a replay.
+
+    The variant "own" is the credit as it was. The variant "other" is the changed credit.
+    """
     path = folder / REPLAY
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return

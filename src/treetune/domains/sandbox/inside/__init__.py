@@ -12,8 +12,10 @@ def source(name: str) -> str:
 
 @cache
 def bundle(name: str, *others: str) -> str:
-    """Returns the text of a program that makes modules of `others` and of `name`, in this order, and has all
-    names of the last."""
+    """Returns the text of a program that makes a module of each of `others`, and then of `name`.
+
+    The program itself then has all names of the module `name`.
+    """
     texts = {f"{__name__}.{module}": source(module) for module in (*others, name)}
     return f"""import sys
 for name, text in {texts!r}.items():

@@ -82,7 +82,7 @@ def _start() -> tuple[str, list[str]]:
     with open(_SETUP, "rb") as file:
         setup = marshal.load(file)
     _set_up(setup)
-    os.write(_STARTED, b"!")
+    os.write(_STARTED, b"!")  # tells the reader of this descriptor that the set-up is done
     os.close(_STARTED)
     return setup["code"], setup["path"]
 
