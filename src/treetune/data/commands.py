@@ -122,7 +122,7 @@ def estimate_difficulty(options: Options) -> int:
         for text in options.override or ():
             configuration += ["--override", text]
         paths = ["--input", str(options.input), "--output", str(options.output)]
-        # The number of a job's shard is put at its end.
+        # `estimate` puts the number of the shard at the end of the command.
         job = [sys.executable, str(MAIN), *configuration, options.command, *paths, "--shard"]
         return estimate(root, options.input, options.output, config.data, job)
     folder = shard_folder(options.output, options.shard)

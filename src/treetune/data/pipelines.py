@@ -38,8 +38,11 @@ class DataPipeline(Registrable, root="a data pipeline"):
     """The root of a pipeline's configuration."""
 
     def __getattr__(self, name: str) -> Any:
-        """Parts that experiments have as well (models, graders, engines) look at the rest of an experiment
-        when they check themselves. What a pipeline doesn't have of it is unknown to them."""
+        """Returns `UNKNOWN` for an attribute that experiments have and this pipeline lacks.
+
+        Models, graders and engines are parts of experiments as well. When they check themselves, they look at
+        other parts of the experiment.
+        """
         if name in Experiment.__annotations__:
             return UNKNOWN
         raise AttributeError(f"{type(self).__name__} has no {name}")
@@ -115,8 +118,8 @@ class MakeThreads(DataPipeline):
             check_extra(f"extra_for.{step}", extra)
 
     def identity(self) -> dict[str, Any]:
-        """Returns the settings on which the result for a solution depends. If they change, it is converted
-        again."""
+        """Returns the settings on which the result for a solution depends. If they change, the solution is
+        converted again."""
         settings = dataclasses.asdict(self)
         endpoint = {
             key: value for key, value in settings.pop("endpoint").items() if key not in _CHANGES_NO_ANSWER

@@ -87,6 +87,7 @@ class RoutedRows(RowsTask):
                 with contextlib.suppress(ValueError):  # reported when the split is read
                     paths += self.source.files(split)
         first_files: dict[str, Path] = {}  # the first file with each source, for the message
+        # Large files, except Parquet files, are not read while a configuration is checked.
         for path in filter(is_quickly_read, paths):
             try:
                 sources = distinct_texts(path, DATA_SOURCE)
@@ -206,8 +207,9 @@ def _check_rows(path: Path, columns: Sequence[str]) -> None:
 def export_rows(task: Task, split: Split, path: Path) -> int:
     """Writes a split of any task to a Parquet file, with a row for each problem, and returns their number.
 
-    A row's ``data_source`` is the problem's, or if it has none, its domain and the type of its task
-    (``logic__countdown``). ``extra_info`` has the problem's `data`, its ``split``, ``index`` and ``id``.
+    A row's ``data_source`` is that of the problem. For a problem without a source, it is the domain and the
+    type of the task (``logic__countdown``). ``extra_info`` has the problem's `data`, its ``split``, ``index``
+    and ``id``.
     Raises ValueError for a split that the task doesn't have.
     """
     rows = []
@@ -219,6 +221,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
         name = type(task_of_problem).registered_name()
         source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
         ability = data.pop(ABILITY, "") or problem.domain
+        # Pass rates are columns of their own, beside `extra_info`.
         rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}
         row = domain_row(
             source,

@@ -52,7 +52,9 @@ def certify(path: Path, config: PolicyIteration) -> Path:
 
 
 def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -> dict[str, Any]:
-    """Returns hashes of all that a run's results depend on, and what their last bits depend on.
+    """Returns hashes of everything that a run's results depend on.
+
+    The returned object also names what the last bits of the results depend on.
 
     `source` is the hash of the code that is installed now. `bits_rest_on` has the processor, the number of
     ranks and the versions of packages when the run began (`runtime.machine.bits_rest_on`)."""
@@ -163,7 +165,9 @@ def verify(
 def _check_links(
     certificate: Path, stated: Mapping[str, Any], inputs: Mapping[str, Any]
 ) -> tuple[dict[int, dict[str, Any]], str]:
-    """Returns a certificate's hashes by iteration, and the last chain.
+    """Returns a certificate's hashes by iteration, and the chain of the last iteration.
+
+    The chain of an iteration is the hash of the iteration's hashes and of the chain before it.
 
     Raises ValueError for a broken chain.
     """

@@ -112,7 +112,10 @@ class PlannedRun:
 
     @property
     def iterations(self) -> int:
-        """The number of iterations in all. Where a budget ends the run, it is estimated from those done."""
+        """The number of iterations in all.
+
+        Where a budget ends the run, the number is estimated from the tokens of the iterations that are done.
+        """
         if self.template is None:
             return 0
         most = int(self.template["iterations"])
@@ -185,7 +188,11 @@ class TableRuns:
         return [run for run in self.runs if run.name == name]
 
     def blocked_by(self, run: PlannedRun) -> list[str]:
-        """Returns the needed runs that running won't finish, with their states: ["sft (different)"]."""
+        """Returns the runs that this run needs and that `reproduce_table` can't finish.
+
+        Each has its state: ["sft (different)"]. In place of a needed run that is itself blocked, the list has
+        the runs that block it.
+        """
         blocking = []
         for needed_key in run.needs:
             status = self.statuses[needed_key]
@@ -260,7 +267,7 @@ def make_plan(table: Reproduction) -> TableRuns:
     for table_seed in table.seeds_of_all_rows:
         for name, configuration in configurations.items():
             recipe = configuration.recipe
-            # A shared experiment runs once for all seeds of the table, before the others of the first one.
+            # A shared experiment runs once for all seeds of the table, with the runs of the first seed.
             if recipe.shared and table_seed != first_seed:
                 continue
             measurements = _measurements_of(table, name)
@@ -302,7 +309,10 @@ class _Measurements(NamedTuple):
 
 
 def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
-    """Returns each experiment's configuration with its first seed, each after those that it needs."""
+    """Returns the configuration of each experiment, evaluated with the first seed of the experiment.
+
+    An experiment comes after the experiments that it needs.
+    """
     base, console = Path(table.directory), Console(stderr=True)
     order = track(
         table.order(), "experiments", console=console, transient=True, disable=not console.is_terminal
@@ -342,7 +352,10 @@ def _load_configurations(table: Reproduction) -> dict[str, _Configuration]:
 
 
 def _measurements_of(table: Reproduction, name: str) -> _Measurements:
-    """Returns the evaluations and analyses of an experiment that the table's columns and panels show."""
+    """Returns the evaluations and analyses of an experiment that the table's columns and panels show.
+
+    `sets` are shown at the end of training, and `along` at every checkpoint that is kept.
+    """
     columns = [
         column
         for column in table.columns
@@ -368,6 +381,7 @@ def _load_configuration(
     try:
         config = _load(recipe, environment)
         directory = Path(environment["APP_DIRECTORY"])
+        # Only a loaded configuration shows which paths need overrides. So it is loaded again with them.
         overrides = _overrides_for_shared(config.data, directory, shared_names)
         if overrides:
             recipe = replace(recipe, overrides=(*recipe.overrides, *overrides))
@@ -420,7 +434,10 @@ def _load(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:
 
 
 def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) -> str | None:
-    """Returns a message where the table shows something that the experiment doesn't measure."""
+    """Returns a message where the table shows something that the experiment doesn't measure.
+
+    The table shows `sets` at the end of training, and `along` at every checkpoint that is kept.
+    """
     experiment = config["experiment_name"]
     set_settings = (config.get("evaluation") or {}).get("sets", ())
     labels = [settings.get("name") or settings["split"] for settings in set_settings]
@@ -470,7 +487,10 @@ def inspect(run: PlannedRun) -> RunStatus:
 
 
 def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
-    """Returns the evaluations that the table shows and the run has not: ("test after 1000",)."""
+    """Returns the evaluations that the table shows and the run lacks: ("test after 1000",).
+
+    `run.sets` are due after the last iteration, and `run.along` after every regular checkpoint.
+    """
     directory = run.directory
     shown = [(run.iterations, label) for label in run.sets]
     shown += [(iteration, label) for iteration in directory.regular_checkpoints() for label in run.along]

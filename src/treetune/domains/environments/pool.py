@@ -82,9 +82,9 @@ class TurnJournal:
         return Played((Turn(*turn),), snapshot)
 
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
-        """Writes the turn after the last of the actions, unless it was unavailable."""
+        """Writes the turn after the last of the actions, unless the environment was unavailable."""
         (turn,) = played.turns
-        if turn.outcome == "unavailable":
+        if turn.outcome == "unavailable":  # the environment is asked for this turn again
             return
         encoded_snapshot: list[Any] | None = None
         if played.snapshot is not None:
@@ -117,7 +117,7 @@ class Site:
         """The number of a ``service`` environment in the pool of services."""
         if environment.isolation == "process":
             self._forks = ForkedProcesses(environment, memory_gib)
-        else:  # it runs in this process, which no other one prepares
+        else:  # the environment runs in this process, and nothing else prepares it here
             environment.prepare()
         if environment.isolation == "service":
             self._service_number = services.register(
@@ -130,8 +130,11 @@ class Site:
         self._active_since = self._active_until = 0.0
 
     def submit(self, play: Callable[..., Played], *arguments: Any) -> Future[Played]:
-        """Calls a function that plays turns, in a thread. An ``inline`` environment's is called here, so that
-        the future is done already."""
+        """Calls a function that plays turns, in a thread.
+
+        For an ``inline`` environment, the function is called in the caller's thread. The future is then done
+        already.
+        """
         if self._environment.isolation != "inline":
             return self._threads.submit(self._call_and_measure, play, *arguments)
         future: Future[Played] = Future()
@@ -148,7 +151,7 @@ class Site:
 
         Args:
             world: The state of the answer.
-            turns: Turns that the call plays; each adds the environment's deadline to the call's.
+            turns: Turns that the call plays. The call has the environment's deadline for each of these turns.
             most_seconds: An upper bound of the call's deadline.
             method: The method's name.
             arguments: Its arguments.
@@ -166,6 +169,7 @@ class Site:
         try:
             return world.call(deadline, method, *arguments)
         except TimeoutError:
+            # The message names the deadline of one turn.
             return failure("timeout", f"no result within {deadline / turns:g} s")
 
     def close(self) -> None:
@@ -252,12 +256,14 @@ class Play:
                 journal.add(answer, actions, played)
         self.actions = actions
         self.snapshot = played.snapshot or self.snapshot
+        # `start` is the moment of the call of `act`.
         return replace(played, seconds=time.perf_counter() - start)
 
     def _play(self, action: str | None) -> Played:
         """Plays an action, in a new world if there is none; None only makes the world.
 
-        If the world's process ends, another one tries once more, since the machine may have ended the first.
+        If the world's process ends, a second process tries once more, since the machine may have ended the
+        first process.
         """
         if self._lost is not None:
             return Played((self._lost,))
@@ -282,8 +288,10 @@ class Play:
         return played
 
     def _begin_world(self, world: World | ForkedWorld) -> Played:
-        """Brings a new world to the state after the turns so far, and returns those that it had to play."""
-        turns = max(1, len(self.actions))  # a new answer plays none, and `reset` has the time of one
+        """Brings a new world to the state after the turns so far. Returns the turns that it had to play."""
+        # A new answer plays no turn, and the environment's `reset` has the time of one turn. `math.inf`: the
+        # answer's time (`self.seconds`) is only for the turns that follow.
+        turns = max(1, len(self.actions))
         return self.site.call(
             world, turns, math.inf, "begin", self.problem, self.seed, self.actions, self.snapshot
         )

@@ -288,8 +288,10 @@ def _same_cell(cell: str, gold_cell: str) -> bool:
 
 
 def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]]:
-    """Yields the table in a text, read in each format in which there is one. In a text with other lines, the
-    header is the line that names the given columns."""
+    """Yields the table of a text, once for each format in which the text can be read.
+
+    A text may have lines before the table: the header is the line that names the given columns.
+    """
     for read_format in (_read_json, _read_json_lines, _read_html):
         if rows := _clean_rows(read_format(text)):
             yield rows
@@ -383,6 +385,7 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
     except csv.Error:
         return []
     header_index: int | None = None
+    # With `columns` None, the first line is the header. Columns of row numbers are not compared.
     for index, row in enumerate(cells):
         names = sorted(cell for cell in row if cell not in _NAMES_OF_INDICES)
         if columns is None or names == sorted(columns):

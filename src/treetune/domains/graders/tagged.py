@@ -171,7 +171,7 @@ def gold_words(gold: str) -> Sequence[Sequence[str]]:
             value: Any = read_value(gold)
         except UnreadableValue:  # a text that begins with a bracket
             value = gold
-        if isinstance(value, dict):
+        if isinstance(value, dict):  # the first of `_KEYS` that it has holds the golds
             value = next((value[key] for key in _KEYS if key in value), ())
         golds = [str(text) for text in value] if isinstance(value, list | tuple) else [str(value)]
     if not golds or not any(map(str.strip, golds)):

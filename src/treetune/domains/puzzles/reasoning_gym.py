@@ -175,7 +175,10 @@ class ReasoningGym(GeneratedTask):
         return self._problems({"example": count}, "example")
 
     def _problems(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
-        """Makes the problems of splits of these sizes, and returns those of one split. Raises Refused."""
+        """Makes the problems of splits of these sizes, and returns those of one split. Raises Refused.
+
+        All splits are made together, so that no question is in two of them.
+        """
         module_of = data_sets()
         if self.dataset == COMPOSITE:
             fault, remedy = "'composite' is not itself a data set", "make a task 'mixture' of the data sets"
@@ -229,6 +232,7 @@ def _ask_maker(request: str) -> dict[str, Any]:
     The reply is ``{"splits": {"train": [{"question": …, "gold": …, "entry": …}, …]}, "config": {…}}``.
     Raises Refused.
     """
+    # The process gets our number, so that it ends when this process ends.
     # With -P, Python imports nothing from the working directory. So this package is found by PYTHONPATH. The
     # order of sets depends on PYTHONHASHSEED.
     source = str(Path(treetune.__file__).parent.parent)

@@ -106,8 +106,8 @@ class ZebraShape:
 
     def rows(self, arrangement: int) -> list[list[int]]:
         """Returns the attributes' values at each position, in the arrangement with this number."""
-        # The number of an arrangement has a digit for each attribute: the number of the attribute's order.
-        # The base of the digits is the number of orders.
+        # An order says which value of an attribute is at each position. The number of an arrangement has a
+        # digit for each attribute: the number of the attribute's order. The base is the number of orders.
         orders = _orders(self.objects)
         chosen = []
         for _ in range(self.attributes):
@@ -192,7 +192,10 @@ def unique_clues(
     generator: random.Random, shape: ZebraShape, kinds: Sequence[Kind], arrangement: int, draws: int = 1000
 ) -> list[ZebraClue] | None:
     """Returns clues that are together true only for this arrangement, and none of which is superfluous. None
-    if `draws` clues don't suffice."""
+    if `draws` clues don't suffice.
+
+    A set of arrangements is an integer with a bit for each arrangement.
+    """
     target = 1 << arrangement
     chosen: list[tuple[ZebraClue, int]] = []
     possible = shape.all
@@ -250,10 +253,10 @@ def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
     orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
     positions: dict[Item, list[int]] = {}
     for attribute, value in shape.items:
-        # Among consecutive numbers, the digit of this attribute (see `ZebraShape.rows`) is the same in runs
-        # of `stride`, and repeats after `period`. So the set is a pattern of `period` bits, with a run of
-        # ones for each order that has the value at the position. Multiplying by `every_period`, a number
-        # with one bit for each period, repeats the pattern.
+        # Arrangements are numbered (see `ZebraShape.rows`). Counting up, the digit of this attribute stays
+        # the same for `stride` numbers, and repeats after `period` numbers. So the set is a pattern of
+        # `period` bits, which repeats. It has a run of ones for each order with the value at the position.
+        # `every_period` has one bit at the start of each period: multiplying by it repeats the pattern.
         stride = len(orders) ** attribute
         period = stride * len(orders)
         every_period = ((1 << count) - 1) // ((1 << period) - 1)
@@ -363,7 +366,8 @@ class ZebraPuzzles(Puzzles):
 
         # The templates name the clue's positions p and q. Zeros stand for those that it doesn't have.
         p, q = (*(place + 1 for place in clue.places), 0, 0)[:2]
-        # Positions are counted from 1, so that the remainder 0 of a place belongs to an odd number.
+        # For ``parity``, the place is a position (counted from 0) modulo 2. The text counts positions from 1:
+        # a remainder of 0 means an odd position there.
         odd = bool(clue.places) and clue.places[0] == 0
         template = (SYMBOLS if symbols else SENTENCES)[clue.kind]
         text = template.format(*map(name, clue.items), p=p, q=q, r=int(odd), parity="odd" if odd else "even")
@@ -377,6 +381,7 @@ class ZebraPuzzles(Puzzles):
         while True:
             tried = random_arrangement(generator, possible)
             rows = _table(shape, tried, values)
+            # A clue's set of arrangements has the bit `tried` if the clue is true for the table.
             violated = next((clue for clue in clues if not shape.true_of(clue) >> tried & 1), None)
             symbols = self.wording == "symbols"
             table = "/".join(map("".join, rows)) if symbols else "; ".join(map(", ".join, rows))

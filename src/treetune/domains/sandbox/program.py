@@ -289,7 +289,10 @@ def follow_program(
 
 
 def exceeded_limit(limits: ProgramLimits, seconds: float, usage: ResourceUsage) -> KilledBy | None:
-    """Returns the limit that a program exceeds which has run for so many seconds; None if it keeps all."""
+    """Returns the limit that a program exceeds; None if the program keeps all limits.
+
+    `seconds` is the time for which the program has run.
+    """
     if seconds >= limits.seconds:
         return "time"
     if limits.cpu_seconds is not None and usage.cpu_seconds > limits.cpu_seconds:

@@ -198,6 +198,7 @@ class KlToReference(OfCheckpoints):
         # Greedy answers (temperature 0) are scored at temperature 1.
         models = StoredModels(session, point, sampling.temperature or 1.0)
         sequences = Sequences.of([scoring_row(answer) for answer in answers])
+        # Log-probs of the checkpoint and of the start weights, for each token of all answers.
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)
         rows = []

@@ -57,7 +57,9 @@ def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
     """Returns the norms of each step's gradient and change of weights, and the similarity of both steps.
 
     The steps are "own", as the run took it, and "other", as it was changed. With both, the result has the
-    cosines of their gradients and changes, and the correlation of their advantages.
+    cosines of their gradients and changes, and the correlation of their advantages. Of the resulting weights,
+    ``same_as_run`` says whether they equal the run's, and ``parted`` which tensor is the first that differs.
+    ``unlike_record`` has the names of training metrics that differ from the run's.
     """
     own, other = steps["own"], steps.get("other")
     result: dict[str, Any] = {}
@@ -107,8 +109,8 @@ def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float |
 def rows_of_answers(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any]]:
     """Yields a row for each answer that a variant trains, with the credit that each variant gives its steps.
 
-    The steps are those of the first variant that has the answer. The advantage of a step is that of its first
-    token.
+    A variant is the training "own" or "other". `step_ends` are those of the first variant that has the
+    answer. The advantage of a step is the advantage of its first token.
     """
     episodes_by_answer: dict[str, dict[str, Episode]] = {}  # by answer and variant
     for name, step in steps.items():
@@ -269,10 +271,10 @@ def _require_files(directory: ExperimentDirectory, point: int) -> None:
 
 
 def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | None:
-    """Returns the folder of the trainer's state before an iteration; None for a new trainer. Collective.
+    """Returns the folder of the trainer's state before an iteration; None for a new trainer.
 
-    It is the stored state. Where that was deleted, the state is computed from stored episodes and saved in
-    `rebuilt`; None: it isn't computed.
+    The state is read where it is stored. Where the state was deleted, it is computed from stored episodes and
+    saved in `rebuilt`; if `rebuilt` is None, the state isn't computed. All ranks call this function together.
     """
     directory, config = session.directory, session.config
     stored = directory.checkpoint(point) / "trainer"
@@ -429,6 +431,7 @@ def _train_and_compare(
                 parameter.copy_(stored)
     before = {name: tensor.clone() for name, tensor in trainer.weights().items()}
     loss = Loss(session, point, episodes)
+    # `parts` has the gradient of each parameter. A unit is an episode, or a pair that the objective compares.
     _, parts = loss.gradients(units_of(episodes, in_pairs=loss.settings.objective.needs_pairs))
     gradient = torch.cat([part.detach().flatten().double().cpu() for part in parts])
     metrics = metrics | trainer.train(point, episodes)
@@ -438,7 +441,7 @@ def _train_and_compare(
     next_policy = directory.checkpoint(point + 1) / "policy"
     # A new optimiser in place of a deleted state takes another step than the run did.
     has_runs_state = not point or restarts or state is not None
-    same, parted = None, None
+    same, parted = None, None  # `parted` describes the first tensor that differs from the run's
     if next_policy.is_dir() and has_runs_state:
         from treetune.models.policy_files import read_policy
 

@@ -59,8 +59,8 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     for index, (name, result) in enumerate(results.items()):
         numbers = result["numbers"]["all"]
         bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
-        # Experiments are next to each other at each position of the x axis. Estimators are 1 apart there,
-        # and positions in the answer go from 0 to 1, so that they are shifted by less.
+        # Experiments are drawn next to each other at each position of the x axis. Estimators are 1 apart on
+        # this axis. Positions in the answer go from 0 to 1, so that experiments are shifted by less there.
         shift = (index - (len(results) - 1) / 2) * 0.16
         positions = [centre + shift * 0.1 for centre in bin_centres]
         for estimator, errors_of_estimator in numbers["estimators"].items():
@@ -157,6 +157,7 @@ class ValueAccuracy(OfCheckpoints):
             trajectories, origins[str(point)], critic = answers_and_critic_at(
                 resources, point, work, self.seed, self.problems
             )
+            # `self.states` and `self.prompts` are the largest numbers of states between steps and of prompts.
             chosen = choose_states(trajectories, self.states, self.seed, point)
             chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
             with resources.phase(f"values after iteration {point}", "continuations") as show:

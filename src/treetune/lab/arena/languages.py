@@ -86,7 +86,10 @@ class Language:
 
     @cached_property
     def values_TS(self) -> NDArray[np.float64]:
-        """The probability of a correct answer before each token and after the last, by status."""
+        """The probability of a correct answer before each token and after the last, by status.
+
+        A status is the state of an answer, as a number. An option (O) is a status that may follow.
+        """
         # Backwards from the end: a value is the mean of the values after the token.
         rows = [self.correct_S.astype(float)]
         for after_SO, chances_SO in zip(self.after_TSO[::-1], self.chances_TSO[::-1], strict=True):
@@ -123,7 +126,10 @@ class Language:
         return np.log(chances_NT / self.wordings_TS[positions_T, before_NT])
 
     def sample(self, begun: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
-        """Returns a completion of each answer that was begun, by the beginning and its seed alone."""
+        """Returns a completion of each answer that was begun.
+
+        A completion depends only on the answer's beginning and on the answer's seed.
+        """
         status_N = np.array([self.statuses(ids)[-1] for ids in begun])
         start_N = np.array([len(ids) for ids in begun])
         seed_N = np.array(seeds, np.uint64)
@@ -205,9 +211,11 @@ class Language:
         return columns
 
     def divergences(self, rows: Sequence[Episode]) -> list[Column]:
-        """Returns for each row the Jensen-Shannon divergence, in nats, of each token's distribution from the
-        mean of those that the rows of the same problem have at its position; 0 at the end token, which is
-        certain."""
+        """Returns for each row the Jensen-Shannon divergence of each token's distribution, in nats.
+
+        The distribution is compared with the mean of the distributions that all rows of the same problem have
+        at this position. The divergence is 0 at the end token, which is certain.
+        """
         statuses_NT = np.array([self.statuses(row.response_ids)[: self.length] for row in rows])
         rows_by_problem: dict[str, list[int]] = {}
         for number, row in enumerate(rows):
@@ -264,8 +272,8 @@ class Language:
             weight_N1 = weights_NT[:, position, None]
             chances_NO = self.chances_TSO[position][before]
             # The gradient of log softmax by the logits: 1 for the option that was taken, minus the
-            # probability of each. The wordings' is the same, with equal probabilities. Options with
-            # probability 0 only pad the array.
+            # probability of each option. The gradient by the wordings' logits has the same form, with equal
+            # probabilities. Options with probability 0 only pad the array.
             is_taken_NO = (self.after_TSO[position][before] == after[:, None]) & (chances_NO > 0)
             gradient_of_options = np.zeros((n_groups, n_statuses, n_options))
             np.add.at(gradient_of_options, (group_N, before), weight_N1 * (is_taken_NO - chances_NO))
@@ -311,6 +319,9 @@ def table(
     step: int = 1,
 ) -> Language:
     """Returns a language from functions of position and status. Answers begin in status 0.
+
+    A language is a toy task whose answer is a Markov chain. A status is the chain's state. A wording is one
+    of several tokens that move to the same status.
 
     Args:
         length: the number of tokens in an answer.
@@ -386,8 +397,9 @@ def majority(length: int, success: float = 0.25) -> Language:
 
     def language_with(right: float) -> Language:
         def chances(position: int, status: int) -> Mapping[int, float]:
-            # After `position` tokens, at most as many choices are right. Higher statuses can't be reached
-            # yet, and have a single option, since the table needs one for every status.
+            # The status is the number of right choices. After `position` tokens it is at most `position`.
+            # Higher statuses can't be reached yet. They get one option, since the table needs an option for
+            # every status.
             return {status + 1: right, status: 1 - right} if status <= position else {status: 1.0}
 
         correct = range(length // 2 + 1, length + 1)
@@ -557,7 +569,10 @@ class LanguageTask(Task):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        """Returns the positions of the boundaries in the response, in which token ids are words."""
+        """Returns the positions in the response at which steps begin, and its end.
+
+        The response is a text in which each word is a token id.
+        """
         if not response:
             return [0]
         tokens = response.split(" ")
@@ -594,6 +609,7 @@ class TableEngine(Engine):
         results: list[list[Completion]] = []
         # Requests are sampled in rounds: those that `on_result` returns are the next round.
         this_round = [request for request in requests if isinstance(request, Request)]
+        # A `Later` stands for requests that depend on something still unknown.
         assert len(this_round) == len(requests), "no request of the arena waits for something else"
         while this_round:
             begun: list[list[int]] = []

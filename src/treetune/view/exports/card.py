@@ -202,7 +202,7 @@ def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
         absent.append("the weights' licence (--license)")
     if licences.data is None and has_foreign_data(checkpoint.experiment):
         absent.append("the licence of the data (--data-license)")
-    if base_model(checkpoint.experiment, licences).startswith(FOLDER):
+    if base_model(checkpoint.experiment, licences).startswith(FOLDER):  # only the name of a folder is known
         absent.append("the base model's name (--base-model)")
     return absent
 
@@ -246,6 +246,7 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
             return value
         parts = Path(value).parts
         # The first part that is kept: the experiment's folder, in which checkpoints/ is, or the file itself.
+        # Part 0 is "/" or begins with "~", and is never kept.
         first = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
         return "/".join(["…", *parts[max(1, first) :]])
 

@@ -85,6 +85,7 @@ def show_rows(view: PageRequest) -> Response:
         sizes=SIZES,
         beginning=BEGINNING,
         histograms=f"/histograms?{query}" if drawn else "",
+        # Names the element with the histograms. They are loaded again when the file or the address changes.
         drawn_as=digest(data.mark, query),
         long={name for name in shown for row in result.rows if len(str(row[name] or "")) > SHORT},
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
@@ -92,7 +93,10 @@ def show_rows(view: PageRequest) -> Response:
 
 
 def show_histograms(view: PageRequest) -> Response:
-    """Takes the address of the page of rows, which loads the histograms afterwards: they may take seconds."""
+    """Draws histograms for the page of rows, whose address parameters it takes.
+
+    The page of rows loads the histograms after its rows, since histograms may take seconds.
+    """
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))

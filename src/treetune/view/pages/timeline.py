@@ -115,7 +115,7 @@ def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times 
     damaged = []
     for path in files_of(run):
         lanes += _lanes(run, path, now, load)
-        _, lines = _read(path, stat_of(path))
+        _, lines = _read(path, stat_of(path))  # the numbers of damaged lines
         if lines:
             numbers = ", ".join(map(str, lines[:3])) + (", …" if len(lines) > 3 else "")
             damaged.append(f"{path.name}, line {numbers}")
@@ -220,11 +220,12 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
 
 
 def _kind(span: Span, phases: Sequence[Span]) -> str:
-    """Returns the kind of a span: work within a phase has the phase's colour."""
+    """Returns the kind of a span, which chooses the colour. Work within a phase has the kind of the phase."""
     if span.lane == "server":
         return "starting" if span.name == "starts" else "server"
     if span.name in PHASES:
         return span.name
+    # A span that begins a moment (`TOUCHING_S`) before a phase still belongs to the phase.
     last_begun = bisect.bisect_right(phases, span.start + TOUCHING_S, key=lambda phase: phase.start) - 1
     if last_begun >= 0:
         phase = phases[last_begun]
@@ -453,7 +454,8 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
     ends_of_open: list[float] = []
     for span in lane.spans:
-        # Those that the span begins within; deeper ones share the last row.
+        # The spans that are still open when this one begins are drawn in the rows above it. At `DEEPEST`
+        # rows, deeper spans share the last row.
         ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
         row = len(ends_of_open)
         ends_of_open.append(span.end)

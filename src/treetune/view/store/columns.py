@@ -90,7 +90,8 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     has_segments = np.diff(ends) > 0
     first_version[has_segments] = versions[ends[:-1][has_segments]]
     logprobs = flat.field("logprobs")
-    # `ends` counts segments. The offset of a row's first segment is that of the row's first token.
+    # `ends` says at which segment each row begins. The token at which this segment begins is the first token
+    # of the row.
     token_ends = logprobs.offsets.to_numpy()[ends]
     mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
     return {
@@ -183,16 +184,17 @@ def _mean_and_least_of_trained(
     token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
-    # How many trained numbers there are up to the end of each row: the ends of rows among those alone.
+    # The ends of the rows in an array of only the trained numbers.
     ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
     mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
 
 def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Returns the mean and the largest entropy, and those of the size of the gap between trainer and engine.
+    """Returns the mean and the largest entropy of each answer, and the mean and the largest size of its gaps.
 
-    Over the tokens for which the trainer recorded them.
+    A gap is the difference between the trainer's and the engine's log-prob of a token. Tokens count only
+    where the trainer recorded a number.
     """
     import pyarrow as pa
 
@@ -225,6 +227,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         "problem": row["problem"],
         "domain": row.get("domain") or "",
         "sample": row["sample"],
+        # A line has no score apart from its reward, so that the reward stands for both.
         "score": row.get("reward"),
         "reward": row.get("reward"),
         "outcome": row.get("outcome"),

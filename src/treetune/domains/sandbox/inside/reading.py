@@ -184,7 +184,10 @@ def read_formula(code: Any, local_names: Mapping[str, Any], global_names: Mappin
 
 
 def teach(package: str) -> None:
-    """Makes all modules of a package, and sympy, read texts with the functions above."""
+    """Makes all modules of a package, and sympy, read texts without executing them.
+
+    The modules get `read_literal` in place of `eval`, and an `exec` that refuses. sympy gets `read_formula`.
+    """
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == package:
             module.__dict__["eval"] = read_literal
@@ -209,7 +212,8 @@ def _teach_sympy() -> None:
         default for default in defaults.values() if default is not inspect.Parameter.empty
     )
 
-    # The parser compiles its syntax tree before it calls `eval_expr`. That gets the tree instead of the code.
+    # The parser compiles its syntax tree, and calls `eval_expr` with the code. With `keep_tree` as `compile`,
+    # `eval_expr` gets the tree instead of the code.
     def keep_tree(tree: Any, *how: Any) -> Any:
         return tree
 
@@ -280,8 +284,8 @@ def _is_of_a_library(code: CodeType) -> bool:
 
 
 def _only_reads(arguments: tuple[Any, ...]) -> bool:
-    """Returns whether a call of `open` or `os.open` only reads. The first has a mode, such as "rb", and the
-    second only flags."""
+    """Returns whether a call of `open` or `os.open` only reads. The arguments of `open` have a mode, such as
+    "rb". Those of `os.open` have only flags."""
     _, mode, flags = arguments
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
     return not (isinstance(mode, str) and set(mode) & set("wax+")) and not (flags or 0) & writes
