@@ -287,7 +287,8 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
     deadline = time.monotonic() + patience_s
     # To tell the new job from others of the same name.
     jobs_before = _jobs_in_queue(arguments, deadline, pause_s)
-    was_accepted = False  # a job that sbatch accepted without a number is only looked for
+    # sbatch has accepted the job, but gave no number. The job is then looked for, and not submitted again.
+    was_accepted = False
     while True:
         complaint = ""
         if not was_accepted:
@@ -439,7 +440,7 @@ def submit_experiment(configs: str, commands: Sequence[str], environment: Mappin
     Path(logs).mkdir(parents=True, exist_ok=True)
 
     nodes, gpus, cpus = (int(settings[name]) for name in ("NODES", "GPUS_PER_NODE", "CPUS_PER_NODE"))
-    # SLURM runs one job of a name at a time then: two would use the same directory.
+    # "singleton": SLURM runs one job of this name at a time. Two jobs would use the same directory.
     dependencies = ["singleton"]
     if dependency := environment.get("DEPENDENCY"):
         dependencies.append(dependency)

@@ -58,6 +58,8 @@ class Registrable(Part):
                 raise ValueError(
                     f"{cls.__name__} {name!r} is registered twice: by {_place(earlier)} and by {_place(part)}"
                 )
+            # Nothing calls these methods of earlier versions any more, so that their messages would be lost.
+            # A family may have a method of its own with such a name.
             for former, instead in NO_LONGER_ASKED.items():
                 if callable(getattr(part, former, None)) and not hasattr(cls, former):
                     raise TypeError(

@@ -146,6 +146,7 @@ class _YamlReader:
     def scalar(self, node: yaml.ScalarNode) -> Scalar:
         """Returns the value of a single text, by its tag or else by its spelling."""
         text = str(node.value)
+        # "plain" is a text with neither quotes nor a tag. All other kinds are tags, or "str" for quotes.
         kind = node.tag.removeprefix(_TAG)
         if kind == "str":
             return text
@@ -155,6 +156,7 @@ class _YamlReader:
             return bool(_TRUE.fullmatch(text))
         if kind in ("plain", "int", "float"):
             number = self._number(node, text)
+            # A whole number fits all three kinds. Another number doesn't fit the tag !!int.
             if isinstance(number, int) or (number is not None and kind != "int"):
                 return number
         if kind == "plain":

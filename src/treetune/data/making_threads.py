@@ -203,8 +203,11 @@ class _Making:
             return asker.failure, client.failed_attempts
 
     async def _convert(self, questions: Questions, solution: _Solution) -> dict[str, Any]:
-        """Returns the record of a solution (`make_parallel`), or that it can't be converted and why. Raises
-        what ends the whole work."""
+        """Returns the record of a solution.
+
+        `make_parallel` makes the record. For a solution that can't be converted, the record says why. Errors
+        that end the whole work, such as OutOfBudget, are raised.
+        """
         if solution.wrong is not None:
             reason = "the row has no problem and solution"
             return {"outcome": "rejected", "reason": reason, "detail": solution.wrong}

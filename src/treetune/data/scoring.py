@@ -184,7 +184,7 @@ def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
     if not isinstance(row.get("response"), str):
         raise ValueError("it has no text under 'response'")
     query = text_of_value(row["problem"])
-    prompt = task.prompted(query) if isinstance(task, JsonLines) else query  # others have no such template
+    prompt = task.prompted(query) if isinstance(task, JsonLines) else query  # other tasks have no template
     data = {key: value for key, value in row.items() if key not in FIELDS}
     return Problem(
         f"row/{number}", prompt, text_of_value(row["gold"]), data, domain=str(row.get("domain", ""))
@@ -234,7 +234,7 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
 def _checked_same(
     output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
 ) -> dict[str, Any]:
-    """Returns the input's row. Raises ValueError where the output's row is the grade of another one."""
+    """Returns the input's row. Raises ValueError where the output's row grades another input row."""
     place = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{place}: more rows than the input has: name another output")

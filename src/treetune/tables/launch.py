@@ -152,8 +152,10 @@ class Launcher:
 
     @staticmethod
     def of_this_machine(at_once: int = 1) -> Launcher:
-        """Returns what run.sh takes: a rank for each GPU or one rank on a CPU (NUM_GPUS), and for each rank
-        an equal share of the cores.
+        """Returns a launcher with as many ranks and threads as run.sh takes.
+
+        These are a rank for each GPU or one rank on a CPU (NUM_GPUS), and an equal share of the cores as
+        threads of each rank.
 
         Raises ValueError for a NUM_GPUS that is not a number, and for several runs at once on GPUs: each run
         takes all of them.
@@ -168,6 +170,7 @@ class Launcher:
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
         program = self.program or ("python", "-u", relative(MAIN))
+        # The commands in ONE_RANK take a single process, however many ranks train.
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--ranks={self.ranks}"
         overrides = []

@@ -86,8 +86,9 @@ class Comparison:
     def called(self) -> str | None:
         """The direction of a significant difference; None where it isn't significant.
 
-        "better" or "worse", or "higher" or "lower" where neither direction is an improvement. Significant is
-        a difference whose interval excludes 0, and which is either declared or has an adjusted p below 0.05.
+        "better" or "worse", or "higher" or "lower" where neither direction is an improvement. A difference is
+        significant if its interval excludes 0 and one more condition holds: the table declared the comparison
+        before anything ran, or the adjusted p is below 0.05.
         """
         may_be_called = self.declared or (self.adjusted is not None and self.adjusted < SIGNIFICANT)
         if not may_be_called or not self.difference.excludes_zero:
@@ -182,7 +183,9 @@ def measure(plan: TableRuns) -> Results:
                 continue
             if comparison is not None:
                 comparisons[row, to, column.name] = comparison
-    if not table.comparisons:  # p-values of declared comparisons wouldn't hold at every look
+    # With declared comparisons, the results decide how many seeds are run. A p-value is not valid at each
+    # such look at the results.
+    if not table.comparisons:
         p_values = {key: comparison.p for key, comparison in comparisons.items() if comparison.p is not None}
         for key, adjusted in zip(p_values, holm(list(p_values.values())), strict=True):
             comparisons[key] = replace(comparisons[key], adjusted=adjusted)
@@ -201,7 +204,7 @@ def measure(plan: TableRuns) -> Results:
 def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:
     """Returns how many of a row's runs failed, and how many collapsed: "0, 1 of 3".
 
-    A run has collapsed that ends with less than half of its best accuracy on the table's first curve.
+    A run has collapsed if it ends with less than half of its best accuracy on the table's first curve.
     """
     runs = plan.of(row.experiment)
     if not runs:
@@ -232,8 +235,8 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
     differences = [result.value - other_result.value for result, other_result in pairs]
     names, kind = (cell.row.name, other.row.name), table.interval
     if table.comparisons and table.until is not None:
-        # Seeds are added by what the results are, so that only a confidence sequence holds. Differences that
-        # were not declared are exploratory, and no difference has a p-value.
+        # The results decide how many seeds are run. Only a confidence sequence is valid at each such look at
+        # the results. Declared differences have one. All others are exploratory. None has a p-value.
         declared = cell.column == table.judged and names in table.decisive_pairs
         if declared:
             difference = table.until.sequence(differences, table.level)
@@ -283,7 +286,7 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
         except ValueError as error:
             notes.append(str(error))
             estimate = over_seeds([result.value for result in results], kind)
-        # A stretched interval may leave the values that such a number can have.
+        # The interval may reach beyond the possible values of the number: above 1 for a share, or below 0.
         if column.evaluation is not None or column.area is not None:
             estimate = estimate.within(0.0, 1.0 if column.kind.share else math.inf)
     return CellResult(row, column, tuple(results), absent, estimate, notes=tuple(notes))
@@ -294,6 +297,7 @@ def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn
     seeds. A single seed has the interval of its analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
+        # Where all shares are 0, or all are 1, resampling finds no spread. `of_shares` has an interval then.
         are_shares = column.evaluation is not None and column.kind.share
         return (of_shares if are_shares else over_seeds_and_problems)(means, plan.table.interval)
     if len(results) == 1 and results[0].bounds is not None:
@@ -337,7 +341,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
         measurements = measured_along(plan, run, column.curve).values()
         points = sorted((costs[settings.over], accuracy) for costs, accuracy in measurements)
         if any(run.name in experiment.needs for experiment in plan.table.experiments.values()):
-            # Others start from this run. To them its last accuracy costs nothing.
+            # Other experiments start from this run. They begin with its last accuracy, at no cost.
             points = [(0.0, accuracy) for _, accuracy in points[-1:]]
         if isinstance(settings, Area):
             return SeedResult(value=area_under(points, settings.upto), **common)
@@ -345,6 +349,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
+        # A ratio such as "speed_up" has a number of another row (`over`) above a number of this row.
         numerator_name, denominator_name = declared_ratios()[column.number]
         denominator = number_in(summary, denominator_name, folder / "summary.json")
         if not denominator:
@@ -363,6 +368,7 @@ def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> Pla
     name = table_row.cell(column.name).experiment
     if name is None:
         raise ValueError(f"{row} has no experiment in this column")
+    # A shared experiment is run only once, for all seeds.
     run = next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
     if run is None:
         raise ValueError(f"{name} has no run with seed {seed}")

@@ -109,7 +109,7 @@ class Mcp(Tool):
         user_and_password = re.search(r"//([^/?#]*)@", self.address or "")
         # ``${USER}:${PASSWORD}`` names variables, and leaves only the colon.
         if user_and_password and _VARIABLE.sub("", user_and_password[1]).strip(":"):
-            # It is not shown. A run stores its configuration.
+            # The message leaves the address out, because the address holds a secret.
             raise ValueError(
                 "the address of the MCP server has a user name or a password, which would be stored with the"
                 " run: export environment variables, and write ${NAME} for both, or send"
@@ -229,12 +229,11 @@ class _Connection:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], seconds: float, on_start: Callable[[], None]
     ) -> Any:
-        """Returns the result of a call, or raises the client's exception. `on_start` is called when the
-        call's clock begins to run.
+        """Returns the result of a call, or raises the client's exception.
 
-        Raises TimeoutError `seconds` after that. The clock begins once the server is assumed to process the
-        call, so that a call may wait for those before it, but not for ever: each of them is answered or runs
-        out of time.
+        The call's clock begins once the server is assumed to process the call; `on_start` is called then.
+        Raises TimeoutError when the clock has run for `seconds`. The call first waits for the calls before
+        it, but not for ever: each of those is answered or runs out of time.
         """
         call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_start)
         self._calls.append(call)
@@ -264,7 +263,8 @@ class _Connection:
             call.changed.clear()
         self.answered += 1
         self.overdue_in_a_row = 0
-        # The calls before it have no answer yet, so that the server processes all of these at once.
+        # `_calls` has the calls without an answer in the order of sending. This call got its answer before
+        # the earlier ones, so that the server processes this call and the earlier ones at the same time.
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
@@ -367,7 +367,8 @@ class _ServerThread:
 
         connection = self.connected()
         seconds = self._tool.call_seconds
-        # The clock of the answer's turn stops while the server processes other calls.
+        # This clock measures the time of the answer's turn. It stops here, because the server may first
+        # process other calls. `connection.call` starts it when the server probably begins with this call.
         clock = call_clock()
         clock.stop()
         coroutine = connection.call(tool, arguments, seconds, clock.start)
@@ -397,8 +398,8 @@ class _ServerThread:
 
     def _overdue(self, connection: _Connection) -> str:
         """Returns the text for a call that ran out of time. Drops the connection if the server hangs."""
-        # While other calls wait, a server that processes one call at a time can't list its tools. Then only
-        # several overdue calls in a row raise a doubt.
+        # A server that processes one call at a time can't list its tools while other calls wait. Then one
+        # overdue call is no sign of a server that hangs. Only several in a row are a reason to test it.
         is_in_doubt = not connection.waiting or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         if is_in_doubt and not self._is_alive(connection):
             self._end(connection, "hangs")
@@ -411,7 +412,8 @@ class _ServerThread:
     def _is_alive(self, connection: _Connection) -> bool:
         """Asks `_Connection.is_alive` in the event loop. Any error means that the connection is broken."""
         try:
-            # The coroutine ends after `_ALIVE_S`. Twice this is for a loop that is busy.
+            # The coroutine ends `_ALIVE_S` after its start. A busy event loop may start it late, hence twice
+            # the time.
             return asyncio.run_coroutine_threadsafe(connection.is_alive(), self._loop).result(2 * _ALIVE_S)
         except Exception:
             return False
@@ -448,6 +450,8 @@ async def _transport(tool: Mcp, error_output: _ErrorOutput) -> AsyncIterator[Any
 
     if tool.address is None:
         # -I: the code that starts the server imports nothing from the working directory.
+        # `_START_GUARDED` runs the command as a server that the kernel kills when its parent ends. By the
+        # number of this process, it starts nothing if the parent has ended already.
         arguments = ["-I", "-c", _START_GUARDED, str(os.getpid()), *tool.command]
         program = StdioServerParameters(command=sys.executable, args=arguments, env=dict(tool.variables))
         yield stdio_client(program, errlog=error_output.file)

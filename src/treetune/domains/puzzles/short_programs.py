@@ -83,7 +83,8 @@ class ShortPrograms(Puzzles):
                 "Write a Python program that reads a whole number and prints what becomes of it by these"
                 f" steps: {described_steps}. End with the program in a block of code."
             )
-        # In symbols, answers don't read the number: the grader puts this line before them.
+        # With the wording "symbols", an answer has no line that reads the number. The grader puts the line
+        # `_HEAD` before such an answer.
         data = {"steps": names} | ({"prefix": _HEAD} if self.wording == "symbols" else {})
         return Puzzle(prompt, gold_of(program), names, data)
 
@@ -112,7 +113,7 @@ class ShortPrograms(Puzzles):
 
 
 def _draw_other_step(step: Step, generator: random.Random) -> Step:
-    """Returns another step: with probability 0.5 the same one with another number, if it has a number."""
+    """Returns another step: with probability 0.5 the same operation with another number, if there is one."""
     kind = step.symbols.split()[0]  # "add" of "add 3"
     others = [other for other in STEPS if other != step]
     alike = [other for other in others if other.symbols.split()[0] == kind]

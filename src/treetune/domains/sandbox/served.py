@@ -187,6 +187,8 @@ class LibraryScorer:
         Raises SandboxUnavailable if the sandbox failed for a reason that isn't the answer's.
         """
         request = frame_request(json.dumps({"problem": problem, "answer": answer}).encode())
+        # The sandbox ends a late answer at its deadline. The spare time is for what a library imports for a
+        # problem.
         limits = replace(self._limits, seconds=self._limits.seconds + _SPARE_SECONDS)
         with self._lock:
             # Try twice, because an earlier answer, or the machine, may have ended the sandbox.
@@ -213,11 +215,14 @@ class LibraryScorer:
             return self._running
         self.close()
         program = bundle(self._score_module, "reading", "comparing", "scoring")
+        # True where programs see no processes and no files but their own.
         confined = self._sandbox.has_own_processes
         call = (
             f"\nfrom treetune.domains.sandbox.inside.scoring import serve"
             f"\nserve(prepare, {self._package!r}, {self._limits.seconds!r}, {confined!r})"
         )
+        # The limits for all answers that this sandbox scores. Each answer has its own limit of time, so that
+        # the limit of processor time is in effect none.
         all_answers = replace(self._limits, cpu_seconds=_LIFETIME_CPU_SECONDS)
         self._running = self._sandbox.begin(program + call, all_answers)
         # The request is empty, because the program sends its first reply unasked, when it is ready.
@@ -256,7 +261,7 @@ def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
     """Reads the reply to an answer: ``{"result": {"score": 0.5}}``, ``{"result": {"raised": "KeyError"}}``,
     ``{"late": true}``, ``{"crashed": -9}`` or ``{"failed": "…"}``.
 
-    Raises SandboxUnavailable for the last of these, which is not the answer's fault.
+    Raises SandboxUnavailable for ``failed``: no scorer could be made, which is not the answer's fault.
     """
     if "failed" in reply:
         raise SandboxUnavailable(f"no scorer could be made for this problem: {reply['failed']}")
@@ -269,6 +274,7 @@ def _read_score(reply: Mapping[str, Any]) -> LibraryScore:
     # A malicious answer may have written this itself. So only the keys below are used, and only as data.
     if not isinstance(result, dict):
         return LibraryScore(score=None, message="its process returned no score", has_crashed=True)
+    # "refused" names what the answer tried and Python refused, such as "exec", the execution of code.
     refusal = f"it wanted more than to be read ({result['refused']})" if "refused" in result else None
     score = result.get("score")
     if isinstance(score, float):

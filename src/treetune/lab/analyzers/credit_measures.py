@@ -39,10 +39,10 @@ class Truth:
 
 
 def reliability(truths: Sequence[Truth]) -> float | None:
-    """Returns the share of the variance of true advantages that is not their estimation error.
+    """Returns the share of the variance of the true advantages, as estimated, that is not estimation error.
 
-    A correlation with the estimated advantages is the correlation with exact ones, times the square root of
-    this share. None where the advantages don't vary, or the values are exact.
+    A method's correlation with the estimated true advantages is its correlation with the exact ones, times
+    the square root of this share. None where the advantages don't vary, or the true values are exact.
     """
     noise: list[float] = []  # the variance of each advantage, a difference of two estimates
     advantages: list[float] = []
@@ -66,12 +66,14 @@ class CreditOfMethod:
 def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dict[str, Any]:
     """Returns a method's errors, with 95 % intervals over problems.
 
-    ``value_bias`` is the mean of value − true value, and ``value_error`` the root of the mean squared
-    difference, from which the variance of the true values' own error is subtracted; None for a method without
-    values. ``advantage_correlation`` is the correlation (Pearson's) of the steps'
-    advantages with the true ones, where a token that isn't trained has the advantage 0. ``decisive_signs`` is
-    the share of right signs among the advantages of decisive steps: the step of each answer with the largest
-    true advantage, if that is at least `MATTERS`. None where there is none.
+    * ``value_bias`` is the mean of value − true value; None for a method without values.
+    * ``value_error`` is √(mean of (value − true value)² − variance of the true values' own error); None for a
+      method without values.
+    * ``advantage_correlation`` is Pearson's correlation of the steps' advantages with the true ones. A token
+      that isn't trained has the advantage 0.
+    * ``decisive_signs`` is the share of decisive steps whose advantage has the right sign; None without such
+      steps. An answer's decisive step is the one with the largest true advantage in size, if that size is at
+      least `MATTERS`.
     """
     value_errors: list[float] = []  # NaN for a step without a value
     noise_of_truths: list[float] = []  # the variance of the true value before each step

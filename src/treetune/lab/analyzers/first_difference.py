@@ -149,7 +149,7 @@ def _compare_tensors(first: Path, second: Path) -> Difference:
         first_file, second_file = files
         if sorted(first_file.keys()) != sorted(second_file.keys()):
             count = len(second_file.keys())
-            # Two files with as many tensors have other names.
+            # Both files may have the same number of tensors. Then only their names differ: "or others".
             return "the names of its tensors", str(len(first_file.keys())), f"{count} or others"
         for name in first_file.keys():  # noqa: SIM118  (it can't be iterated over)
             a, b = first_file.get_tensor(name), second_file.get_tensor(name)
@@ -185,7 +185,8 @@ def _compare_tables(first: Path, second: Path) -> Difference:
         for row, (a, b) in enumerate(zip(column, second_column, strict=True)):
             if a.equals(b):
                 continue
-            # None for cells that only differ in what depends on time, or in two texts of not-a-number.
+            # None if the cells differ only in what depends on time, or if both are NaN, which isn't equal to
+            # itself.
             difference_in_cell = _difference_of_values(a.as_py(), b.as_py())
             if difference_in_cell is not None:
                 differences.append((row, name, difference_in_cell))
@@ -274,8 +275,10 @@ def _verify_stream(path: Path) -> None:
 
 
 def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], object]) -> Difference:
-    """Returns a difference if, by their checksums, one of two files or folders is damaged and the other is
-    not. What is compared of their content is equal."""
+    """Returns a difference if, by their checksums, only one of two files or folders is damaged.
+
+    It is called after a comparison of their contents that found no difference. A part that is not compared
+    may still be damaged."""
 
     def verdict(path: Path) -> str:
         try:
@@ -291,7 +294,7 @@ def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], objec
 def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two files of the same size and content has a checksum.
 
-    Files of earlier versions have none. They are shorter, and so are not compared here."""
+    Files of earlier versions have no checksum. Such a file is shorter, so that None is returned for it."""
     sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:
@@ -305,7 +308,7 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
 
 
 def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
-    """Returns a difference if only one of two folders with equal tensors is damaged by its checksums."""
+    """Returns a difference if, by the checksums, only one of two folders with equal tensors is damaged."""
 
     def verify(path: Path) -> None:
         if damage := damage_of(path):
@@ -315,9 +318,10 @@ def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
 
 
 def _compare_journals(first: Path, second: Path, phase: str) -> Difference:
-    """Compares the requests of a phase in two folders of journals, in any order and of any rank.
+    """Compares the requests of a phase in two folders of journals.
 
-    None also where one of both has no journal of the phase."""
+    Neither the order of the requests nor the rank that made them matters. Returns None also where one of the
+    folders has no journal of the phase."""
     in_first, in_second = (_read_requests(folder, phase) for folder in (first, second))
     if not in_first or not in_second:
         return None

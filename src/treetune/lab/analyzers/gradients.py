@@ -56,6 +56,7 @@ class Loss:
         self.sequences = Sequences.of(episodes)
         # The KL to the start model is only a metric, and would load that model.
         without_kl = replace(self.settings, measure_kl=False)
+        # True where the trainer makes the advantages, from the values of its critic.
         leaves_values = credit.leaves_values_to_trainer
         self.tensors = prepare(
             without_kl,
@@ -76,6 +77,7 @@ class Loss:
         minibatch = Minibatch.of(self.sequences, members, objective)
         total = 0.0
         if minibatch.units:
+            # `whole`: whether all rows of a unit (a sequence or a pair) must be in the same micro-batch.
             units, whole = minibatch.units, minibatch.keep_units
             settings, ranks = scorer.settings, scorer.ranks
             for batch in micro_batches(self.sequences, units, settings, ranks, keep_units=whole):
@@ -184,8 +186,11 @@ def problem_gradients(
 
 
 def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Episode]) -> list[Episode]:
-    """Returns the episodes with the trained tokens of the reference. A token that they don't train gets the
-    advantage 0 instead, which gives the same gradient."""
+    """Returns the episodes with the trained tokens of the reference.
+
+    A token that only the reference trains gets the advantage 0. The gradient is then the same as if the token
+    were not trained.
+    """
     same_tokens = []
     for reference_episode, episode in zip(reference, episodes, strict=True):
         assert episode.advantages is not None
@@ -211,8 +216,11 @@ def _project(parts: Sequence[Tensor], bins_D: Tensor, signs_D: Tensor) -> Tensor
 
 
 def _digest(loss: Loss, members: Sequence[Unit], point: int, seed: int) -> str:
-    """Returns a hash of all that a problem's gradient with a credit depends on but the weights: the tokens of
-    its answers, which of them are trained, and their advantages."""
+    """Returns a hash of what a problem's gradient with a credit depends on.
+
+    The hash covers the tokens of the problem's answers, which of the tokens are trained, their advantages,
+    the checkpoint's number `point`, and `seed`. It doesn't cover the weights themselves.
+    """
     assert loss.tensors.advantages_N is not None
     digest = hashlib.blake2b(repr((point, seed)).encode(), digest_size=12)
     starts = loss.sequences.starts

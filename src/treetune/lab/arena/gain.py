@@ -47,11 +47,12 @@ def gain(
     """Returns ``gain``, the gain per answer with its interval (95 %, bootstrap over problems), and ``cost``,
     ``gain_per_token``, ``bias``.
 
-    The arrays are the gradients of each problem with RLOO, with true advantages (RLOO again where there are
-    none), and with the credit. Row n of all three is of the same problem. If it is also of the same answers,
-    their common noise cancels out. ``bias`` is the share of the mean gradient's squared length that isn't
-    along the true one. The gain is None where the mean gradient has no part along the true one, or where
-    noise hides it.
+    The gain per answer is V(RLOO) / V(credit), where V is the variance of a problem's policy gradient. A bias
+    counts as variance, too. The arrays are the gradients of each problem with RLOO, with true advantages
+    (RLOO again where there are none), and with the credit. Row n of all three is of the same problem. If the
+    three rows are also of the same answers, their common noise cancels out. ``bias`` is the share of the mean
+    gradient's squared length that isn't along the true one. The gain is None where the mean gradient
+    has no part along the true one, or where noise hides that part.
     """
     problems = len(credit_ND)
     reference_ND, true_ND = reference_ND[:problems], true_ND[:problems]
@@ -109,11 +110,11 @@ def _split_mean(rows_ND: Rows) -> _Split:
 
 
 def _mix_like(reference_ND: Rows, true_ND: Rows, credit_ND: Rows) -> Rows:
-    """Returns the mixture of RLOO's gradients and the true ones whose noise correlates most with a biased
-    credit's.
+    """Returns the mix of RLOO's and the true gradients whose noise correlates most with a biased credit's.
 
-    Both are unbiased, so any mixture of them is. The more noise the credit's gradients share with it, the
-    more exactly their bias is measured: GRPO shares noise with RLOO, smoothed values with true advantages.
+    RLOO's and the true gradients are unbiased, so any mixture of the two is unbiased. The more noise the
+    mixture shares with the credit's gradients, the more exactly the credit's bias is measured. GRPO shares
+    noise with RLOO, and smoothed values share noise with true advantages.
     """
     # Inner products of the noise of r (RLOO's), t (the true ones) and c (the credit's).
     r, t, c = ((rows_ND - rows_ND.mean(0)).ravel() for rows_ND in (reference_ND, true_ND, credit_ND))
@@ -121,16 +122,17 @@ def _mix_like(reference_ND: Rows, true_ND: Rows, credit_ND: Rows) -> Rows:
     # The least squares of c on r and t, up to a common factor; negative weights are left out.
     weight_r = max(rc * tt - tc * rt, 0.0)
     weight_t = max(tc * rr - rc * rt, 0.0)
+    # Where both weights are 0, the mixture has the true gradients alone.
     share_of_reference = np.float32(weight_r / (weight_r + weight_t or 1.0))
     return true_ND + share_of_reference * (reference_ND - true_ND)
 
 
 def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.float64]:
-    """Returns a row of gains and one of biases, a column for each resample.
+    """Returns two rows, the gains and the biases, with a column for each resample.
 
-    `means_MR` has the means over problems of what `gain` collects: for RLOO, the target, the target with the
-    credit, and the credit, the variance (or covariance) and then the squared length (or inner product) of the
-    mean gradients.
+    `means_MR` has the means over problems of the eight numbers that `gain` collects. These are two numbers
+    for RLOO, for the target, for the target with the credit, and for the credit: first the variance (or
+    covariance), then the squared length (or inner product) of the mean gradients.
     """
     variance_R, _, _, length_R, _, along_R, credit_variance_R, credit_length_R = means_MR
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -143,6 +145,7 @@ def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.
             scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
             # Then the squared length of the part across t is what is left of that of the scaled gradient.
             missed_R = np.maximum(scale_R**2 * credit_length_R - length_R, 0)
+        # The bias counts as noise of a batch of `BATCH` problems, and adds to the credit's variance.
         gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH * missed_R)
         bias_R = np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)
         return np.stack([gain_R, bias_R])
@@ -173,6 +176,7 @@ def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     by_gain = sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0))
     for name, score in by_gain:
         value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
+        # The gain at each ρ: the cost of training a token, in units of sampling one.
         at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
         bias_text = "–" if bias is None else f"{bias:.3f}" if bias else "0"
         rows.append(
@@ -206,8 +210,9 @@ def with_interval(number: Mapping[str, float | None]) -> str:
 def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     """Draws gain per answer over cost, a panel for each task, a point for each method.
 
-    A line for each ρ joins the points that are worth as much as RLOO; a method above it is worth more. Gains
-    below 0.05 are outside of the figure."""
+    ρ is the cost of training a token, in units of sampling one. A line for each ρ joins the points that are
+    worth as much as RLOO; a method above the line is worth more. Gains below 0.05 are outside of the figure.
+    """
     figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
     methods = list(dict.fromkeys(name for scores in by_panel.values() for name in scores))
     for panel, scores in zip(axes, by_panel.values(), strict=True):
@@ -238,8 +243,11 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
 
 
 def best_at(methods: Mapping[str, Mapping[str, Any]], rho: float, by: str = "value") -> tuple[str, float]:
-    """Returns the name of the method with the highest gain at this ρ, and that gain. With `by` "low", methods
-    are compared by the low ends of their intervals. True advantages don't take part."""
+    """Returns the name of the method with the highest gain at a given ρ, and that gain.
+
+    ρ is the cost of training a token, in units of sampling one. With `by` "low", methods are compared by the
+    low ends of their intervals. True advantages don't take part: no result recommends them.
+    """
     gains = {
         name: at_ratio(score["gain"][by], score["cost"], rho)
         for name, score in methods.items()

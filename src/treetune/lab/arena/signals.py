@@ -47,6 +47,7 @@ class HindsightRatio(TokenCredit):
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         language: Language = answers[0].problem.data["language"]
+        # The arena's toy language has an exact value for each status (S) at each position (T) of an answer.
         positions = np.arange(language.length + 1)
         rows = []
         for answer in answers:
@@ -54,6 +55,7 @@ class HindsightRatio(TokenCredit):
             before_T = values_T[:-1]
             # After a state from which no answer is correct, all values are 0, and so is the credit.
             divisor_T = np.where(before_T > 0, before_T, 1.0)
+            # (V(after) − V(before)) / V(before)
             credit_T = np.diff(values_T) / divisor_T
             rows.append([*credit_T.tolist(), 0.0])  # 0 for the end token
         return rows

@@ -91,7 +91,8 @@ class CreditedFolder:
                 )
         elif any(entry.name != ".lock" for entry in self.path.iterdir()):
             raise ValueError(f"{self.path} is not empty: choose another folder with --output")
-        # First, since a folder without it would be refused after a kill.
+        # The configuration is written first. After a kill, a folder with other files and without it would be
+        # refused as not empty.
         write_json(path, config)
         manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
         write_record(self.path / MANIFEST, manifest)
@@ -138,7 +139,8 @@ class CreditedFolder:
         folder = self.iteration(file)
         iteration = file.number - 1  # on disk, iterations count from 0
         # If the file has changed since it was credited, the folder has the results of its former contents.
-        # The record goes first and comes last: without it, the next call credits the file again.
+        # So the record is deleted before the other files, and written after them. Without a record, the next
+        # call credits the file again.
         for name in (RECORD, "trajectories.arrow", "episodes.arrow"):
             (folder / name).unlink(missing_ok=True)
         if trajectories:
@@ -147,10 +149,14 @@ class CreditedFolder:
         write_record(folder / RECORD, asdict(result))
 
     def write_metrics(self, results: Mapping[int, CreditedFile]) -> None:
-        """Writes a line of metrics for each credited file, by the number of its iteration."""
+        """Writes a line of metrics for each credited file.
+
+        `results` has the results by the numbers of iterations, which count from 1.
+        """
         lines = []
         for number, result in sorted(results.items()):
-            # The log's own time, so that the same log gives the same lines.
+            # `stat[0]` is the time of the log file's last change, in nanoseconds. With the present time
+            # instead, the same log would give other lines each time.
             row = metrics_row(number - 1, result.stat[0] / 1e9, result.metrics)
             lines.append(json.dumps(sealed(row)) + "\n")
         write_text(self.directory.metrics, "".join(lines))

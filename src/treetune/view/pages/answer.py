@@ -62,8 +62,8 @@ VERDICT = ("outcome", "extracted", "message", "seconds")
 
 def show(view: PageRequest) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?depth=` (of a tree), `?all=1`,
-    `?on=1` (a ticked label opens the next answer), and the fields of the list, as `pages.answers.show` has
-    them.
+    `?on=1` (the page goes to the next answer after a label is ticked), and the fields of the list of answers,
+    as `pages.answers.show` has them.
 
     Without an answer it shows the first one of the list's page, or the last one with `?last=1`.
     """
@@ -106,7 +106,7 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     except ValueError:  # it can't be read
         config = {}
     tokens = tokens_of(view.run.path, answer, config)
-    made = made_of_credit(config)
+    made = made_of_credit(config)  # says how training changes the advantages of credit
     is_credited_log = config.get("type") == CREDITED_LOG
     colours = colourings(tokens, made)
     if is_credited_log:  # the trainer of a log records no numbers of tokens
@@ -141,8 +141,11 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
         def address(number: int, depth: int | None, start: int | None = None) -> str:
-            """Returns an address for `tree_html`: of an answer, of its tree from a step on, or of
-            the continuations of a state."""
+            """Returns an address for `tree_html`, about the answer `number` of the group.
+
+            With `start`, it is of the continuations after `start` tokens; with `depth`, of the tree from that
+            step on; with neither, of the answer itself.
+            """
             query: dict[str, Any] = {"answer": group[number].trajectory}
             if start is not None:
                 run, source = view.run.name, answer.source.name
@@ -251,8 +254,9 @@ def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
 def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     """Returns the numbers that tokens can be coloured by.
 
-    Each with the meaning of its colours, the `scale` from which on they are full, and the reason why it is
-    `missing`, if it is. `made` describes how training changes the advantages of credit.
+    Each comes with the meaning of its colours, and with its `scale`, the size of a number from which the
+    colour is full. `missing` says why a token has no such number; it is empty if tokens have them. `made`
+    describes how training changes the advantages of credit.
     """
     numbers: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
     trains = "training advantage"
@@ -284,8 +288,8 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
         column, scale = numbers.get(name), None
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
-            # All tokens of a step have its advantage, and the step with the largest may be a short one, so
-            # that a quantile over tokens could miss it.
+            # All tokens of a step have the step's advantage. The step with the largest advantage may be
+            # short. A quantile below 1 over tokens could then miss that advantage.
             quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
             scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
         colours.append(
@@ -311,7 +315,8 @@ def _lines(
     lines = []
     for step in tokens.steps:
         end = step.end if most is None else min(step.end, most)
-        # All further steps are beyond `most`. Only an answer without tokens has an empty step.
+        # This step and all further ones are beyond `most`. Only an answer without tokens has an empty step,
+        # which is kept.
         if step.start >= end and tokens.count:
             break
         shown_tokens = []
@@ -354,8 +359,10 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
 def _chain(
     view: PageRequest, answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns the steps from their values to their shares in the gradient, with settings and metrics of the
-    iteration that affect them."""
+    """Returns all about an answer's steps, from their values to their shares in the gradient.
+
+    This includes the settings and metrics of the iteration that affect these numbers.
+    """
     trainer, episode = config.get("trainer") or {}, answer.episode
     objective = trainer.get("objective") or {}
     steps = trained_steps(answer, tokens, config)
@@ -368,7 +375,8 @@ def _chain(
     advantages = [abs(item.advantage) for item in steps]
     trained = [abs(item.trained_advantage) for item in steps if item.trained_advantage is not None]
     shares = [item.share or 0.0 for item in steps]
-    # Steps whose advantage changes its sign by normalisation, or becomes other than 0.
+    # `turned` has the steps whose advantage changes its sign in training, and `moved` those whose advantage
+    # of 0 becomes another number.
     turned = [
         item
         for item in steps

@@ -109,11 +109,12 @@ def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
 
 
 def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Returns the values of an answer in the template, with its steps coloured by the first method."""
+    """Returns what the template shows of an answer. The first method's advantages colour its steps."""
     methods: list[MethodCredit] = [
         method_of(name, credit, costs.get(name)) for name, credit in row["credit"].items()
     ]
     first, steps = methods[0], []
+    # A method's cell is a pair for each step: the value before the step, and the step's advantage.
     for step, (_, advantage) in zip(row["steps"], first.cells, strict=True):
         if not step:  # the end token has no text
             text = "(end)"
@@ -139,8 +140,11 @@ class TreeSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shows the answers to the problem whose rewards differ most, and of several the one with the largest
-        credit."""
+        """Shows the answers to the problem whose rewards differ most.
+
+        Of several such problems, the one with the largest advantage is shown. Only answers whose steps have
+        values count, and only problems with several answers.
+        """
         answers_and_source = newest(experiment)
         if answers_and_source is None:
             return ""
@@ -152,6 +156,7 @@ class TreeSection(ReportSection):
         )
         for row in chosen:  # one at most
             group = [episode for episode in answers.group(source.name, row["problem"]) if episode.step_values]
+            # 0: the table of steps is that of the group's first answer.
             return tree_html(group, all_texts(experiment.path) or (), 0)
         return ""
 
@@ -171,7 +176,8 @@ class EpisodesSection(ReportSection):
             experiment.missing.append("there are no episodes to show")
             return ""
         answers, source = answers_and_source
-        # Answers that no training row was made of are left out. Of demonstrations each row is one.
+        # Leaves out answers that gave no training row. Where the answers are read from the file of episodes
+        # itself (demonstrations, or a damaged file of answers), each of them is a training row.
         trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
         rows = answers.sql(
             "SELECT *, score >= ? AS is_right,"
@@ -216,9 +222,11 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
     episode, tokens = shown.episode, tokens_of(experiment.path, shown, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
     drawing, steps = "", []
+    # A stretch of tokens with a branch was written in a thread: such an answer is drawn as threads.
     if any(stretch.branch for stretch in episode.stretches):
         drawing = threads_html(ThreadedAnswer(tokens.texts, episode, answer.trajectory, scale))
     else:
+        # If training computed other advantages, credit's own are called OF_CREDIT, else "advantage".
         of_credit = tokens.numbers.get(OF_CREDIT, tokens.numbers.get("advantage", np.zeros(tokens.count)))
         advantages = np.nan_to_num(of_credit).tolist()
         for step in tokens.steps:

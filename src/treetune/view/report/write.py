@@ -104,6 +104,7 @@ def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
     Several experiments also have a chart for each domain of a set. A single experiment has those in its
     section on domains.
     """
+    # A bunch is the experiments behind a curve. Here each curve is of one experiment.
     bunches = [Bunch(experiment.name, i, [experiment]) for i, experiment in enumerate(experiments)]
     charts = {chart.title.removeprefix("pass@1 on "): chart for chart in evaluation_charts(bunches)}
     labels: set[str] = set()

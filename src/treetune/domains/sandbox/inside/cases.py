@@ -69,7 +69,8 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
         if not ended:
             time.sleep(0.0005)
     ran_out_of_time = not ended and len(printed) <= most_bytes
-    # Its group, with the processes that it started, and itself, in case it has not yet made its group.
+    # Kills the program's group, with the processes that the program started. Then kills the program itself,
+    # in case it has not yet made its group.
     for kill in (os.killpg, os.kill):
         try:
             kill(pid, SIGKILL)
@@ -133,6 +134,7 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         # Only the first input is reported. The reader of the report takes inputs without a line as failed.
         message = f"{type(error).__name__}: {error}".encode(errors="replace")
+        # To descriptor 1, with exit status 1.
         _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
         return
     names = customary_names(code)
@@ -171,7 +173,7 @@ def _end(status: int) -> None:
                     stream.flush()
             except Exception:
                 status = status or 1
-        # Closes files that the program has left open. Objects that end with them may still print something,
-        # which is flushed by the second round.
+        # Ends the program's objects, and so closes files that it has left open. Objects may print something
+        # as they end. The second round flushes that text.
         sys.modules["__main__"].__dict__.clear()
     os._exit(status)
