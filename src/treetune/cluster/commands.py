@@ -29,7 +29,7 @@ CREDIT_KEY = "TREETUNE_CREDIT_KEY"
 
 def serve_engine(options: Options) -> int:
     """Serves until it is interrupted, and returns 0, or until the server ends, and returns its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # also if a shell made this process ignore them
         signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
     from treetune.engine.given import read_key
@@ -204,8 +204,8 @@ def _machine(options: Options) -> Machine:
 def start_shape(root: PolicyIteration) -> Shape | None:
     """Returns the sizes of the model that the experiment starts from.
 
-    If that is a checkpoint that isn't there yet, they are those of the experiment that makes it, provided
-    that a shipped configuration has its name. Raises ValueError if none has.
+    The model may be a checkpoint that isn't there yet. Then the sizes come from the experiment that makes the
+    checkpoint, which a shipped configuration has to describe. Raises ValueError without such a configuration.
     """
     try:
         return root.model.shape(root.task.alphabet)

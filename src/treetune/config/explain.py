@@ -165,7 +165,7 @@ class Explanation:
 
     def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
-        text = self._text_that_sets(layer, key)
+        text = self._text_that_sets(layer, key)  # the file, or a library that the file calls
         caller = None if text is layer else layer.name
         line = lexer.field_line(text.text, key) if key and text.path else None
         if key:
@@ -184,7 +184,10 @@ class Explanation:
         return [Setting(text.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
-        """Returns the file, or the library that it calls if only that mentions the key."""
+        """Returns the text that mentions the key: the file, or else the first library with a mention.
+
+        The libraries are those that the file calls. If no text mentions the key, the file is returned.
+        """
         if key and not lexer.mentions(layer.text, key[-1]):
             for library in self._libraries(layer):
                 if lexer.mentions(library.text, key[-1]):
@@ -195,21 +198,24 @@ class Explanation:
         """Yields the imports whose content is merged into the object at `prefix`, in the order of merging."""
         names = self._keys_of_object(layer, prefix) or ()
         merged = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
-        # The value of an import's mark is its number in that order, unless the file computes it.
+        # A mark is the key that stands for an import. The mark's value is the import's number in the order of
+        # merging, except where the value depends on other files (COMPUTED).
         numbers = {name: self._own_value(layer, (*prefix, _MARK + name)) for name, _ in merged}
         if COMPUTED not in numbers.values():
             merged.sort(key=lambda name_and_layer: numbers[name_and_layer[0]])
         yield from merged
 
     def _keys_of_object(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
-        """Returns the keys of the object at `prefix`, among them the marks of the imports that are merged
-        into it; None if the object depends on other files."""
+        """Returns the keys of the object at `prefix`; None if the object depends on other files.
+
+        Some of the keys are marks: a mark stands for an import that is merged into the object.
+        """
         whole = self._own_object(layer)
         if whole is MISSING:
             # Jsonnet is lazy. So this object may be evaluated even if another part of the file fails.
             parent_names = self._keys_of_object(layer, prefix[:-1]) if prefix else None
             if parent_names is not None and prefix[-1] not in parent_names:
-                return []
+                return []  # the file has nothing at `prefix`
             names = self._probe(layer, "keys(at)", prefix)
             return None if names is COMPUTED else names
         value = value_at(whole, prefix)
@@ -226,7 +232,9 @@ class Explanation:
         return value_at(whole, key)
 
     def _own_object(self, layer: Layer) -> Any:
-        """Returns the file's own object with marks, or MISSING if it can't be evaluated as a whole.
+        """Returns the object that a file makes without its imports; MISSING if the file fails as a whole.
+
+        In the object, marks (keys that begin with `_MARK`) stand for the imports.
 
         Jsonnet parses its standard library again for every evaluation and every import, which takes tens of
         milliseconds. So all files are evaluated as one text. If a file fails, it is left out and the others
@@ -287,6 +295,7 @@ class Explanation:
     def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
         """Returns whether an import overrides the file's own object.
 
+        `rest` is the end of `key`, below the object into which the import is merged.
         The import is replaced by a sentinel: for `rest` ("a", "b") by the object ``{"a"+: {"b": sentinel}}``.
         The import wins if the key's value is then the sentinel.
         """
@@ -299,8 +308,12 @@ class Explanation:
         return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
 
     def _probe(self, layer: Layer, result: str, path: KeyPath, instead: dict[str, str] | None = None) -> Any:
-        """Evaluates an expression about the value at `path` of a file alone. Returns COMPUTED if that
-        fails."""
+        """Evaluates an expression about one value of a file alone. Returns COMPUTED if that fails.
+
+        Args:
+            result: The Jsonnet expression. In the expression, ``at`` is the value at `path`.
+            instead: Texts that replace marks, as for `_with_marks`.
+        """
         question = (layer, result + json.dumps(instead), path)
         if question not in self._probes:
             # A number may be a key or an index. -1 is the index of no item.
@@ -322,7 +335,8 @@ class Explanation:
         """Returns the text of a file with a marked empty object in place of each import.
 
         Example: in place of the first import, of ``b.jsonnet``, it has the object ``{"<import> b.jsonnet": 1,
-        "<import> ": 1}``. The second key passes the number on to the mark that is merged next.
+        "<import> ": 1}``. The number 1 counts the imports that have been merged so far. The second key passes
+        this number on to the mark that is merged next.
 
         Args:
             instead: Texts that replace marks, by the name in the mark.
@@ -341,7 +355,11 @@ class Explanation:
         return lexer.replace_imports(layer.text, mark)
 
     def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
-        """Evaluates a text. Libraries that it imports get marks in place of their own imports."""
+        """Evaluates a text. Libraries that the text imports get marks in place of their own imports.
+
+        Args:
+            instead: Texts that replace marks, as for `_with_marks`.
+        """
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
             path = find_file(name, Path(directory or "."))
@@ -353,9 +371,12 @@ class Explanation:
 
 
 def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
-    """Returns the number of the text, among those that were evaluated as one, that Jsonnet's message is
-    about."""
+    """Returns the number of the text that Jsonnet's message is about; None if the message doesn't tell.
+
+    The texts were evaluated as one text, in this order.
+    """
     for frame in frames(str(error)):
+        # Each text takes up its lines. The text in which none are left contains the line of the message.
         lines_left = frame.line
         for number, text in enumerate(texts):
             lines_left -= text.count("\n")
@@ -394,7 +415,10 @@ def as_plain(value: Any) -> Any:
 
 
 def _without_marks(value: Any) -> Any:
-    """Returns a value without the marks of imports; an object of nothing else is named by its imports."""
+    """Returns a value without the keys that stand for imports (marks).
+
+    An object with nothing but marks becomes a text with the names of its imports.
+    """
     if isinstance(value, dict):
         plain = {name: _without_marks(item) for name, item in value.items() if not name.startswith(_MARK)}
         marks = [name.removeprefix(_MARK) for name in value if name.startswith(_MARK)]

@@ -162,7 +162,7 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
 def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """Draws all panels in one figure: mean over seeds with their range."""
     charts = panel_charts(results, curves)
-    # With more rows of charts than charts in a row, a row gets one more.
+    # If the charts need more rows than a row has charts, each row gets one more chart.
     across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
     return _draw_charts(results, charts, min(len(charts), across), paths)
 

@@ -127,6 +127,7 @@ def legend(results: Results) -> list[str]:
             lines.append("△ higher and ▽ lower: the same, for columns without a better direction.")
     for column in table.columns:
         if column.over is not None:
+            # The column shows a ratio. `declared_ratios` has the full names of the ratio's two numbers.
             numerator, denominator = (declared()[name].title for name in declared_ratios()[column.number])
             lines.append(
                 f"{column.name}: {numerator} of {column.over} divided by {denominator} of the row, means by"
@@ -242,6 +243,7 @@ def pair_grid(results: Results) -> DataFrame:
 
 def _comparison_cells(comparison: Comparison) -> list[str]:
     """Returns the cells below COMPARISON_HEADS."""
+    # `called` is the direction of a significant difference, such as "better"; None for any other difference.
     column, difference, called = comparison.column, comparison.difference, comparison.called
     return [
         str(comparison.seeds),

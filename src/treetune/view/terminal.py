@@ -277,7 +277,8 @@ def run_page(
 def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
     """Returns charts of the metrics; if none are named, of accuracy and of the first usual metrics.
 
-    `CURVES` charts are drawn then, or more where accuracy alone leaves no room for two others.
+    If none are named, at most `CURVES` charts are drawn. With many charts of accuracy, the limit is higher,
+    so that there is room for two other charts.
     """
     bunches = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
@@ -483,8 +484,11 @@ class TerminalView:
         return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
 
     def _body(self, room: int) -> list[list[Segment]]:
-        """Returns the lines between heading and keys: of the list those that fit into `room`, of other pages
-        all, of which `top` is the first that is shown."""
+        """Returns the lines between heading and keys.
+
+        Of the list of experiments, these are only the lines that fit into `room`. Of any other page, these
+        are all lines, and `top` is the first line that is shown.
+        """
         if self.helping:
             return self._lines(Text(HELP))
         if self.open is not None:
@@ -497,8 +501,8 @@ class TerminalView:
             return self._lines(self._nothing())
         table = self._lines(_experiments_table(rows, self.console.width, self.selected))
         heading, row_lines = table[0], table[1:]
-        # The last lines give the reason for the status of the selected experiment. On a low screen, rows need
-        # them.
+        # The last lines give the reason for the status of the selected experiment. On a low screen, the
+        # list needs these lines.
         reason: list[list[Segment]] = []
         if room > 6:
             reason = self._lines(_reason(rows[self.selected][1]))[:2]
@@ -523,7 +527,7 @@ class TerminalView:
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":
             return False
-        if self.helping or key == "help":
+        if self.helping or key == "help":  # while help is shown, any key hides it
             self.helping = not self.helping
         elif key == "back":
             self.open, self.top = None, 0

@@ -59,10 +59,11 @@ _MATH = re.compile(
 
 
 def visible(text: object) -> str:
-    """Makes invisible characters visible: controls, direction marks, zero-width characters, half characters.
+    """Makes invisible characters visible: controls, direction marks, zero-width characters, surrogates.
 
-    "a\\u200bb" becomes "a⟨ZWSP⟩b". Of combining marks beyond the first `MARKS` of a character it writes the
-    count."""
+    "a\\u200bb" becomes "a⟨ZWSP⟩b". A character keeps its first `MARKS` combining marks. The number of further
+    marks is written in their place.
+    """
     characters = str(text)
     if not characters.isascii():
         characters = _heaps().sub(lambda heap: f"{heap[1]}⟨{len(heap[2]):,} more marks⟩", characters)
@@ -76,7 +77,8 @@ def _named(match: re.Match[str]) -> str:
     code = ord(character)
     if code < 0x20 or code == 0x7F:
         return chr(0x2400 + code) if code < 0x20 else "␡"  # the picture that Unicode has of a control
-    # Others, surrogate, not assigned, private, format (tags among them): by number.
+    # Shown by number: other controls, format characters (tags among them), surrogates, characters that aren't
+    # assigned or are private, and separators of lines and paragraphs.
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"):
         return f"⟨U+{code:04X}⟩"
     return character
@@ -197,6 +199,7 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
     if not silent:
         token = state.push("mathematics", "", 0)
         token.content = next(group for group in match.groups() if group is not None)
+        # The groups a and b are formulas in $$…$$ and \[…\], which get lines of their own.
         token.meta = {"display": match["a"] is not None or match["b"] is not None}
     state.pos = match.end()
     return True

@@ -48,6 +48,7 @@ def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = CRE
         ConfigError: The configuration is wrong.
         ValueError: It isn't allowed.
     """
+    # A credit may contain a value estimator (VALUES) and a rule for states (STATES).
     return _read_part(Credit, setting, "credit", (*credits, *VALUES, *STATES))
 
 

@@ -170,7 +170,7 @@ class _Watch:
                     show(graded, self._answers)
                     time.sleep(self._settings.poll)
         except (Stopped, KeyboardInterrupt):
-            # Nothing else tells the user whether the jobs still run.
+            # `leave` ends the jobs, or leaves them running, and says which. Nothing else tells the user.
             self._console.say(f"stopped: {self._running.leave()}")
             raise
         except BaseException:
@@ -184,8 +184,11 @@ class _Watch:
             )
 
     def _jobs_of_earlier_command(self) -> set[int]:
-        """Returns the shards whose jobs still run from an earlier command. Raises RuntimeError where the
-        cluster can't say for `FIRST_LOOK_S`: two jobs would work on one shard."""
+        """Returns the shards whose jobs still run from an earlier command.
+
+        Raises RuntimeError if the cluster can't say so within `FIRST_LOOK_S` seconds. To start jobs all the
+        same could make two jobs work on one shard.
+        """
         end = time.monotonic() + FIRST_LOOK_S
         while True:
             try:
@@ -254,9 +257,10 @@ class _Watch:
     def _is_gone(self, shard: int) -> bool:
         """Returns whether a shard's job has ended for sure.
 
-        A job that isn't listed may still hold the claim of its shard, such as one of an earlier command that
-        is ending. It may also have finished, while a slow file system doesn't show done.json yet: that file
-        gets `settle` seconds to appear."""
+        A job that isn't listed may still run, such as a job of an earlier command that is ending. Such a job
+        holds the claim of its shard: a file that keeps other jobs off the shard. A job may also have
+        finished, while a slow file system doesn't show done.json yet. That file gets `settle` seconds to
+        appear."""
         if self._claims.is_held(self._file(shard, CLAIMS)):
             return False
         if self._read(shard, FAILURE) is not None:

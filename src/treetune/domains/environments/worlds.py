@@ -210,7 +210,8 @@ class ForkedProcesses:
                 try:
                     self._orders.send((order, pid))
                     return describe_exit(self._orders.recv())
-                except (EOFError, OSError):  # the loading process was killed, and with it all answers'
+                except (EOFError, OSError):
+                    # The loading process was killed. The processes of all answers died with it.
                     self._stop()
         return "was killed"
 
@@ -228,6 +229,7 @@ class ForkedProcesses:
         ours, theirs = Pipe()
         _bound(ours, START_SECONDS)
         with theirs:
+            # The connection goes both ways: it becomes the standard input and output of the process.
             self._process, setup = start_worker(
                 "treetune.domains.environments.worlds", self._memory_bytes, theirs.fileno(), theirs.fileno()
             )
@@ -322,6 +324,8 @@ def main() -> None:
         except EOFError:
             return
         if order != "fork":
+            # "kill" ends the process at once. "dies" is for a process that is ending: the process gets some
+            # time to end by itself, so that its exit code tells the reason.
             code = -signal.SIGKILL
             with contextlib.suppress(ChildProcessError):  # the child of an earlier process, which has ended
                 code = _end(pid, _LAST_WORDS_S if order == "dies" else 0.0)

@@ -102,6 +102,7 @@ class MathGrader(Grader):
         gold = _read_gold(problem.gold)
         if not gold.plain:
             return _refuse(extracted[:100], "the gold is empty")
+        # `plain_as_written` and `plain` are the gold's text before and after `undressed`.
         # A copy of the gold is right, also if it is too long to be read below.
         if _comparable_text(extracted) == gold.plain_as_written:
             return 1.0
@@ -391,8 +392,10 @@ def _without_layout(text: str) -> str:
 
 
 def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
-    """Returns both sides of ``x + y = 3``, or of ``x = 3`` if the value has no unit, which a formula can't
-    contain; otherwise None."""
+    """Returns both sides of ``x + y = 3`` or ``x = 3``; None for other answers.
+
+    None, too, for ``x = 3 cm``: a side is a formula, and a formula can't contain a unit.
+    """
     if isinstance(answer, Equation):
         return answer.left, answer.right
     if isinstance(answer, Named) and isinstance(answer.value, Scalar) and not answer.value.unit:
@@ -461,7 +464,11 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
 
 
 def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
-    """Compares times of the day. A text that may be a ratio is one, unless the question asks for a time."""
+    """Compares times of the day. At least one of both is written like a time.
+
+    ``1:20`` may also be a ratio. It is compared as a time if the gold is a time (`TimeOfDay.is_time`), or if
+    the answer can only be a time (``1:20 p.m.``, ``1:05``). Otherwise it is compared as a ratio.
+    """
     if isinstance(answer, TimeOfDay) and isinstance(gold, TimeOfDay):
         if gold.is_time(question) or answer.is_sure:
             return gold.equals(answer)
@@ -537,8 +544,8 @@ def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
         return False
     if nameless.kind == "set" or (nameless.left, nameless.right) != ("(", ")"):
         return False  # {1, 2} has no order, and [1, 2] is an interval (a list has round brackets by default)
-    # A pair has its values in the order of the alphabet: (x, y). Except in a gold's pair, they may also be in
-    # the order of the system's names.
+    # The values of a pair are in the alphabetical order of their names: (x, y). In an answer, and in a gold's
+    # list without brackets, the values may also be in the order in which the system gives its names.
     orders = [sorted(by_name)]
     if nameless is not gold or nameless.kind != "tuple":
         orders.append(list(by_name))
@@ -597,8 +604,9 @@ def _bare_condition(condition: str) -> str:
 def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
     """Compares numbers with their base as an index. Returns None if neither has one.
 
-    They are equal if they have the same digits and the same base. If only the gold has a base, it is taken
-    for the answer's, too. If only the answer has one, it must be ten or be mentioned in the question.
+    The numbers are equal if they have the same digits and the same base. If only the gold has a base, the
+    answer is read in that base, too. If only the answer has a base, that base must be ten, or the question
+    must mention it.
     """
     number, gold_number = _read_based(answer), _read_based(gold)
     if number is None and gold_number is None:

@@ -71,7 +71,8 @@ class TimeOfDay:
 
     def equals(self, other: TimeOfDay) -> bool:
         """Compares two times. If one of them has no half of the day, it may have the other's."""
-        # ``4 p.m.`` has no minutes. It equals ``4:00 p.m.``, but neither ``4:30 p.m.`` nor ``4:00``.
+        # ``4 p.m.`` has no minutes. A time with minutes can equal ``4 p.m.`` only if both have a half of the
+        # day and the minutes are 0: ``4:00 p.m.`` does, but neither ``4:30 p.m.`` nor ``4:00``.
         has_only_one_minutes = (self.minute is None) != (other.minute is None)
         have_both_halves = bool(self.half and other.half)
         if has_only_one_minutes and (not have_both_halves or self.minute or other.minute):

@@ -337,9 +337,9 @@ def _read_money(money: re.Match[str]) -> Scalar | None:
 
 
 def _split_text(text: str) -> tuple[str, str]:
-    r"""Returns a number and the text after it, which begins with the first ``\text``, or is a unit without
-    it.
+    r"""Returns a number and the text after the number.
 
+    The text begins with the first ``\text``. In an input without ``\text``, the text is a unit.
     ``5 \text{ red balls}`` is ("5", "red balls"), and ``5cm^2`` is ("5", "cm^2"). Both are "" if there is no
     number with a text after it.
     """

@@ -63,6 +63,7 @@ class ReasoningGymGrader(Grader):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
+        # The scorers are a program that keeps running. `can_begin`: the sandbox can start such a program.
         if self.sandbox.can_begin:
             yield from lacking(self.sandbox.missing())
         else:

@@ -53,6 +53,7 @@ def critic_at(session: Session, point: int) -> CriticModule:
     settings = session.config.credit.critic_settings
     assert settings is not None, "the experiment trains a critic"
     seed = derive_seed(session.config.seed, "critic")
+    # The loss decides how many outputs the critic's head has, and how a value is computed from them.
     loss = settings.loss
     critic = CriticModule(session.model.load(), seed, outputs=loss.outputs, values_of=loss.values)
     critic.head.to(session.ranks.device)  # the rest of the model was loaded there
@@ -161,13 +162,13 @@ def answers_at(
 ) -> tuple[list[Trajectory], str]:
     """Returns graded answers to training problems by the weights after `point` iterations, and their origin.
 
-    Answers of an iteration that the run stored have the origin "stored". Where it stored none, as after its
-    last iteration, or those of fewer than `enough` problems, `problems` problems are answered now, with the
-    origin "sampled". The engine must hold these weights.
+    If the run stored answers of this iteration to at least `enough` problems, these answers are returned.
+    Their origin is "stored". Otherwise, such as after the run's last iteration, `problems` problems are
+    answered now. The origin of these answers is "sampled". The engine must hold the weights.
     """
     session = resources.session
     stored = session.directory.iteration(point) / "trajectories.arrow"
-    stored_problems = session.config.problems_per_iteration
+    stored_problems = session.config.problems_per_iteration  # None: all training problems
     if stored.is_file() and (stored_problems is None or stored_problems >= enough):
         trajectories = read_trajectories(stored)
         versions: set[int | None] = set()
@@ -224,6 +225,7 @@ class StoredModels:
 
     @cached_property
     def policy(self) -> PolicyModule:
+        # Terms are numbers that some losses need of whole next-token distributions.
         terms = self.objective.terms if self.objective.has_terms else None
         model = policy_at(self.session, self.point)
         if self.scorer.settings.layout == "tree":
@@ -260,6 +262,7 @@ def state_values(critic: CriticModule, device: torch.device, states: Sequence[To
             # Padding is at the right end, where causal attention hides it from the states' own tokens.
             input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths_B = torch.tensor([len(row) for row in rows])
+            # The index of each state's last token in the flattened batch.
             last_B = torch.arange(len(rows)) * input_ids_BT.shape[1] + lengths_B - 1
             values_B = critic(ModelInputs(input_ids_BT.to(device), last_B.to(device))).cpu()
             for i, value in zip(batch, values_B.tolist(), strict=True):

@@ -107,13 +107,18 @@ class TurnLanguage:
             for turn in range(min(len(first.rewards), self.turns - 1)):
                 advantage = sum(first.rewards[turn:]) - baseline(first, others, turn, self.turns)
                 went_on = len(first.rewards) > turn + 1
-                # The derivative of the log-probability of a choice by its logit is 1 − c or −c.
+                # c is the probability of going on after this turn. The derivative of the log-probability of
+                # the choice by its logit is 1 − c if the answer went on, and −c if it ended.
                 gradient[turn] += probability * advantage * (went_on - self.goes_on[turn])
         return gradient
 
 
 def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
-    """Returns the sum of the mean rewards of the answer's turns from `turn` on; see the module."""
+    """Returns the baseline "by index": a sum over the answer's own turns from `turn` on.
+
+    A turn adds the mean reward that the other answers have in their turn of the same number. It adds 0 if no
+    other answer has that turn.
+    """
     total = 0.0
     for number in range(turn, len(answer.rewards)):
         rewards = [other.rewards[number] for other in others if len(other.rewards) > number]
@@ -143,7 +148,7 @@ class TurnRewardCredit(TokenCredit):
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
-        # The baselines don't read the probability.
+        # The second field of `TurnAnswer` is the answer's probability, which no baseline reads.
         turn_answers = [TurnAnswer(_turn_rewards(answer), math.nan) for answer in answers]
         rows = []
         for number, (answer, turn_answer) in enumerate(zip(answers, turn_answers, strict=True)):

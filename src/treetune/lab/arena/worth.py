@@ -22,6 +22,7 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
     for point, numbers in by_checkpoint.items():
         methods = numbers["methods"]
         lines += [f"after {point} iterations ({numbers['solved']:.0%} solved):", *gain_table(methods)]
+        # A method's gain says how many times less noise (variance and bias) its gradient has than RLOO's.
         if all(score["gain"]["value"] is None for score in methods.values()):
             lines.append("no method has a gain here: all answers to each problem have the same reward")
             continue
@@ -31,7 +32,7 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
         # By the intervals' low ends, so that a wide interval doesn't win.
         best, low_end = best_at(methods, rho, by="low")
         lines.append(f"In this run, training a token took {rho:.2g} times as long as sampling one (ρ).")
-        if round(low_end, 2) > 1:
+        if round(low_end, 2) > 1:  # rounded as in the line below, which never says "1.00 times"
             lines.append(f"So {best} has the highest gain per cost: at least {low_end:.2f} times RLOO's.")
         else:
             lines.append("No method has a higher gain per cost than RLOO beyond sampling error.")

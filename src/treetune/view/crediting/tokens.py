@@ -59,7 +59,8 @@ class ChatForm:
     def may_have_more_turns(self, messages: Sequence[Message]) -> bool:
         """Returns whether the user's message contains the beginning of an answer, such as "\\nassistant\\n".
         Then the stored prompt may have had several turns."""
-        # The first line with a role. Templates may begin answers with more text, such as "<think>".
+        # `texts[-1]` is what the template writes after the last message: the beginning of an answer. Its
+        # first line names the role. Templates may begin answers with more text, such as "<think>".
         beginning = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
         has_role = beginning is not None and any(map(str.isalpha, beginning[0]))
         return beginning is not None and has_role and beginning[0] in messages[-1].content
@@ -102,7 +103,7 @@ class LogTokenizer:
             messages: The messages of a conversation; empty for a text.
 
         Raises:
-            ValueError: The tokenizer can't encode it; the message says what it is.
+            ValueError: The prompt can't be encoded. The message says what kind of prompt it is.
         """
         if messages:
             return self._encode_conversation([Message(turn["role"], turn["content"]) for turn in messages])
@@ -178,6 +179,7 @@ class LogTokenizer:
         """Returns the ids of a prompt whose special tokens are missing in its text; None for other texts, and
         for prompts that may have several turns."""
         is_ambiguous = False
+        # A form is what the chat template writes around one or two messages, without special tokens.
         for form in self._forms:
             messages = form.messages_of(text)
             if messages is None:
@@ -196,7 +198,7 @@ class LogTokenizer:
         return None
 
     def _compare(self, text: str, ids: TokenIds) -> None:
-        """Counts a text that is not what its ids decode to, neither with special tokens nor without them."""
+        """Counts a text that its ids don't decode to, whether special tokens are decoded or left out."""
         decode_all = self.codec.decode_all or self.codec.decode
         decoded = decode_all(ids)
         if decoded == text or self.codec.decode(ids) == text:

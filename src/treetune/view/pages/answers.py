@@ -108,6 +108,7 @@ def show(view: PageRequest) -> Response:
         outcomes=OUTCOMES,
         sizes=SIZES,
         histograms="/answers/histograms" + view.here().removeprefix(view.page.path),
+        # The id of the page's histograms: a new one if the answers or the address change.
         drawn_as=digest(answers.mark(), view.request.url.query),
         both_graded="number.judge" in columns and "number.rule" in columns,
         domains=domains,
@@ -144,7 +145,7 @@ def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: st
 def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
     """Returns the files of answers by kind, "iterations" and "evaluations", the newest first."""
     groups: dict[str, list[AnswerFile]] = {}
-    for kind in SEVERAL[1:]:
+    for kind in SEVERAL[1:]:  # without "everything", which is no kind of files
         sources = [source for source in reversed(answers.sources()) if f"{source.kind}s" == kind]
         if sources:
             groups[kind] = sources
@@ -173,6 +174,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
         raise ValueError(f"there are no answers {of!r}; choose one of {', '.join(sources)}")
     filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
     question = make_question(view, filters, names)
+    # `LARGEST` is the column with the size of an answer's credit: the default order, where answers have it.
     if not question.sort and LARGEST in answers.columns(names):
         question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
     elif question.sort == PLACE:
@@ -261,6 +263,7 @@ def show_problems(view: PageRequest) -> Response:
     earlier = _earlier_rates(answers, of)
     for row in rows:
         row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
+        # "before" is the title of the earlier file in which the problem was last asked.
         row["before"], rate = earlier.get(row["problem"], ("", None))
         is_known = rate is not None and row["pass rate"] is not None
         row["change"] = row["pass rate"] - rate if is_known else None

@@ -37,9 +37,11 @@ Side = tuple[Run, AnswerFile]
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=` (one, two, or seeds of two settings), `?first=`, `?second=` (files), `?which=`, `?page=`;
-    `?problem=` for two answers side by side, `?a=` and `?b=` which of its answers on either side, from 0 as
-    the file has them."""
+    """`?run=` (one, two, or seeds of two settings), `?first=`, `?second=` (files), `?which=`, `?page=`.
+
+    `?problem=` shows two answers to a problem side by side. `?a=` and `?b=` are the numbers of these answers
+    among the problem's answers in either file, from 0.
+    """
     seeds = _seeds(view)
     sides = _sides(view, list(seeds[0]))
     # For each seed the results of both sides, by problem.
@@ -87,6 +89,7 @@ class _ProblemResult(NamedTuple):
 
 
 def _results_by_problem(view: PageRequest, run: Run, source: str) -> dict[str, _ProblemResult]:
+    """Returns each problem's share of right answers in a file, with its shortened prompt (`asked`)."""
     rows = view.store.answers(run).sql(
         f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share, any_value(asked) AS asked"
         " FROM answers WHERE score IS NOT NULL GROUP BY problem",

@@ -95,7 +95,7 @@ def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool
     entry = {"question": problem["question"], **unpacked(problem["entry"])}
     key = (problem["dataset"], problem["config"])
     if key not in _ONLY_COMPARES:
-        teach(PACKAGE)
+        teach(PACKAGE)  # replaces `eval` and `exec` in the library's modules
         _ONLY_COMPARES[key] = _only_compares(data_set)
         # A scorer imports modules and fills caches at its first use. Children inherit them from here. Its
         # result doesn't matter, nor does an error: some data sets have no answer of their own.

@@ -154,7 +154,7 @@ class _Server:
 
     def _keep_imports(self) -> None:
         """Prepares what was imported for the children that are forked from now on."""
-        teach(self._package)
+        teach(self._package)  # replaces `eval` and `exec` in the library's modules
         gc.collect()
         gc.freeze()  # otherwise a collection in a child would copy all pages of memory
         if self._confined:
