@@ -39,8 +39,8 @@ _REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
 def import_parts(data: Any, explanation: Explanation | None = None) -> None:
     """Imports the modules that the configuration ``data`` names, and those of installed packages.
 
-    Raises ConfigError with everything that is wrong with them. Names that are no list of texts are left
-    to the schema of the object that holds them.
+    Raises ConfigError with everything that is wrong with these modules. If `imports` is not a list of texts,
+    this function skips it: the schema of the object with this key reports the mistake.
     """
     folders.search_in([Path.cwd(), *(explanation.folders if explanation else ())])
     issues = list(_import_installed_parts())
@@ -108,7 +108,8 @@ def _place_that_names(name: str, explanation: Explanation | None) -> str | None:
     """Returns the file that names a module in `imports`. Several files may add to that list."""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
     naming = [setting for setting in settings if isinstance(setting.value, list) and name in setting.value]
-    candidates = naming or settings  # a computed list shows no names
+    # If no file's list has the name, the list is computed: then the last file that sets it is returned.
+    candidates = naming or settings
     return candidates[-1].place if candidates else None
 
 
@@ -163,7 +164,8 @@ def _issues_of_part(
 def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
     """Returns the abstract methods that a part doesn't override: those that only raise NotImplementedError.
 
-    A method isn't needed if only a base class calls it, from a method that the part overrides.
+    An abstract method is left out if it isn't needed: if only methods of base classes call it, and the part
+    overrides all of these.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
     # `co_names` are the names that a function's code uses, among them those of methods that it calls.
@@ -176,6 +178,7 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
         called_by_part |= set(method.__code__.co_names)
     unwritten: dict[str, Callable[..., Any]] = {}
     for name, method in methods.items():
+        # A method that no base class calls is called from outside of the class, and is needed.
         only_raises = method.__code__.co_names == ("NotImplementedError",)
         if only_raises and (name in called_by_part or name not in called_by_bases):
             unwritten[name] = method
@@ -217,7 +220,7 @@ def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return error.filename, error.lineno
     top = name.partition(".")[0]
-    users_modules = folders.searched()[1]
+    users_modules = folders.searched()[1]  # the first parts of the names of users' modules
     frames = list(traceback.walk_tb(error.__traceback__))
     for frame, line in reversed(frames):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]

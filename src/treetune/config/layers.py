@@ -82,10 +82,12 @@ def find_file(name: str, base: Path) -> Path:
 def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
     """Returns the issue of a file that is in none of the folders, with files of similar names."""
     looked = ", ".join(relative(folder / name) for folder in searched)
-    # The files that could be meant: their names from each folder, and the paths that the message shows
+    # The files that could be meant. The key is a file's path from the folder, as a user would write it; the
+    # value is the path that the message shows.
     candidates: dict[str, str] = {}
     for folder in searched:
         named_folder = Path(os.path.abspath(folder / name)).parent
+        # "*sonnet" matches .jsonnet and .libsonnet.
         paths = [*sorted(folder.glob("*sonnet")), *sorted(named_folder.glob("*.jsonnet"))]
         if folder in (CONFIGS, CONFIGS.parent):
             paths += configurations(CONFIGS)

@@ -135,8 +135,11 @@ class SolutionAsker(asking.Asker):
     async def _ask(
         self, key: str, step: str, body: Mapping[str, Any], keep: Callable[[AnsweredRequest], bool]
     ) -> AnsweredRequest:
-        """Sends a request if the budget allows it. Remembers a failure that concerns all requests, which ends
-        the work."""
+        """Sends a request if the budget allows it.
+
+        A failure that concerns all requests is kept in `failure`, and ends the work. `keep` tells whether an
+        answer is written to the journal.
+        """
         size, most = self.estimated_tokens(body), self._endpoint.max_tokens
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
             if self.failure is not None:
@@ -216,7 +219,8 @@ class Questions:
 def without_thought(text: str) -> str:
     """Returns an answer without the thought before it, if the server leaves thoughts in answers."""
     reading = read_thoughts(text)
-    # A closing tag at the very end belongs to a solution that the answer repeats.
+    # If nothing follows the closing tag, the tag doesn't end the model's own thought. The tag belongs to a
+    # solution that the answer repeats, and the whole text is the answer.
     is_all_thought = not reading.is_cut_off and not reading.answer.strip()
     return text.strip() if is_all_thought else reading.answer.strip()
 

@@ -173,7 +173,7 @@ def make(options: Options) -> Iterator[str]:
             f" reference answer {own_rows.gold_field!r}"
         )
         if own_rows.held_out < FEW_TESTS:
-            # It is largest where half of the answers are right: 1.96 · √(½ · ½ / n).
+            # The interval is widest where half of the answers are right: 1.96 · √(½ · ½ / n).
             half_width = 0.98 / math.sqrt(own_rows.held_out)
             yield (
                 f"note: {own_rows.held_out} test problems are few: pass@1 is uncertain by ±{half_width:.2f}"
@@ -192,7 +192,8 @@ def make(options: Options) -> Iterator[str]:
         if own_rows is not None:
             _write_rows(unfinished, own_rows)
         with contextlib.chdir(unfinished):
-            # Every configuration is checked. The first stage's comes last, and its task grades the examples.
+            # Checks every configuration, that of the first stage last: the loop leaves it in `root`, whose
+            # task grades the examples.
             for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = built(evaluated(options), "check", "an experiment")
@@ -264,7 +265,9 @@ def _number_of_weights(name: str) -> float | None:
     from treetune.models.shapes import number_of_weights
 
     with contextlib.suppress(ValueError):
-        shape = PretrainedModel(name_or_path=name).shape(str)  # an empty alphabet, which it doesn't read
+        # `shape` wants a function that returns an alphabet. A pretrained model doesn't call this function:
+        # `str`, which would return an empty one, stands in for it.
+        shape = PretrainedModel(name_or_path=name).shape(str)
         if shape is not None:
             return shape.parameters
     return number_of_weights(name)
@@ -380,12 +383,13 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
     from jinja2 import Environment, StrictUndefined
 
     is_small = options.model == "tiny"
-    preset = stage if stage not in METHODS else None
+    preset = stage if stage not in METHODS else None  # a preset is added to GRPO's experiment
     method = METHODS["grpo" if preset else stage]
     about = f"GRPO's experiment with the preset {preset}." if preset else method.about
     builtin: Task | None = None
     if own_rows is not None:
         texts = own_rows.texts
+        # The training rows: without those for tests, and as many for validation.
         n_rows: int | None = len(own_rows.rows) - 2 * own_rows.held_out
         prompt = "{problem}" if is_small else REASONING_PROMPT
         sets = [_evaluation_set("validation", None), _evaluation_set("test", None)]
@@ -547,8 +551,8 @@ def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
     # rows, so that the policy is updated several times in a pass over them.
     third_of_rows = rows // 3 // 8 * 8
     problems = min(rows, 64, max(8, third_of_rows))
-    # Few rows get more passes than wanted, since these would be over after a few updates. Many rows get
-    # fewer, since these would take too long.
+    # The wanted passes over few rows would be over after a few updates, so there are at least `fewest`
+    # iterations. The wanted passes over many rows would take too long, so there are at most `most`.
     passes_wanted, fewest, most = (10, 10, 25) if is_small else (5, 10, 200)
     iterations = min(most, max(fewest, math.ceil(passes_wanted * rows / problems)))
     return TrainingAmount(
@@ -642,7 +646,8 @@ def _as_jsonnet(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_as_jsonnet, value))}]"
     if isinstance(value, str):
-        # Jsonnet's escapes are JSON's. Within single quotes, these are escaped instead of double ones.
+        # Jsonnet's escapes are JSON's. The text is put in single quotes, so that its own single quotes are
+        # escaped, and its double quotes aren't.
         inner = json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
         return f"'{inner}'"
     return json.dumps(value)

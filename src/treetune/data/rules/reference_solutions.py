@@ -99,10 +99,10 @@ class ReferenceSolutions(Rule):
 def _grade_batch(
     batch: Sequence[tuple[Numbered, list[str]]], settings: str, journal: Journal, pool: GraderPool
 ) -> dict[int, str]:
-    """Grades the responses of a batch of rows. Returns, by number, the rows of which none is correct, and
-    why.
+    """Grades the responses of a batch of rows, and returns why rows have no correct response.
 
-    In each round the next response of every row without a correct one is graded, all rows side by side."""
+    The result has only the rows without a correct response: a reason by the row's number. In each round, the
+    next response of every row without a correct one is graded, all rows side by side."""
     to_grade = {row.number: (row, responses) for row, responses in batch}
     why_by_number: dict[int, str] = {}
     rounds = max((len(responses) for _, responses in batch), default=0)

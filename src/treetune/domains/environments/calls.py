@@ -78,7 +78,8 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
         text: The text of a turn after its thought.
     """
     if format == "llama" and (bare := _LLAMA_BARE.match(text)):
-        # JSON that begins with another key is an answer.
+        # Llama may leave out the tag before its JSON. JSON of a call begins with the key name or type (see
+        # `_LLAMA_BARE`); any other JSON is an answer.
         return list(calls_in(text[bare.end() :])), ""
     opening = {"hermes": _HERMES, "llama": _LLAMA, "mistral": _MISTRAL}[format]
     closing = _HERMES_END if format == "hermes" else None
@@ -102,6 +103,7 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
     tag within a string of the call doesn't count."""
     if closing is None:
         return part, "", ""
+    # A sign is a closing tag or a string. The group `closed` is empty if the string has no second quote.
     for sign in _STRING_OR_END.finditer(part):
         if sign[0] == closing:
             return part[: sign.start()], closing, part[sign.end() :]

@@ -275,7 +275,8 @@ class Tools(Environment):
         has_service = any(tool.isolation == "service" for tool in self.tools)
         if not self.is_native and has_service:
             raise ValueError("tools of an MCP server take several arguments: set format to that of the model")
-        # These two depend on other keys. As properties they would clash with the base class's attributes.
+        # `reads_specials` and `isolation` depend on other keys. Properties with these names would clash with
+        # the base class's attributes.
         object.__setattr__(self, "reads_specials", self.is_native)
         if has_service:
             object.__setattr__(self, "isolation", "service")

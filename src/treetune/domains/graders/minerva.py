@@ -358,6 +358,8 @@ def _are_equal_formulas(answer: str, gold: str) -> bool:
 
 def _read_expression(text: str) -> Any:
     """Returns a text as an expression of sympy; None if it isn't a formula, or would be too expensive."""
+    # `_DRESS` finds commands such as \text: they are removed, and the text in their braces is kept. With
+    # `reads_choices=False`, C(10,3) is a variable before a pair, and not a binomial coefficient.
     try:
         return read_expression(mixed_numbers_added(_DRESS.sub("", text)), reads_choices=False)
     except (NotAFormula, Absurd):

@@ -170,8 +170,10 @@ class ConfinedProgram:
                 os.close(descriptor)
 
     def usage(self) -> ResourceUsage:
-        """Measures what the program uses. Files count as memory: an empty file takes some of the kernel's,
-        and none of the disk."""
+        """Measures what the program uses.
+
+        Each file counts as some memory: an empty file takes memory of the kernel, but no room on the disk,
+        whose size is limited."""
         usage = usage_of(descendants(self.process.pid))
         try:
             disks = [os.statvfs(f"/proc/{self._init_pid}/root{folder}") for folder in (WORK, "/dev/shm")]
@@ -186,9 +188,9 @@ class ConfinedProgram:
             return
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
-        # The first process of a namespace ends after all others in it. Bubblewrap, outside of the namespace,
-        # waits for it and then ends too. If it were killed, the first process would become a zombie of the
-        # machine's first process.
+        # The first process of a namespace ends after all others in it. Bubblewrap runs outside of the
+        # namespace, waits for this first process, and then ends too. If bubblewrap were killed, the first
+        # process would become a zombie of the machine's first process.
         ended = wait_until_readable(self._init_fd, _END_SECONDS)
         os.close(self._init_fd)
         self._init_fd = -1
@@ -286,7 +288,8 @@ def _root_folder() -> tuple[str, ...]:
 def _choose_uid() -> int | None:
     """Returns the user number for the next program; None unless this process is root.
 
-    The kernel counts processes by user number, so that each program at a time needs another unused one.
+    The kernel counts processes by user number. So each running program needs a user number that no other
+    process uses.
     """
     if os.geteuid() != 0:
         return None
@@ -294,7 +297,8 @@ def _choose_uid() -> int | None:
     uids = uids_of_programs()
     if uids:
         return uids[count % len(uids)]
-    # A container that maps few user numbers: take its thousand highest ones, which are unused too.
+    # This process is in a container that maps few user numbers. The highest of these (at most a thousand) are
+    # unused, too.
     mapped = _mapped_uids()
     return mapped[-1 - count % min(1000, len(mapped) - 1)]
 
@@ -320,15 +324,16 @@ def _mapped_uids() -> range:
 
 
 def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
-    """Returns the limits of each process, with that on the number of processes where it can be set."""
+    """Returns the limits of each process. The number of processes is limited only where this works."""
     by_name = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
+        # The kernel counts processes by user number, and each program has its own (`_choose_uid`).
         by_name["RLIMIT_NPROC"] = limits.processes
     elif kernel >= (5, 14):
-        # These kernels count by user namespace, and its first process counts too. Older kernels count all
-        # that the user runs on the machine, so that a limit would keep programs from starting: there
-        # `follow_program` alone enforces the limit.
+        # These kernels count the processes of a user namespace, its first process included. Older kernels
+        # count all processes of the user on the machine, so that a limit would keep programs from starting:
+        # with them, `follow_program` alone enforces the limit.
         by_name["RLIMIT_NPROC"] = limits.processes + 1
     return by_name
 
@@ -467,7 +472,7 @@ def system_call_filter() -> bytes:
 def _instructions(machine: str) -> list[_Instruction]:
     """Returns the filter's program. It reads the number of a system call, and ends with the first result that
     applies: killed, refused with an error, or at the end allowed."""
-    column = 0 if machine == _X86_64 else 1
+    column = 0 if machine == _X86_64 else 1  # the place of this machine's number in each pair of call numbers
     program = [
         _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
         # Another architecture's calls have other numbers, which this filter would misread.
@@ -516,5 +521,6 @@ def _check_argument(number: int, argument: int, rules: list[_Instruction]) -> li
     if no rule refuses it."""
     load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT + _ARGUMENT_BYTES * argument)
     allow = _Instruction(_RETURN, 0, 0, _ALLOW)
+    # A call with another number skips the whole body.
     body = [load_argument, *rules, allow]
     return [_Instruction(_IF_EQUAL, 0, len(body), number), *body]

@@ -128,7 +128,7 @@ class CreditBench(OfCheckpoints):
             methods[TRUE_ADVANTAGES] = CreditOfMethod(episodes)
         speed = Speed(resources.server.engine)
         context = context_at(resources, point, work, self.seed, "credit")
-        # Methods with the most continuations come first, because they sample those of the others, too.
+        # Methods with the most continuations come first: their continuations include those of the others.
         for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
             with resources.phase(f"{name} after iteration {point}", "continuations") as show:
                 context = replace(context, log=replace(context.log, progress=show))
@@ -160,8 +160,8 @@ class CreditBench(OfCheckpoints):
                 [gradients] = problem_gradients(
                     resources.session, point, [method.episodes], self.seed, show, work / "gradients"
                 )
-            cost = method.tokens / sampled_tokens  # its tokens include those of its answers
-            # Counted as biased, so that its gradient is scaled to the length of the true one.
+            cost = method.tokens / sampled_tokens  # the method's tokens include those of its own answers
+            # The method counts as biased, so that `gain` scales its gradient to the length of the true one.
             numbers[name] = gain(
                 reference_gradients, true_gradients, gradients, cost, unbiased=False, seed=self.seed
             )
@@ -256,8 +256,9 @@ def required_critics(
     """Yields a finding for each method that needs a critic which the run didn't train, a reward model that
     learns, or a reference model. `key` is the setting that has the methods."""
     for name, credit in methods.items():
-        # Credit that leaves the critic's values to the trainer (not `asks_critic`) gets them in training, and
-        # an analysis doesn't train. Credit that asks the critic itself can have that of the run.
+        # Credit without `asks_critic` leaves the critic's values to the trainer. Only training computes these
+        # values, and an analysis doesn't train. Credit with `asks_critic` reads the values itself, and can
+        # read them from the critic that the run has trained.
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
                 f"{name!r} needs a critic, and analyses don't train one",

@@ -216,10 +216,11 @@ class ChosenState:
 def choose_states(
     trajectories: Sequence[Trajectory], count: int, seed: int, point: int, *, prompts: bool = False
 ) -> list[ChosenState]:
-    """Returns at most `count` different states between the steps of these answers, or with `prompts` prompts.
+    """Returns at most `count` different states between the steps of these answers.
 
-    All steps of all answers are equally likely, so that a state is drawn in proportion to how often the
-    policy reaches it; a state that is drawn again is skipped. Equal answers and seeds give equal states.
+    With `prompts`, the states are the prompts instead. All steps of all answers are equally likely, so that a
+    state is drawn in proportion to how often the policy reaches the state. A state that is drawn again is
+    skipped. Equal answers, seeds and points give equal states.
     """
     candidates: list[tuple[int, int]] = []  # an answer's position, and a step
     for i, trajectory in enumerate(trajectories):
@@ -242,8 +243,10 @@ def continue_prefixes(
     samples: int,
     purpose: str,
 ) -> list[Estimate]:
-    """Returns the rewards of `samples` continuations of each node: an answer, which gives the problem and its
-    prompt, and the ids of a prefix, which need not be the answer's own."""
+    """Returns the rewards of `samples` continuations of each node.
+
+    A node is an answer and the token ids of a prefix. The answer gives the problem and its prompt. The prefix
+    need not be the beginning of this answer."""
     states = [
         StateIds(answer.problem, answer.prompt_ids, token_array(prefix_ids)) for answer, prefix_ids in nodes
     ]
@@ -260,7 +263,8 @@ def continue_states(
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not states:
         return []
-    # Each state is treated as a problem of its own, with a single answer so far and a single state.
+    # Each state is treated as a problem of its own. This problem has one path, the answer so far, and one
+    # state, the end of path 0.
     problem_states = [
         ProblemStates(
             state.problem, state.prompt_ids, [[Segment(state.begun_ids)]], [(0, len(state.begun_ids))]
@@ -354,6 +358,7 @@ class PolicySteps:
         import numpy as np
         import torch
 
+        # Keeps the cached keys and values of these rows, so that the model computes only the new tokens.
         self._cache.batch_select_indices(torch.tensor(rows, device=self._model.device))
         return self._run(np.array(tokens)[:, None])
 
@@ -432,7 +437,8 @@ class _StateBatch:
         self.paths = []
         for number in range(len(states)):
             for sample in range(samples):
-                # At first the model computes each state once, in the row of its number.
+                # At first the model's batch has one row for each state. All samples of a state share this
+                # row, whose number is that of the state.
                 path = _Path(number, sample, number, weight=1.0, ids=[], text=self._text(number, []))
                 self.paths.append(path)
 
@@ -450,6 +456,7 @@ class _StateBatch:
 
         self.paths = [path for path in self.paths if not self._is_over(path)]
         if self.paths:
+            # A row for each sequence in the model's batch, and a column for each token of the vocabulary.
             probabilities_BV = self.steps.begin(np.stack([whole_ids(state) for state in self.states]))
         while self.paths:
             extended = self._extend_paths(probabilities_BV)
@@ -494,7 +501,11 @@ class _StateBatch:
         return _Path(path.state, path.sample, path.row, weight, ids, text)
 
     def _right_token(self, path: _Path) -> int | None:
-        """Returns the token that is right at a decision; None where the next token decides nothing."""
+        """Returns the right next token where the path is at a decision, else None.
+
+        At a decision, the next token is one of those that decide the reward. Some tasks know their decisions
+        (`KnowsDecisions`).
+        """
         problem, task = self.states[path.state].problem, self._task_with_decisions(path.state)
         right = None if task is None else task.decision(problem, path.text)
         if right is None:
@@ -505,7 +516,9 @@ class _StateBatch:
     def _is_over(self, path: _Path) -> bool:
         """Returns whether the path ends here; if so, its reward is added to its sample.
 
-        It ends where the task knows its reward, at an end token, and at the budget of tokens.
+        A path ends where the task already knows its reward, at an end token, where the budget of tokens is
+        used up, and where its weight is too small to change a value noticeably. The weight is the probability
+        of the decisions on the path.
         """
         problem, task = self.states[path.state].problem, self._task_with_decisions(path.state)
         if path.weight < LEAST_WEIGHT:

@@ -104,8 +104,9 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
 def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
     """Returns the states to branch at next: the number of an answer, and the length of the state in tokens.
 
-    For each answer whose path has branched `number` times, this is the first state of the rule after the last
-    branching, if there is one before the answer's end.
+    `number` is the number of the round. An answer branches in it only if its path has branched `number` times
+    before. It branches at the rule's first state after the last branching, if this state is before the
+    answer's end.
     """
     states = []
     for answer, forks in zip(answers, forks_along(answers), strict=True):
@@ -227,9 +228,11 @@ class LastStates(Branching):
             return []
         branches = []
         for answer in answers:
+            # The state at 0 is the prompt, which doesn't branch.
             starts = [start for start in self.states.step_starts(answer) if start > 0]
             for start in starts[-self.count :]:
                 if start < len(answer.response_ids):
+                    # The answer itself is one of the ways.
                     branches.append(Branches(answer.sample, start, self.ways - 1))
         return branches
 
@@ -279,6 +282,7 @@ class LeastSure(Branching):
             logprobs = joined(
                 [segment.logprobs for segment in answer.segments if segment.logprobs is not None]
             )
+            # `tokens` is the number of response tokens before the token with this log-prob.
             for tokens, logprob in enumerate(logprobs.tolist()):
                 if tokens > first and tokens not in forks:
                     candidates.append(_Candidate(logprob, answer.sample, tokens))
@@ -321,7 +325,8 @@ class ResetsOfWrongAnswers(Branching):
             if answer.grade.correct or not answer.grade.is_known:
                 continue
             starts = [start for start in self.states.step_starts(answer) if start < len(answer.response_ids)]
-            # No seed is needed: the hash of the answer's tokens differs from iteration to iteration.
+            # The answer's tokens take the place of a seed: they differ from iteration to iteration, and a
+            # restart draws the same state.
             draw = derived_random(0, answer.id, repr(answer.response_ids.tolist()), "reset")
             branches.append(Branches(answer.sample, draw.choice(starts), self.ways))
         return branches

@@ -116,6 +116,7 @@ class DomainsSection(ReportSection):
             series = [domain_series(name, summaries, name, colour) for name, colour in colours.items()]
             charts += accuracy_charts(f"pass@1 on {label}", series)
         weights = [experiment.curve(f"{PREFIX}{name}/weight") for name in names]
+        # Charts of `weight` and `problems` are shown only if the domains' weights change in the run.
         weights_move = any(len({y for _, y in points}) > 1 for points in weights)
         for metric, title in DOMAIN_CURVES.items():
             if metric in ("weight", "problems") and not weights_move:
@@ -237,7 +238,8 @@ class DiagnosticsSection(ReportSection):
                 pass
         weights = None
         if experiment.stopped and settings is not None:
-            # The weights from before the sign that ended the run.
+            # Looks for the last weights from before the sign that ended the run. Iterations count from 0, so
+            # that the last one is `done - 1`.
             done = int(experiment.metrics[-1]["iteration"]) + 1
             good = last_good(settings, _diagnosed(experiment, settings, done), done - 1)
             if good is not None:
@@ -257,7 +259,8 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     and the thresholds, if the run's settings are known."""
     curve = experiment.curve(f"{SIGN}{sign}")  # 1 in iterations with the sign, else 0
     seen = [int(iteration) for iteration, value in curve if value]
-    # The message is that of the last iteration with the sign, in which the run logged it.
+    # The sign is diagnosed after the last iteration that showed the sign, because the run logged its message
+    # there. If no iteration showed it, it is diagnosed after the last one.
     upto = seen[-1] if seen else int(curve[-1][0])
     finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
     if seen:
@@ -274,7 +277,8 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     measured: dict[str, str | None] = {}
     for name in METRICS[sign]:
         if points := experiment.curve(name):
-            # The threshold of `gradient_noise` is for a variation; a single value can't be compared with it.
+            # The threshold of `gradient_noise` is for a variation, so that a single value can't be compared
+            # with it: with None, the row has the metric's name without a value.
             measured[name] = None if sign == "gradient_noise" else f"{points[-1][1]:.3g}"
     thresholds = settings.thresholds(sign) if settings is not None else {}
     return {

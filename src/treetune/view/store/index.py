@@ -120,9 +120,9 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the files of another program's run."""
     for index, path in enumerate(run.files):
         step, relative_path = step_of(path, run.path), path.relative_to(run.path)
-        # Files in folders often have the same file name, such as traces.jsonl. So they are named after their
-        # path. The number keeps other files apart from these: `e0-a-b.jsonl` is a-b.jsonl, and `e-a-b.jsonl`
-        # is a/b.jsonl.
+        # Files in folders often have the same file name, such as traces.jsonl. So a file in folders is named
+        # after its path: a/b.jsonl is `e-a-b.jsonl`. A file outside of folders has a number in its name, so
+        # that the two can't be confused: a-b.jsonl is `e0-a-b.jsonl`.
         is_in_folders = len(relative_path.parts) > 1
         if is_in_folders:
             name = f"e-{'-'.join(relative_path.parts)}"
@@ -162,9 +162,10 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
 
 @functools.lru_cache(maxsize=256)
 def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
-    """Returns the names of the log's files by iteration: {"10": "10.jsonl"}; empty for a run of treetune.
+    """Returns the names of a credited log's files by iteration: {"10": "10.jsonl"}.
 
-    `stat` is part of the cache's key: see `stat_of`.
+    A credited log is a log of another program that `treetune credit` has credited. A run of treetune has no
+    such names. `stat` is part of the cache's key: see `stat_of`.
     """
     try:
         content = json.loads(config.read_bytes())
@@ -237,11 +238,11 @@ def read_batch(
 
 
 def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yields each batch with those of the named columns that the file has, and the first byte after the
-    batch.
+    """Yields each batch of an Arrow file, and the first byte after the batch.
 
-    Before them it yields the schema, and the byte where the first batch begins. Raises ValueError for a file
-    that is incomplete or was changed.
+    A batch has only the named columns, as far as the file has them. The first pair is not a batch: it is the
+    schema, and the byte where the first batch begins. Raises ValueError for a file that is incomplete or was
+    changed.
     """
     import pyarrow as pa
 
@@ -343,10 +344,11 @@ def build(source: AnswerFile, folder: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    # Before anything is read, so that a change during the reading makes the index again.
+    # The mark is taken before anything is read. If the file changes during the reading, it gets another mark
+    # than the index has, and the index is made again.
     mark, size = source.mark, source.size
     report = FileReport()
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}  # of the Arrow files, by kind; the functions that read the files add them
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
@@ -438,9 +440,10 @@ def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[
 
 
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
-    """Adds to each answer the credit over all episodes that it was cut into, and their places.
+    """Adds to each answer the credit of the episodes that the answer was cut into, and the episodes' places.
 
-    Means are over all trained tokens of the episodes, so that each episode counts by its number of them.
+    A mean is over all trained tokens of the episodes, so that an episode counts by its number of trained
+    tokens. `gap` is the gap between trainer and engine.
     """
     import duckdb
 

@@ -121,7 +121,8 @@ def _forward(operation: str) -> Callable[..., Any]:
 
     def method(self: Remote, *args: Any) -> Any:
         if self._knows_test_data and operation in _RETURNING_NUMBERS:
-            # The object's class could return just the number that the tests expect (see `Remote`).
+            # `self` is the result of arithmetic with data of this process. Its class has got this data, and
+            # could return just the number that the tests expect.
             raise TypeError(
                 "the result of another process's arithmetic with data of this process is not a number"
             )
@@ -133,9 +134,9 @@ def _forward(operation: str) -> Callable[..., Any]:
 def _forward_among_remotes(operation: str) -> Callable[..., Any]:
     """Returns a method for an order or for arithmetic.
 
-    Only two remotes are ordered, as by `__eq__`: an object that is less than every number would pass
-    ``abs(f(x) - 3) < 1e-6``. Arithmetic of a remote and data may result in another remote, but not in data,
-    because the answer's class could return the data that the tests expect.
+    A remote stands for an object of the other process. A remote and data of this process have no order: an
+    object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Their arithmetic may result in
+    another remote, but not in data, because the answer's class could return the data that the tests expect.
     """
 
     def method(self: Remote, other: Any) -> Any:
@@ -143,6 +144,7 @@ def _forward_among_remotes(operation: str) -> Callable[..., Any]:
         if not are_both_remote and operation in _ORDERS:
             return NotImplemented
         result = self._peer.ask(operation, self, other)
+        # Whether data of this process went into the result, directly or in an earlier operation.
         knows_test_data = not are_both_remote or self._knows_test_data or other._knows_test_data
         if not knows_test_data:
             return result
@@ -219,8 +221,8 @@ class Peer:
             result = function(*args, **dict(named))
             is_new_instance = operation == "call" and type(result) is args[0]
             if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
-                # The answer's own subclass of list, for example, has methods and a state, and isn't just
-                # data.
+                # `args[0]` is a class of the answer's program, such as a subclass of list. Its instance has
+                # methods and a state, so that `encode` has to send a reference to it, and not a copy.
                 self.keep(result)
             kind, encoded = "gives", self.encode(result)
             for index, content in self._encode_mutable(operation, args).items():
@@ -268,7 +270,10 @@ class Peer:
         return self._objects.get(self._numbers.get(id(value), 0)) is value
 
     def decode(self, whole: Any) -> Any:
-        """Returns plain data of exactly the built-in types, instances of `by_value`, exceptions, or Remote.
+        """Returns the value of a message.
+
+        Its parts are plain data of exactly the built-in types, exceptions, remotes, and instances of the
+        classes that both processes have (`by_value`).
 
         The message ``[{"tuple": [1, {"object": 0}]}, [["Node", [["next", null]]]]]`` is a tuple of 1 and of
         the first instance in the table, a ``Node`` whose ``next`` is None.
@@ -364,9 +369,10 @@ class Peer:
         return error
 
     def encode(self, value: Any) -> Any:
-        """Returns a value in JSON's types, and a table of the instances of `by_value` in it.
+        """Returns a value in JSON's types, and a table of some instances in the value.
 
-        Instances are in a table, because chains of them may be longer than the greatest depth of a parser.
+        The table has the instances of classes that both processes have (`by_value`). Nested in each other,
+        these instances could be deeper than the greatest depth of a parser.
         See `decode` for an example.
         """
         instances: list[Any] = []
@@ -520,10 +526,12 @@ _NEVER = (
 def _check(operation: str, args: list[Any], peer: Peer) -> None:
     """Raises AttributeError or TypeError if the answer requests an operation that the object's type forbids.
 
-    Instances of classes that the tests define allow every operation, and other objects those that are listed
-    here. An object's frame, code, globals and class are never allowed, since they give access to everything.
+    Instances of classes that the tests define allow every operation. Other objects allow the operations that
+    are listed here for their type. An object's frame, code, globals and class are never allowed, since they
+    give access to everything.
     """
     target, kind = args[0], type(args[0])
+    # `keeps` tells whether the answer's process got this very object.
     if operation not in _OPERATIONS or not peer.keeps(target):
         raise AttributeError("nothing that the tests have given away")
     names: tuple[str, ...] = ()
@@ -531,7 +539,7 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
     attributes = False
     """Whether the object's own attributes are allowed, and those of classes that the tests define."""
     if isinstance(target, type):
-        attributes, names = _of_tests(target), _TEXTS
+        attributes, names = _of_tests(target), _TEXTS  # the texts are the class's names and docstring
         allowed = ["instancecheck", "call", "getattr"] if attributes else ["instancecheck"]
     elif _of_tests(kind):
         attributes, allowed = True, list(_OPERATIONS)
@@ -543,6 +551,7 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
     elif callable(target):
         allowed, names = ["call", "getattr"], _TEXTS
     else:
+        # any other object; names of a file's methods are allowed, in case it is a file
         allowed, names = ["iter", "next", "len", "contains", "getitem", "getattr"], _OF_FILES
         if isinstance(target, types.GeneratorType):
             names = ("send", "throw", "close")

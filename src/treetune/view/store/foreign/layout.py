@@ -58,7 +58,11 @@ def group_by_run(
 
 
 def _run_of(folder: Path, root: Path) -> Path:
-    """Returns the folder above the first folder of a step, or else the folder itself."""
+    """Returns the run that a folder belongs to.
+
+    This is the folder above the first folder of a step, such as ``step_3``. Without a folder of a step, it is
+    the folder itself.
+    """
     parts = folder.relative_to(root).parts
     for depth, part in enumerate(parts):
         if _STEP_FOLDER.fullmatch(part):

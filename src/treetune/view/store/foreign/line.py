@@ -59,7 +59,7 @@ def line(
         reward: None if it is unknown.
         outcome: None if it follows from `error` and `reward`.
         sample: The number of the answer among those to its problem, from 0.
-        changed: Why `text` is not what the model wrote; empty where `describe_change` tells it.
+        changed: Why `text` is not what the model wrote. If this is empty, `describe_change` says why.
     """
     if outcome is None:
         outcome = "error" if error else "unavailable" if reward is None else "ok"
@@ -78,6 +78,7 @@ def line(
         "extracted": None if extracted is None else written(extracted),
         "message": "; ".join(part for part in (error, message) if part),
         "numbers": dict(numbers or {}),
+        # A single message is included here: `treetune credit` encodes the prompt with the chat template.
         "asked_messages": turns(prompt),
         "changed": changed or describe_change(text),
     }

@@ -35,12 +35,13 @@ class StoredTokens:
 
 
 def stored_tokens(row: Any) -> StoredTokens | None:
-    """Returns the token ids of a row; None where it has none, or where they can't be told apart.
+    """Returns the token ids of a row; None where the row has none, or has no single answer.
 
-    The row of an agent with several conversations, or with one that forks, has no single answer.
+    An agent's row has no single answer if it has several conversations, or a conversation that forks.
     """
     if not isinstance(row, Mapping):
         return None
+    # verifiers: each of the `traces` is a conversation, and the `nodes` of a trace are its messages.
     traces = row.get("traces")
     if isinstance(traces, list):
         return _tokens_of_trace(traces[0]) if len(traces) == 1 and isinstance(traces[0], Mapping) else None
