@@ -142,7 +142,8 @@ class _Builder:
         if plain and not isinstance(data, dict | list):
             return self._plain_value(functools.reduce(operator.or_, plain), data, key)
         families = [member for member in parts if schema.is_family(member)]
-        # If the only alternatives are families, data of another kind is reported as no object with a `type`.
+        # If all parts are of families, `_family_part` also gets data that is no object. It then notes
+        # that the data should be an object with a `type`.
         if families and (isinstance(data, dict) or len(families) == len(parts)):
             return self._family_part(families, data, key)
         if schema.is_plain_part(parts[0]):
@@ -152,14 +153,14 @@ class _Builder:
     def check(self, root: Any) -> None:
         """Notes the errors and warnings that the parts of a whole configuration find. Things that are missing
         on this machine are left to `treetune check` and to the commands that need them."""
-        # A part alone can't be checked against other parts.
+        # Only a whole configuration has a `root`. A part alone can't be checked against other parts.
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         keys_with_issues = {key for key, _ in self._issues}
         for key, finding in findings(root, known_wrong=self._mistakes() > 0):
             if finding.level == "warning":
                 self.warnings.append(finding.what)
-            # A value that is wrong by itself is reported as that alone.
+            # A key that has an issue already, because its own value is wrong, gets no second one.
             elif finding.level == "error" and key not in keys_with_issues:
                 issue = remedies.issue_of_finding(key, finding, self._explanation)
                 self._issues.append((key, issue))
@@ -184,7 +185,7 @@ class _Builder:
         word, names = schema.family_word(families[0]), schema.names(registered)
         if not isinstance(data, dict):
             fault = f"should be an object {{type: …}}, is {remedies.shortened(data)}"
-            # A list, since data may be a list, which a dictionary can't look up.
+            # Looked up in a list: `data` may be a list itself, and a dictionary can't look up a list.
             is_type = data in list(registered)
             remedy = f"write {{type: '{data}'}}" if is_type else remedies.how_to_set(key)
             return self._note_wrong(key, fault, f"{remedy}; types of {word}: {names}")
@@ -228,6 +229,7 @@ class _Builder:
                 self._issues.append(
                     (key, remedies.issue_of_refusal(key, owner, data, error, self._explanation))
                 )
+        # The object can't be made by its constructor, but other parts can still look at its keys.
         return _as_far_as_known(owner.part, keys, values)
 
     def _mistakes(self) -> int:
@@ -270,6 +272,7 @@ class _Builder:
                 break
             data = item
             key = (*key, str(step))
+            # A tuple has an annotation for each item, other containers have one for all.
             annotation = container[1][int(step) if container[0] == "tuple" else 0]
         fault = f"should be {schema.describe(annotation)}, is {remedies.shortened(data)}"
         if details["type"] in ("value_error", "predicate_failed"):  # the type's description doesn't say why
@@ -303,7 +306,10 @@ class _Builder:
 
 
 def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping[str, Any]) -> Any:
-    """Returns an object of the class, made without its constructor, so that other parts can look at it."""
+    """Returns an object of the class, made without its constructor, so that other parts can look at it.
+
+    The object is for a configuration with mistakes. A required key without a value is UNKNOWN in it.
+    """
     instance: Any = object.__new__(part)
     for name, declared in keys.items():
         value = values.get(name, UNKNOWN if declared.required else declared.default)

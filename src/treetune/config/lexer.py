@@ -49,7 +49,7 @@ class Token:
         body = self.text[1:-1]
         if "\\" not in body:
             return body
-        # Jsonnet's other escapes are those of JSON, if the quotes are as in a JSON string.
+        # The quotes are written as in a JSON string. All other escapes are the same in Jsonnet and in JSON.
         body = body.replace(r"\'", "'")
         if self.text[0] == "'":
             body = re.sub(r'(?<!\\)"', r"\"", body)
@@ -114,6 +114,7 @@ def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
             keys_of_open_objects.append(last_key)
             last_key = None
         elif token.text == "}" and token.kind == "other" and keys_of_open_objects:
+            # The value of the object's field may go on after the object, as in ``key: {…} + {…}``.
             last_key = keys_of_open_objects.pop()
         elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
             last_key = previous.value
@@ -168,7 +169,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
     texts: list[str] = []
 
     def without_imports(text: str, folder: Path) -> str:
-        texts.append(text)
+        texts.append(text)  # for the check below that none uses `thisFile`
 
         # `importstr` and `importbin` stay, with the whole path.
         def instead(keyword: str, name: str) -> str:

@@ -171,8 +171,11 @@ class _Stages:
         """Rows that were read, those that were left out included."""
 
     def read(self, read: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
-        """Reads the rows, unless an earlier command has read the same ones. `reasons` are those for which
-        data may be left out, in the order of the summary."""
+        """Reads the rows, unless an earlier command has read the same ones.
+
+        `reasons` are all reasons for which data may be left out (`LeftOut.rule`), in the order of the
+        summary. Each reason becomes a stage, like a rule.
+        """
         self._id = identity
         record = self._read_record("read.json")
         if record is None:
@@ -202,6 +205,7 @@ class _Stages:
 
     def judge(self, rule: Rule, number: int) -> None:
         """Applies a rule, unless an earlier command has applied the same one to the same rows."""
+        # Includes the id of the stage before. So a changed rule makes the records of all later rules invalid.
         self._id = content_hash([self._id, rule.label, repr(rule), file_hashes(rule.reads()), self._seed])
         name = f"rule-{number:02d}.json"
         record = self._read_record(name)
@@ -310,6 +314,7 @@ class _RowsOfFile:
     name: str
 
     def __iter__(self) -> Iterator[Row]:
+        # Each file has the name of its split, but for the one file of rows that are not divided (`ALL`).
         split = {} if self.name == ALL else {"split": self.name}
         for numbered in self.rows:
             if self.file_by_number.get(numbered.number) == self.name:
@@ -376,8 +381,11 @@ def order_splits(splits: Sequence[Split]) -> list[Split]:
 
 
 def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Iterator[RowRead]:
-    """Yields all rows of these splits, made by the pipeline's templates. `extra_info.index` counts what the
-    source holds; rows that `expand` made of one share theirs."""
+    """Yields all rows of these splits, made by the pipeline's templates.
+
+    `extra_info.index` is the number of the row in the source. If `expand` makes several rows of one row of
+    the source, all of them have its number.
+    """
     index = 0
     for split in splits:
         for place, fields in source.rows(split):

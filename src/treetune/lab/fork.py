@@ -35,8 +35,9 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         config: the branch's experiment.
         plain: its configuration.
 
-    Raises ValueError where that state is not stored, where the branch would have differed from the run until
-    then, and where its folder already has an experiment.
+    Raises ValueError where the run's state after that iteration is not stored, or lacks a model that the
+    branch's credit needs; where the branch's configuration differs in a key that must be the run's; and where
+    the branch's folder already has an experiment.
     """
     run, branch = ExperimentDirectory(path), ExperimentDirectory.of(config)
     if branch.path.exists() and (branch.path.samefile(path) or branch.has_work()):

@@ -51,7 +51,7 @@ class MeanWithInterval:
     def within(self, least: float, most: float) -> MeanWithInterval:
         """Returns the estimate with its interval cut to the possible values.
 
-        Student's intervals may leave them: a share's may reach above 1.
+        Student's intervals may exceed the possible values: the interval of a share may reach above 1.
         """
         if self.low is None or self.high is None:
             return self
@@ -94,8 +94,8 @@ def over_seeds_and_problems(
         generator.multinomial(n_problems, [1 / n_problems] * n_problems, size=RESAMPLES) / n_problems
     )
     means_B = np.einsum("bs,sp,bp->b", seeds_BS, matrix_SP, problems_BP, optimize=True)
-    # The seeds' part of a resampled mean is the mean deviation of the drawn seeds. It is in `means_B` once,
-    # so that adding it stretch − 1 times stretches it.
+    # The seeds' part of a resampled mean is the mean deviation of the drawn seeds. `means_B` contains this
+    # part once. Adding it stretch − 1 times makes it `stretch` times as large.
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
     means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2
@@ -120,7 +120,8 @@ def normal_sequence(values: Sequence[float], level: float = LEVEL) -> MeanWithIn
     count, mean = len(values), fmean(values)
     if count < 2:
         return MeanWithInterval(mean, None, None)
-    # Solves the ratio above for t. With q = (1 + u) / (1 + r · u) at its limit, u = (q − 1) / (1 − q · r).
+    # At a bound, the ratio above is 1 / (1 − level), so that (1 + u) / (1 + r · u) is the q below. Solved for
+    # u, this is u = (q − 1) / (1 − q · r). The bound's distance from the mean is spread · √(u · (n − 1) / n).
     r = WEIGHT / (count + WEIGHT)
     q = ((1 - level) * math.sqrt(r)) ** (-2 / count)
     spread = stdev(values)
@@ -140,7 +141,8 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
     It bets against each candidate mean m. A share c of the capital is staked on each number, at odds that are
     fair if m is the mean, so that the capital is a martingale. The capital is averaged over 64 shares for
     each direction. If m is the mean, the capital ever grows to 1 / (1 − level) times its start (20 times at
-    95 %) with a probability of at most 1 − level (Ville 1939); a candidate against which it does is excluded.
+    95 %) with a probability of at most 1 − level (Ville 1939). A candidate is excluded if the capital
+    against it is that large.
 
     Waudby-Smith and Ramdas, JRSS B 86, 2024, section 4, with Cover's average over shares in place of a
     predicted share, so that the order of the numbers doesn't matter.
@@ -159,7 +161,8 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
     stakes_C1 = ((np.arange(64) + 0.5) / 64)[:, None]
 
     def is_excluded(candidate: float) -> bool:
-        # Bets that the mean is above the candidate, and bets that it is below.
+        # Bets that the mean is above the candidate, and bets that it is below: the capital of each share C
+        # after all numbers N.
         log_capital_above_C = np.log1p(stakes_C1 * (numbers_N / candidate - 1)).sum(axis=1)
         log_capital_below_C = np.log1p(stakes_C1 * ((1 - numbers_N) / (1 - candidate) - 1)).sum(axis=1)
         log_sum = np.logaddexp.reduce(np.concatenate([log_capital_above_C, log_capital_below_C]))
@@ -223,9 +226,9 @@ SIGNIFICANT = 0.05
 def holm(p_values: Sequence[float]) -> list[float]:
     """Returns p-values that are corrected for their number (Holm, 1979), in the same order.
 
-    The smallest is multiplied by their number, the next by one less, and so on; none may be below a smaller
-    one's, and none above 1. `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`. At most 5 of 100 tables then
-    have a p-value below 0.05 where there is no difference.
+    The smallest of n p-values is multiplied by n, the next one by n − 1, and so on. None of the results may
+    be below that of a smaller p-value, and none above 1. `holm([0.01, 0.04, 0.03])` is `[0.03, 0.06, 0.06]`.
+    In at most 5 of 100 tables, a comparison without a difference then has a p-value below 0.05.
     """
     adjusted, largest = [0.0] * len(p_values), 0.0
     indices_by_p = sorted(range(len(p_values)), key=p_values.__getitem__)

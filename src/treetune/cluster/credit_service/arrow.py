@@ -141,7 +141,7 @@ def _read_json(name: str, scalar: Any) -> Any:
 
 
 def _is_list_of(is_type: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Returns a function that says whether a type is one of lists, whose entries `is_type` accepts."""
+    """Returns a function that says whether a type is one of lists with entries that `is_type` accepts."""
 
     def fits(type_: Any) -> bool:
         import pyarrow as pa

@@ -68,6 +68,7 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
     """Works on a shard, and returns the exit code. Raises RuntimeError if the policy stops answering; the
     next job continues."""
     folder = shard_folder(output, shard)
+    # A claim is a file that lets one process alone work on the shard. None: another process holds it.
     claim = Claims().take(folder / CLAIMS)
     if claim is None:
         return ANOTHER_IS_AT_IT
@@ -120,7 +121,8 @@ class _Shard:
         for index, problem in self._problems.items():
             for sample in range(pipeline.answers.samples):
                 if (index, sample) not in answered:
-                    # From the row's content and not its number, so that it is the same in another order.
+                    # The seed comes from the row's content and not from its number. So the seed stays the
+                    # same if the rows are in another order.
                     seed = derive_seed(pipeline.seed, *self._keys[index], sample, "difficulty")
                     questions.append(SampleQuestion(index, sample, seed, problem))
         self._console.say(
@@ -156,6 +158,7 @@ class _Shard:
         """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
         graders."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
+        # None: the prompt is too long to be asked. `NoReply`: the endpoint refused it, or answered no text.
         if reply is None:
             answer |= {"text": None, "complete": False, "tokens": None}
         elif isinstance(reply, NoReply):

@@ -111,7 +111,7 @@ def runs(words: Sequence[str], length: float) -> Iterator[str]:
 
     Example: the runs of length 2 of ``a b c`` are ``a b`` and ``b c``.
     """
-    lengths = [length_of((word,)) for word in words] or [0.0]
+    lengths = [length_of((word,)) for word in words] or [0.0]  # a text without words is one empty run
     end, length_of_run = 0, 0.0
     for start, length_of_first in enumerate(lengths):
         while end < len(words) and length_of_run < length:
@@ -403,7 +403,7 @@ class _TestProblems:
             count += 1
             words = word_list(text)
             length = min(rule.ngram, length_of(words))
-            # A problem with a run of `ngram` words is never too short.
+            # `shortest` may exceed `ngram`, but a problem with a run of `ngram` words is never too short.
             if length < min(rule.shortest, rule.ngram):
                 too_short += 1
                 continue
@@ -411,8 +411,9 @@ class _TestProblems:
             for run in runs(words, length):
                 self._by_long_run.setdefault(hash_number(run, RUN_HASH), (test_set.name, place))
             short_runs = {hash_number(run, RUN_HASH) for run in runs(words, OVERLAP_RUN)}
-            # A text with fewer different runs repeats itself, such as a table of zeros. A share of its runs
-            # says nothing.
+            # A problem of `ngram` words has `ngram` − `OVERLAP_RUN` + 1 short runs. One with fewer different
+            # runs has fewer words, or repeats itself, such as a table of zeros. A share of so few runs says
+            # nothing.
             if len(short_runs) > rule.ngram - OVERLAP_RUN:
                 for key in short_runs:
                     self._by_short_run[key].append(len(self._short_runs))

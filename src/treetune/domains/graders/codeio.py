@@ -133,8 +133,11 @@ class CodeIO(Grader):
         return self.equal(candidates(value, key)[0], candidates(other_value, key)[0])
 
     def _same_output(self, prediction: Any, gold: Any, problem: Problem) -> bool:
-        """Returns whether the program's function returns the same value for both inputs. An object has the
-        named arguments, and a list the arguments in their order."""
+        """Returns whether the program's function returns the same value for both inputs.
+
+        An input that is an object gives the arguments by their names. An input that is a list gives the
+        arguments in their order.
+        """
         program = problem.data.get(str(self.program))
         if not isinstance(program, str):
             raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
@@ -227,8 +230,11 @@ def read_prediction(text: str) -> Any:
 
 
 def candidates(prediction: Any, key: str | None) -> list[Any]:
-    """Returns the possible meanings of an answer: the value under the gold's key (or under either key, if the
-    gold has none), and the whole answer. The first is only possible if the answer has no other key."""
+    """Returns the possible meanings of an answer.
+
+    An answer whose only key is the gold's may mean the value under this key, or the whole answer. If the gold
+    has no key, this holds for each of `KEYS`. Any other answer means itself.
+    """
     if isinstance(prediction, Mapping) and len(prediction) == 1:
         ((name, value),) = prediction.items()
         if name == key or (key is None and name in KEYS):

@@ -23,8 +23,11 @@ _LARGEST_OF_A_BINOMIAL = 2**64
 
 @lru_cache(maxsize=64)
 def prime_for(*texts: str) -> int:
-    """Returns a prime of 127 bits that depends on all these texts, so that an answer can't be chosen to fit
-    it."""
+    """Returns a prime of 127 bits that depends on all these texts.
+
+    The texts are an answer and its gold, which are compared modulo the prime. The prime changes with the
+    answer, so that nobody can choose a wrong answer that is equal to the gold modulo the prime.
+    """
     import sympy
 
     digest = hashlib.sha256("\0".join(texts).encode("utf-8", "surrogatepass")).digest()

@@ -44,6 +44,7 @@ class PythonTool:
         if outcome.killed_by is not None:
             return _message_of_kill(outcome.killed_by, self.limits)
         _, _, text = outcome.stdout.partition("\n")  # without the line that has the reply's length
+        # A text that was cut has one more line, which says what was left out: `_LINE_BYTES` has room for it.
         return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
 
     def session(self) -> PythonSession:
@@ -101,10 +102,12 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         limits = self._tool.limits
         try:
             if self._program is None:
+                # One program runs all calls, so that its processor time is that of many calls.
                 limits_of_session = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
                 self._program = ConfinedProgram(
                     self._sandbox, self._tool._console(), {}, limits_of_session, stdin=subprocess.PIPE
                 )
+            # Bytes of a reply: its text, the line before it, and the line that says what was left out.
             most = self._tool.most_bytes + _LINE_BYTES
             text, killed_by = ask(self._program, _encode_code(code), limits, most)
         except BaseException:  # e.g. an interrupt, after which the console's state isn't known

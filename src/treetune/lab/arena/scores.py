@@ -124,6 +124,7 @@ def scores(
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
+    # A gain is over RLOO, whose gradients are the reference.
     reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared)
     true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared)
     scores_by_name = {}
@@ -229,11 +230,11 @@ def gradients_of(
 
 
 def fitted_critic(language: Language, seed: int) -> Critic:
-    """Returns a critic that counts: its value of a state is the mean reward of answers that had the same
-    status after as many tokens, among those to `CRITIC_PROBLEMS` problems.
+    """Returns a critic whose values are mean rewards of the answers to `CRITIC_PROBLEMS` problems.
 
-    One correct and one wrong answer are added to each count, so that a state without answers is worth one
-    half."""
+    The value of a state is the mean reward of the answers that had the same status after the same number of
+    tokens. One correct and one wrong answer are added to each count, so that a state without answers is worth
+    one half."""
     context = context_of(language, CRITIC_PROBLEMS, seed)
     trees, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
@@ -257,10 +258,12 @@ def fitted_critic(language: Language, seed: int) -> Critic:
 
 
 def summary(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Returns for each method the geometric means over all languages of its gain per answer ("gain"), per
-    token ("token"), at each ρ ("0.25", …) and of its cost, the best per token first.
+    """Returns the geometric means of each method's measures over all languages.
 
-    ρ is the cost of training a token, divided by that of sampling one.
+    The measures are the gain per answer ("gain"), the gain per token ("token"), the gain at each ρ ("0.25",
+    …) and the cost ("cost"). ρ is the cost of training a token, divided by that of sampling one. The method
+    with the largest gain per token comes first.
+
     Methods that were not scored in every language are left out. A gain that could not be measured counts as
     1e-6, as a geometric mean needs positive numbers."""
     means_by_method = {}
@@ -312,8 +315,9 @@ def rank_correlation(first: Mapping[str, Any], second: Mapping[str, Any]) -> flo
 def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
     """Draws the best method for each language in which a quarter of the answers is correct.
 
-    A panel for each ρ has numbers of choices from left to right, and what decides from top to bottom. Returns
-    None where no language fits on it: it takes names such as ``first of 8``."""
+    A panel for each ρ has numbers of choices from left to right, and what decides from top to bottom. ρ is
+    the cost of training a token, divided by that of sampling one. Only languages with names such as ``first
+    of 8`` have a place on the map. Returns None where there is no such language."""
     # The language of each cell, by what decides in it and by half the number of its choices.
     cells: dict[tuple[str, int], str] = {}
     for language, scores_of_language in by_language.items():
@@ -442,7 +446,7 @@ def run_arena(
         command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
         if list(by_language) != list(LANGUAGES):
             command.append(f"--languages {shlex.join(by_language)}")
-        # The tokens that their critics and exact values cost are not counted.
+        # These methods use a critic or exact values, whose cost in tokens is not counted.
         with_critic = [name for name, method in methods.items() if method.credit.needs_critic]
         not_recommended = [TRUE_ADVANTAGES, HINDSIGHT_RATIO, *with_critic]
         write_page(output, by_language, " ".join(command), not_recommended)

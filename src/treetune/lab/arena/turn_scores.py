@@ -76,9 +76,12 @@ class TurnScore(NamedTuple):
     """The length of the expected gradient along the true one, divided by the true one's."""
 
     def gain(self, reference: TurnScore) -> float:
-        """Returns the variance of a reference, divided by that of this credit after it is scaled so that its
-        expected gradient is as long, along the true one, as the true one. The reference is unbiased, so it
-        has this length already. Infinite without variance; 0 if it doesn't point along the true gradient."""
+        """Returns the variance of an unbiased reference, divided by the variance of this credit when scaled.
+
+        The scale makes this credit's expected gradient as long, along the true gradient, as the true one is.
+        The reference is unbiased, so it has this length already. The gain is infinite for a credit without
+        variance, and 0 for one whose expected gradient doesn't point along the true gradient.
+        """
         if self.share_of_length <= 0:
             return 0.0
         if not self.variance:
@@ -121,13 +124,14 @@ class Audit:
         self._credits.append(credit)
         self._truths.append(truth)
         self._weights.append(weight)
+        # A context or decision that wasn't there before gets the next number.
         contexts, decisions = self._number_of_context, self._number_of_decision
         self._contexts.append(contexts.setdefault(before, len(contexts)))
         self._decisions.append(decisions.setdefault((before, action), len(decisions)))
 
     @property
     def fidelity(self) -> float:
-        """Spearman's correlation: the (weighted) correlation of the ranks."""
+        """The rank correlation (Spearman's, weighted) of the credits with the true advantages."""
         weights = np.array(self._weights)
         credit_ranks = _middle_ranks(np.array(self._credits), weights)
         truth_ranks = _middle_ranks(np.array(self._truths), weights)
@@ -324,8 +328,10 @@ def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
 
 
 def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) -> TurnScore:
-    """Returns the score of `monte_carlo` with a state at each turn: V̂(s) is the mean return of so many
-    continuations of s, and equal states of a group are continued once.
+    """Returns the score of the credit `monte_carlo` with a state at each turn.
+
+    V̂(s) is the mean return of `alternatives` continuations of the state s. Equal states of a group are
+    continued once.
 
     Args:
         table: The language.
@@ -342,7 +348,7 @@ def score_replays(table: TurnTable, size: int, alternatives: int, lam: float) ->
         answers_of_group = [answers[index] for index in group.answers]
         gradient_P, vector_by_state = _mean_gradient_of_replays(table, answers_of_group, lam)
         noise, turns_of_continuations = 0.0, 0.0
-        for before, vector_P in vector_by_state.items():
+        for before, vector_P in vector_by_state.items():  # the gradient contains `vector_P` times V̂(s)
             state = before[-1].reply.state if before else table.start
             turns_left = table.max_turns - len(before)
             # Continuations of different states are independent, so their variances add up.
@@ -361,9 +367,9 @@ def _mean_gradient_of_replays(
 ) -> tuple[NDArray[np.float64], dict[tuple[PlayedTurn, ...], NDArray[np.float64]]]:
     """Returns the mean of a group's gradient over all continuations: the gradient with exact values.
 
-    Also returns, for each state that is continued, the vector c_s with which the mean return of its
-    continuations enters the gradient. A state is identified by the turns before it, so that equal states of
-    several answers are one state.
+    Also returns a vector c_s for each state s that is continued: the gradient contains c_s · V̂(s), where V̂(s)
+    is the mean return of the state's continuations. A state is identified by the turns before it, so that
+    equal states of several answers are one state.
     """
     size = len(answers)
     gradient_P = np.zeros_like(table.true_gradient)
@@ -392,8 +398,8 @@ def _audit_replays(
 ) -> None:
     """Adds all credits that the turns of an answer may have.
 
-    The credit of a turn is an outcome minus a baseline, V̂(s). Both are independent, since they come from
-    continuations of different states, or the outcome from the answer itself.
+    The credit of a turn is an outcome minus a baseline, V̂(s). The two are independent: the baseline comes
+    from continuations of s, and the outcome from continuations of another state or from the answer itself.
     """
     truths = table.true_advantages(answer.turns)
     for number, turn in enumerate(answer.turns):
@@ -401,6 +407,7 @@ def _audit_replays(
         is_last = number + 1 == len(answer.turns)
         baselines = mean_distribution(table.returns(turn.state, turns_left), alternatives)
         outcomes: Distribution = {answer.return_from(number): 1.0}
+        # For λ = 0 the outcome is r + V̂(s'). For λ = 1 it is the answer's own return, as for the last turn.
         if lam == 0.0 and not is_last:
             values_after = mean_distribution(table.returns(turn.reply.state, turns_left - 1), alternatives)
             outcomes = {turn.reply.reward + value: chance for value, chance in values_after.items()}
@@ -575,7 +582,8 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # With `reach`, the advantages of the episode are weighted already.
+                # `reach_K` has smaller weights after branchings, so that each branching counts as one answer.
+                # With the credit's weight `reach`, the advantages of the episode are weighted already.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
                 truths_K = table.true_advantages(answer.turns)
@@ -605,9 +613,10 @@ def _trajectories(table: TurnTable, answers: Sequence[BranchedAnswer], problem: 
 
 
 def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
-    """Returns the weight `Sharing.reach` of each turn of each answer.
+    """Returns the weight of each turn of each answer, which is smaller after branchings.
 
-    Each segment of an answer is a node. Here actions and observations, of one token each, take turns.
+    The weight is `Sharing.reach`: the product of 1 / (number of branches) over the branchings before the
+    turn. Each segment of an answer is a node. Here actions and observations, of one token each, take turns.
     """
     sharing = Sharing.of(tree)
     reach_by_answer = []
@@ -644,13 +653,13 @@ def influence(table: TurnTable) -> float:
 
 
 def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing: float = 1.0) -> float:
-    """Returns the expectation of what C3's public code estimates as the influence, with its default of one
-    continuation for each candidate.
+    """Returns the expectation of the influence that C3's public code estimates.
 
-    Its estimate has P(y | j) = (count of y after candidate j + α) / (continuations of j + α · symbols), where
-    the symbols are all next messages that occur and one for others, and α = 1. With one continuation each,
-    only the numbers of candidates with each next message matter, so the estimate can't depend on which
-    message they follow.
+    The public code has one continuation for each candidate by default. Its estimate has P(y | j) = (count of
+    y after candidate j + α) / (continuations of j + α · symbols), where y is a next message, and α = 1. The
+    symbols are all next messages that occur, and one symbol for all other messages. With one continuation
+    each, only the number of candidates with each next message matters. So the estimate can't depend on the
+    messages of the candidates themselves.
     """
     contexts = _pairs_of_actions(table)
     chances_of_next_CB = np.array([joint_AB.sum(0) for _, joint_AB in contexts])
@@ -659,6 +668,7 @@ def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing
     weighted_sum = total_weight = 0.0
     for (context_weight, _), chance_of_next in zip(contexts, chances_of_next_CB[:, occurs_B], strict=True):
         expected = 0.0
+        # A group is the next message of each candidate, in any order.
         for group in groups_of(list(chance_of_next), candidates):
             count_S = np.bincount(group.answers, minlength=symbols)
             expected += group.probability * _smoothed_information(count_S, smoothing)
@@ -707,6 +717,6 @@ def _pairs_of_actions(table: TurnTable) -> list[tuple[float, NDArray[np.float64]
     pairs = []
     for joint_AB in joint_by_context.values():
         weight = float(joint_AB.sum())
-        if joint_AB[:, :ENDS].any():
+        if joint_AB[:, :ENDS].any():  # all columns but the last one: `ENDS` is −1
             pairs.append((weight, joint_AB / weight))
     return pairs

@@ -143,7 +143,10 @@ def show(view: PageRequest) -> Response:
     sort = view.choice("sort", (*SORTED, *columns))
 
     def rank(row: Listed) -> tuple[str, float, str, str]:
-        """Returns the sort key: the best, the newest or the running first; of a column the largest first."""
+        """Returns the sort key of a row: its group, its rank by `sort`, and texts that decide between equals.
+
+        In a group, the best, newest or running row comes first, or that with a column's largest value.
+        """
         cell = row.cells.get(sort)
         ranks = {
             "name": 0.0,
@@ -189,6 +192,7 @@ def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
     """Returns the keys whose values differ between the configurations."""
     names: dict[str, None] = {}
     for settings_of_run in settings:
+        # Without the keys in `NAMES`, which differ between any two experiments.
         names |= dict.fromkeys(key for key in settings_of_run if key not in NAMES)
     return [name for name in names if len({settings_of_run.get(name) for settings_of_run in settings}) > 1]
 
@@ -245,9 +249,11 @@ def show_run(view: PageRequest) -> Response:
     experiments = {run.name: view.store.experiment(run) for run in view.runs}
     together = view.choice("seeds", ("apart", "together")) == "together"
     over = view.choice("over", tuple(OVER))
+    # A bunch is drawn as one curve: an experiment, or with `together` those that differ only in their seed.
     all_bunches = bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
     if len(all_bunches) == 1:
+        # `places` leads from finished iterations to positions on the axis `over`.
         events = [replace(event, x=all_bunches[0].places.get(event.x, event.x)) for event in events]
     elif OVER[over]:  # the experiments are at different positions on the axis at an event's iteration
         events = []

@@ -135,7 +135,7 @@ def condition_sql(
 
 
 def among_sql(rows: Mapping[str, Sequence[int]] | None) -> str:
-    """Returns SQL that is true for these rows of each source alone; for all rows where it is None."""
+    """Returns SQL that is true only for these rows of each source; where `rows` is None, for all rows."""
     if rows is None:
         return "true"
     parts = []
@@ -153,6 +153,9 @@ def order_sql(
     content: str = "answers",
 ) -> str:
     """Returns the SQL after ORDER BY; equal rows are ordered by `last`.
+
+    `all_types` are the types of all columns, `chosen_types` those of the chosen sources, which may have fewer
+    columns.
 
     Raises ValueError for a column that doesn't exist.
     """

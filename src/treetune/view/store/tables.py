@@ -166,6 +166,7 @@ class DataSetTable:
             columns = [quoted(ROW)]
             for name in shown:
                 is_text = self.kinds[name] == "VARCHAR"
+                # One character more than is shown, so that the page sees the cut.
                 shortened = f"left({quoted(name)}, {BEGINNING + 1}) AS {quoted(name)}"
                 columns.append(shortened if is_text else quoted(name))
             on_page = f"{quoted(ROW)} IN ({', '.join(map(str, numbers))})"
@@ -263,7 +264,10 @@ class DataSetTable:
         return f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching
 
     def _cached(self, key: Hashable, make: Callable[[], Value], *, searches: bool = False) -> Value:
-        """Returns the result of `make`, kept until too many others have been asked for since."""
+        """Returns the result of `make`, kept by `key`.
+
+        Among too many results, the one that nobody has asked for for the longest time is dropped.
+        """
         cache, most = (self._searches, SEARCHES) if searches else (self._cache, CACHED)
         with self._lock:
             if key in cache:
@@ -342,7 +346,7 @@ class DataSetTable:
             types = {}
         if list(types) in ([], ["json"]):  # with a line that is not an object, DuckDB finds no columns at all
             self._copy = _without_bad_lines(path)
-            path = Path(self._copy.name)
+            path = Path(self._copy.name)  # which `read` takes from here on
             types = types_of_columns()
         # A text that looks like a date stays a text, as it is written.
         types = {name: "VARCHAR" if kind.lower() in _AS_TEXT else kind for name, kind in types.items()}
@@ -458,7 +462,7 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
 def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) -> list[Histogram]:
     """Returns histograms of columns.
 
-    `rows` is SQL after FROM, and `ask` runs a query with the values of its `?`.
+    `rows` is SQL after FROM. `ask` runs a query, with the values for each `?` in `rows`.
     """
     # The rows are read once, into a table with columns x0, x1, …, which are null where a value isn't finite.
     as_doubles = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]

@@ -146,6 +146,7 @@ class Answer:
                     continue
                 with contextlib.suppress(ImportError):
                     if hasattr(__import__(library), node.attr):
+                        # Below, `getattr` then finds the library, and doesn't ask for the answer's value.
                         self.module.__dict__[name] = sys.modules[library]
         values = {name: getattr(self.module, name) for name in tested_names - builtins}
         named_like_builtins = tested_names & builtins
@@ -191,9 +192,9 @@ class Report:
 def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> None:
     """Runs the tests of an order.
 
-    Its ``kind`` is ``pytest`` (the text of a test file), ``calls`` (of a function with several inputs), or
-    another one, whose tests are Python code with `assert`. ``functional`` tests use the answer's names
-    without importing them.
+    The order's ``kind`` is ``pytest`` (the text of a test file) or ``calls`` (of a function with several
+    inputs). The tests of any other kind are Python code with `assert`. ``functional`` tests use the answer's
+    names without importing them.
     """
     kind, texts = order["kind"], order.get("tests", [])
     # Tests are parsed for the names in them, also those for pytest, which reads its file itself. (Calls have
@@ -213,6 +214,7 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     names = main.__dict__
     exec(compile(shared, "prefix.py", "exec", dont_inherit=True), names)
+    # Objects of these classes travel between the processes as copies, others as references.
     peer.by_value = _classes(names)
     if kind == "pytest":
         _pytest(texts, answer, report)
@@ -225,10 +227,15 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
 
 
 def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> None:
-    """Runs tests. Each text is a test, or each `assert` at the top level of a single text that has any."""
+    """Runs tests, and reports each of them.
+
+    Each text is a test. A single text with `assert` at its top level is divided: each `assert` is a test, and
+    the statements between two of them are only run.
+    """
     are_tests = [True] * len(trees)
     if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
-        # Each `assert` is a group, and so are all statements between two of them.
+        # Each `assert` is a group, and so are all statements between two of them. The key is the `assert`
+        # itself, so that two in a row are two groups, and False for other statements.
         groups = itertools.groupby(
             trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
         )
@@ -279,7 +286,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
     class Plugin:
         def pytest_collection_finish(self, session: Any) -> None:
-            answer.names()
+            answer.names()  # runs the answer's code, if the test file hasn't used a name of it so far
             if not session.items:
                 raise Failed("there are no tests")
             tell(tests=len(session.items))
@@ -292,7 +299,8 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
             begin()
 
         def pytest_runtest_logreport(self, report: Any) -> None:
-            # pytest reports the setup, the call and the teardown of a test separately.
+            # pytest reports the setup, the call and the teardown of a test separately. There is no call after
+            # a setup that failed or skipped the test.
             if report.when == "call" or (report.when == "setup" and not report.passed):
                 outcomes[report.nodeid] = report
             if report.when != "teardown" or not (report.failed or report.nodeid in outcomes):

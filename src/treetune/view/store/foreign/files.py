@@ -103,7 +103,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
             with archive.open(name) as pickled:
                 head = pickled.read(HEAD_BYTES)
         if all(word in head for word in (b"rollout_id", b"samples", b"response")):
-            # Takes the place of slime's samples, which aren't read: it passes for an answer.
+            # This row takes the place of slime's samples, which aren't read here. It passes for an answer.
             yield FileRow(0, "", {"prompt": "", "response": "", "reward": None})
     elif path.suffix == ".parquet":
         from pyarrow import parquet
@@ -206,9 +206,10 @@ def _sample_names(archive: zipfile.ZipFile) -> list[str]:
     names = {name for name in archive.namelist() if re.fullmatch(r"samples/.+\.json", name, re.DOTALL)}
 
     def natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
+        # Each part of a name becomes (number, length, "") or (−1, 0, text). So texts come before numbers.
         key = []
         for part in re.split(r"(\d+)", name):
-            # Only the first digits are read as a number: ids can have thousands.
+            # Only the first digits are read as a number, since ids can have thousands of digits.
             key.append((int(part[:18]), len(part), "") if part.isdecimal() else (-1, 0, part))
         return key, name
 
@@ -237,7 +238,8 @@ def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
         raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
     if info.compress_type != ZSTANDARD:
         return archive.read(name)
-    # Python before 3.14 can't read such a member, so that its compressed bytes are looked up in the file.
+    # Python before 3.14 can't read such a member. So its compressed bytes are looked up in the file. They
+    # follow the member's header, which ends with a name and an extra field. The lengths of both are in it.
     import pyarrow as pa
 
     file.seek(info.header_offset + LENGTHS_AT)
