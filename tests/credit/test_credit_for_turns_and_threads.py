@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.columns import plain
 from tests.domains import turns
@@ -291,6 +292,27 @@ def test_a_critics_advantages_have_each_reward_at_the_end_of_its_turn(rolled_out
         advantages, _ = gae(of_answer, [to_come(before) for before in begun[:-1]], gamma=1.0, lam=0.0)
         exact = [in_all(after) - in_all(before) for before, after in pairwise(begun)]
         assert advantages == pytest.approx(exact)
+
+
+def test_what_is_earned_before_the_first_trained_token_is_credited_to_no_token(rolled_out: RolledOut) -> None:
+    """Least of all to the answer before."""
+    trees, context = rolled_out(Ladder())
+    episodes, _ = Group().assign(context, trees)
+    number = next(
+        number
+        for number, episode in enumerate(episodes)
+        if number > 0 and len(episode.step_rewards) > 1 and episode.step_rewards[0] != 0
+    )
+    untrained = episodes[number]
+    trained = untrained.trained.copy()
+    trained[: untrained.step_ends[0]] = False
+    changed = Sequences.of([*episodes[:number], replace(untrained, trained=trained), *episodes[number + 1 :]])
+    rewards_N = token_rewards(changed.starts, changed.rewards, changed.early_rewards)
+    before, after = changed.starts[number], changed.starts[number + 1]
+    assert float(rewards_N[before:after].sum()) == pytest.approx(sum(untrained.step_rewards[1:]))
+    unchanged = Sequences.of(episodes)
+    as_before = token_rewards(unchanged.starts, unchanged.rewards, unchanged.early_rewards)
+    assert torch.equal(rewards_N[:before], as_before[: unchanged.starts[number]])
 
 
 FORK = "<Parallel><Outlines><Outline>1:;</Outline><Outline>2:;</Outline></Outlines>"

@@ -14,7 +14,7 @@ from treetune.findings import missing_requirements
 from treetune.main import main
 from treetune.tasks.base import Task
 from treetune.tasks.rows import Gsm8k
-from treetune.tasks.sources import OnDisk, OnHub, no_such_file
+from treetune.tasks.sources import OnDisk, OnHub, count_rows, no_such_file, read_rows
 
 ROWS = [
     {
@@ -264,3 +264,9 @@ def test_a_bad_file_is_reported_under_the_setting_that_names_it(
     files = {"train": (good,), "validation": (good,), "test": (good,)} | {split: (str(bad),)}
     findings = [*Gsm8k(**files, validation_size=None).first_findings(bad)]  # type: ignore[arg-type]
     assert [finding.key for finding in findings] == [split]
+
+
+def test_a_carriage_return_within_a_row_does_not_make_it_two(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"question": "1 + 1?",\r "answer": "2"}\r\n{"question": "2?", "answer": "2"}\n')
+    assert count_rows(path) == len([*read_rows(path)]) == 2

@@ -45,7 +45,7 @@ from treetune.engine.launch import (
 )
 from treetune.engine.settings import EngineSettings, VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
-from treetune.store.files import write_json
+from treetune.store.files import write_json, write_text
 from treetune.store.timeline import SUFFIX, Timeline
 
 POLL_S = 0.1
@@ -407,7 +407,7 @@ class RemoteServer(Server):
         self._failed_epoch = max(self._failed_epoch, address.epoch)
         self.wait_anew()
         # The first rank reads this file, and starts the server again.
-        failure_file_of(self._file, address.epoch).write_text(reason)
+        write_text(failure_file_of(self._file, address.epoch), reason)
 
     @override
     def succeeded(self) -> None:

@@ -227,7 +227,8 @@ def count_rows(path: Path) -> int:
             return int(file.metadata.num_rows)
     if is_array(path):
         return sum(1 for _ in _array_rows(path))
-    return sum(1 for line in path.read_bytes().splitlines() if line.strip())
+    # Not splitlines: a line of JSON may contain a carriage return as white space.
+    return sum(1 for line in path.read_bytes().split(b"\n") if line.strip())
 
 
 def distinct_texts(path: Path, column: str) -> list[str]:

@@ -321,7 +321,8 @@ def token_rewards(
         starts: The offsets of the sequences, with the end of the last one.
         rewards: The reward of each sequence.
         early: The parts of each sequence's reward that are earned before its end: pairs of the token's index
-            among the sequence's trained tokens and the reward.
+            among the sequence's trained tokens and the reward. The index is -1 for what is earned before the
+            first trained token: no trained token gets this part, since none could change it.
 
     Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[(0, 0.25)], []])`` is ``[0.25, 0, 0.75, 0, 0.5]``.
     """
@@ -331,7 +332,8 @@ def token_rewards(
     # `early` may be empty: then all rewards are earned at the end.
     for (start, end), early_of_sequence in zip(pairwise(starts), early):
         for token, reward in early_of_sequence:
-            rewards_N[start + token] += reward
+            if token >= 0:
+                rewards_N[start + token] += reward
             rewards_N[end - 1] -= reward
     return rewards_N
 

@@ -209,7 +209,8 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
 def _early_rewards(episode: Episode) -> list[tuple[int, float]]:
     """Returns an index and the reward of each step but the last.
 
-    The index is that of the last trained token up to the step's end, among the episode's trained tokens.
+    The index is that of the last trained token up to the step's end, among the episode's trained tokens; -1
+    if no token before the step's end is trained.
     """
     if not episode.step_rewards:
         return []
