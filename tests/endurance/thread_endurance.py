@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.bigram_model import MANY_THREADS, BigramModel, bigram_model  # noqa: E402
-from tests.support.processes import process_named  # noqa: E402
+from tests.support.processes import engine_core_of  # noqa: E402
 from treetune.engine.base import Engine, EngineLaunch  # noqa: E402
 from treetune.engine.engine import VllmEngine, start_engine  # noqa: E402
 from treetune.engine.journal import request_key  # noqa: E402
@@ -84,7 +84,7 @@ class Watched(Engine):
         def noted(index: int, completions: list[Completion]) -> Sequence[Request]:
             self.answered += 1
             if self.answered == self.kill_at:
-                os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
+                os.kill(engine_core_of(self.engine._replicas[0].server.ready().url), signal.SIGKILL)
             assert on_result is not None
             further = on_result(index, completions) or ()
             self.asked.update(request_key(request, self.version) for request in further)

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-from tests.support.processes import process_named, processes_named
+from tests.support.processes import engine_core_of, processes_named
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Tolerance, TransferMethod
 from treetune.engine.client import MODEL_NAME, SAMPLES, Address
 from treetune.engine.engine import VllmEngine, start_engine
@@ -302,7 +302,7 @@ def test_an_engine_core_killed_between_two_chunks_is_replaced_by_one_with_whole_
     def chunks() -> Iterator[Chunk]:
         for chunk in policies[1].chunks(tmp_path / "1"):
             if chunk.number == 2:
-                os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
+                os.kill(engine_core_of(engine._replicas[0].server.ready().url), signal.SIGKILL)
             yield chunk
 
     report = engine.load(tmp_path / "1", 1, policies[1].canary(), chunks())

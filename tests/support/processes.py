@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
 
 from treetune.engine.guard import descendants
 
@@ -14,11 +17,13 @@ def processes_named(title: str) -> list[int]:
     return [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(wanted)]
 
 
-def process_named(title: str) -> int:
-    """One of them."""
-    found = processes_named(title)
-    assert found, f"no {title} runs below this process"
-    return found[0]
+def engine_core_of(url: str) -> int:
+    """The engine process of the server at an address. This process may have started other servers, too."""
+    port = str(urlsplit(url).port).encode()
+    for pid in processes_named("VLLM::EngineCore"):
+        if any(port in _command_line(parent.pid).split(b"\0") for parent in psutil.Process(pid).parents()):
+            return pid
+    raise AssertionError(f"no engine process of {url} runs below this process")
 
 
 def _command_line(pid: int) -> bytes:

@@ -18,7 +18,7 @@ from tests.runs.in_process import directory_of
 from tests.runs.shared_server import shared_server
 from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
 from tests.support.contexts import context_of
-from tests.support.processes import process_named
+from tests.support.processes import engine_core_of
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
@@ -54,7 +54,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return {name: bigram_model(table, folder / name, CONTEXT) for name, table in tables.items()}
 
 
-SETTINGS_OF_SERVER = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
+# One server: with two, the other one may answer everything before a killed one is there again.
+SETTINGS_OF_SERVER = VllmSettings(replicas=1, prefix_caching=True, omp_threads=1, start_timeout=300.0)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ class Watched(Engine):
 
         def told(index: int, completions: list[Completion]) -> Sequence[Request]:
             if next(came) == self.at:
-                os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
+                os.kill(engine_core_of(self.engine._replicas[0].server.ready().url), signal.SIGKILL)
             further = on_result(index, completions) or ()
             self.requests += further
             return further

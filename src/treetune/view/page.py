@@ -76,7 +76,7 @@ class PageRequest:
     def integer(self, name: str, default: int, *, least: int = 0) -> int:
         """Reads a whole number of the address. Raises ValueError for another text, or a smaller number."""
         text = self.request.query_params.get(name) or str(default)
-        if len(text) > DIGITS or not text.lstrip("-").isdecimal() or int(text) < least:
+        if len(text) > DIGITS or not text.removeprefix("-").isdecimal() or int(text) < least:
             raise ValueError(
                 f"{name} is {text!r} and must be a whole number from {least} on, of at most {DIGITS} digits"
             )

@@ -286,7 +286,8 @@ def _root_folder() -> tuple[str, ...]:
 
 
 def _choose_uid() -> int | None:
-    """Returns the user number for the next program; None unless this process is root.
+    """Returns the user number for the next program; None if this process is not root, or if only one number
+    is mapped.
 
     The kernel counts processes by user number. So each running program needs a user number that no other
     process uses.
@@ -300,6 +301,8 @@ def _choose_uid() -> int | None:
     # This process is in a container that maps few user numbers. The highest of these (at most a thousand) are
     # unused, too.
     mapped = _mapped_uids()
+    if len(mapped) == 1:
+        return None  # there is no other number: programs run as for a user who is not root
     return mapped[-1 - count % min(1000, len(mapped) - 1)]
 
 

@@ -214,7 +214,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
     graded so far. Raises ValueError where no answer is graded yet.
     """
     from treetune.data.difficulty.merging import RATES_FILE
-    from treetune.data.difficulty.shard import GRADES, NOT_ASKED
+    from treetune.data.difficulty.shard import GRADES, WITHOUT_ANSWER
 
     merged, rows = folder / RATES_FILE, folder / "rows.parquet"
     if merged.is_file():
@@ -243,10 +243,12 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
         f" ignore_errors=true, columns={_GRADES})"
     )
+    # The same answers count as after the merge.
+    without_answer = ", ".join(literal(outcome) for outcome in WITHOUT_ANSWER)
     once = (
         'SELECT "row", sample, any_value(reward) AS reward, any_value(correct) AS correct,'
         f" any_value(complete) AS complete, any_value(tokens) AS tokens FROM {read}"
-        f' WHERE "row" IS NOT NULL AND outcome <> {literal(NOT_ASKED)} GROUP BY "row", sample'
+        f' WHERE "row" IS NOT NULL AND outcome NOT IN ({without_answer}) GROUP BY "row", sample'
     )
     graded = (
         f'SELECT "row" AS {quoted(number)}, {COUNTED} FROM (SELECT "row", count(*) AS answers,'
