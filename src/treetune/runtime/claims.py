@@ -74,7 +74,7 @@ class Claims:
     """
 
     def __init__(self, lease_s: float = LEASE_S, beat_s: float = BEAT_S) -> None:
-        """Sets the times by which this process judges other holders, and shows that it is alive.
+        """Sets after which time this process judges another holder dead, and how often it shows its own life.
 
         A sign of life is a change of a claim's file by its holder.
 

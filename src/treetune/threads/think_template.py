@@ -205,7 +205,7 @@ def _supports_system_message(tokenizer: PreTrainedTokenizerBase, system: str) ->
 
 
 def _new_end_token(tokenizer: PreTrainedTokenizerBase, end_token: str | None) -> str | None:
-    """Returns the new token that ends answers; None if the tokenizer has it already."""
+    """Returns the new token that ends answers; None if it is the tokenizer's end token already."""
     if end_token is not None:
         if end_token not in tokenizer.get_vocab():
             raise ValueError(f"the tokenizer has no token {end_token!r} to end an answer with")

@@ -267,7 +267,7 @@ def _gold_of(problem: Problem) -> Mapping[str, Any]:
 
 def _as_text(value: Any) -> str:
     """Returns a program's input or output as text. Some data sets have a list of lines."""
-    with _any_digits():
+    with _any_digits():  # Python refuses to write integers of more than 4,300 digits otherwise
         if isinstance(value, list):
             return "\n".join(map(str, value))
         return str(value)

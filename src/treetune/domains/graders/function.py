@@ -175,8 +175,8 @@ def _start_python(python: str, path: str) -> subprocess.Popen[str]:
 
 def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
     """Raises ValueError if the function can't be called with the arguments that it will get."""
-    if not inspect.isroutine(function):  # a rubric: its own library calls its functions by their names
-        return
+    if not inspect.isroutine(function):
+        return  # a rubric of the library `verifiers`, which calls the rubric's functions itself
     signature = inspect.signature(function)
     in_order, by_name = foreign.call_arguments(signature.parameters, "response", NO_ROW, NO_STATE)
     # A function without positional arguments takes columns of the problem's row by name. `NO_ROW` has fewer

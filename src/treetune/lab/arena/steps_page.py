@@ -78,8 +78,8 @@ def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str
     """Returns the measures of each method that was scored in every language, as means over the languages.
 
     The interval is the sampling error of the mean. The languages' errors are independent, so the error of the
-    mean is the root of the sum of their squares, divided by the number of languages. Languages in which a
-    method has no measure are left out of that measure.
+    mean is the root of the sum of their squares, divided by the number of languages. A measure that is
+    not defined in a language is a mean over the other languages.
     """
     first, *others = by_language.values()
     means_by_method = {}
