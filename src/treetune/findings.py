@@ -199,10 +199,16 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
 
 
 def label(placed: Placed) -> str:
-    """Returns the name of a part in messages: ``credit 'group'``, or its whole path if it has no `type`."""
+    """Names a part in messages.
+
+    Its name is its key and `type`, such as ``credit 'group'``. A part without a `type` is named by its whole
+    path, such as ``trainer.schedule``.
+    """
     part, path = placed.part, placed.path
-    registered = part.registered() if hasattr(part, "registered") else {}
-    names = [name for name, cls in registered.items() if cls is type(part)]
-    # The last step that is a name: a part of a list has the list's key and a number. The root has no key.
+    type_name = part.registered_name() if hasattr(part, "registered_name") else None
+    if type_name is None:
+        return ".".join(path)
+    # The path of a part in a list ends with a number, as in ("graders", "0"): the list's key names it. The
+    # experiment itself has an empty path.
     key = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
-    return f"{key} {names[0]!r}" if names else ".".join(path)
+    return f"{key} {type_name!r}"

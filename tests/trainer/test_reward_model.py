@@ -41,6 +41,19 @@ def prime_trainer(credit: Prime = PRIME, **settings):
     return policy_trainer(credit=credit, load_reward_model=reward_model, **settings)
 
 
+def advantages_of(trainer) -> torch.Tensor:
+    """The advantages of the first iteration, after the reward model's training."""
+    return prepare(
+        trainer.settings,
+        ROWS,
+        Sequences.of(ROWS),
+        trainer,
+        scores_old=trainer.settings.objective.kl_coef > 0,
+        learned_rewards=partial(trainer.learned_rewards, 0),
+        from_implicit_rewards=PRIME.from_implicit_rewards,
+    ).advantages_N
+
+
 def summed_rewards(model, reference) -> list[torch.Tensor]:
     """β Σ_t log(π_φ/π_ref) over the trained tokens of each row."""
     sums = []
@@ -99,16 +112,7 @@ def test_epochs_and_minibatches_are_steps_of_their_own() -> None:
 @pytest.mark.parametrize("scores", ["after_update", "before_update"])
 def test_advantages_are_those_of_the_rewards_that_the_model_gives(scores) -> None:
     trainer = prime_trainer(replace(PRIME, reward_model=replace(PRIME.reward_model, scores=scores)))
-    sequences = Sequences.of(ROWS)
-    tensors = prepare(
-        trainer.settings,
-        ROWS,
-        sequences,
-        trainer,
-        scores_old=False,
-        learned_rewards=partial(trainer.learned_rewards, 0),
-        from_implicit_rewards=PRIME.from_implicit_rewards,
-    )
+    advantages_N = advantages_of(trainer)
     model, reference = reward_model(), tiny_model()
     losses = [
         cross_entropy(total, row.reward)
@@ -131,28 +135,25 @@ def test_advantages_are_those_of_the_rewards_that_the_model_gives(scores) -> Non
             later = enumerate(rewards[number][t:])
             process = sum(0.9**steps * (reward - process_baseline) for steps, reward in later)
             expected.append(2.0 * process + 0.5 * outcome)
-    assert tensors.advantages_N.tolist() == pytest.approx(expected, abs=1e-4)
+    assert advantages_N.tolist() == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_penalty_in_the_reward_is_subtracted_from_the_advantages() -> None:
     from treetune.objectives.policy_gradient import ClippedPolicyGradient
 
     objective = ClippedPolicyGradient(kl_coef=0.5, kl_placement="reward", kl_estimator="k1")
-    sequences = Sequences.of(ROWS)
-    advantages = []
-    for trainer in (prime_trainer(), prime_trainer(objective=objective)):
-        tensors = prepare(
-            trainer.settings,
-            ROWS,
-            sequences,
-            trainer,
-            scores_old=True,
-            learned_rewards=partial(trainer.learned_rewards, 0),
-            from_implicit_rewards=PRIME.from_implicit_rewards,
-        )
-        advantages.append(tensors.advantages_N)
-    # The policy is still the reference, so that all penalties are 0.
-    assert advantages[0].tolist() == pytest.approx(advantages[1].tolist(), abs=1e-5)
+    reference = partial(tiny_model, seed=1)  # not the policy, so that there are penalties
+    without_N = advantages_of(prime_trainer(load_reference=reference))
+    with_penalties_N = advantages_of(prime_trainer(objective=objective, load_reference=reference))
+    penalties_to_come = []
+    for row in ROWS:
+        trained = torch.from_numpy(row.trained)
+        with torch.no_grad():
+            ratios_T = row_logprobs(tiny_model(), row)[1] - row_logprobs(reference(), row)[1]
+        penalties = (0.5 * ratios_T[trained]).tolist()
+        penalties_to_come += [sum(penalties[t:]) for t in range(len(penalties))]
+    assert max(map(abs, penalties_to_come)) > 0.01
+    assert (without_N - with_penalties_N).tolist() == pytest.approx(penalties_to_come, abs=1e-4)
 
 
 def test_a_stored_reward_model_learns_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -298,10 +298,12 @@ class StopAfter(Part):
         if not tokens_by_iteration:
             return None
         remaining_tokens = self.sampled_tokens - sum(tokens_by_iteration)
-        # At least 1, since an iteration may have sampled nothing.
+        # At least 1, since it is a divisor, and an iteration may have sampled nothing.
         tokens_of_last = max(1, tokens_by_iteration[-1])
-        # Rounded to the nearest end of an iteration; a half is rounded up.
-        return max(0, math.floor(remaining_tokens / tokens_of_last + 0.5))
+        # The run ends at the end of the iteration that is nearest to the budget, before or after it. Halves
+        # are rounded up, while `round` would round 0.5 to 0 and 1.5 to 2.
+        rounded = math.floor(remaining_tokens / tokens_of_last + 0.5)
+        return max(0, rounded)  # negative if the budget has been exceeded
 
 
 Overlap = Literal["none", "one_step"]

@@ -187,10 +187,12 @@ def _summary(
     """Returns the counts and the mean pass rates of all rows, and of each data source.
 
     Args:
+        rates: The counts of each row, also of rows without a graded answer.
         outcomes: The number of grades with each outcome.
         answers: The number of answers.
         asked_twice: The number of answers to questions that had an answer already.
     """
+    # A row without a graded answer has no pass rate, and counts in no mean.
     rated = [row for row in rates if row.answers]
     rows_by_source: dict[str, list[RowRate]] = {}
     for row in rates:
@@ -212,6 +214,7 @@ def _summary(
         "bins": _bins(rated),
         "outcomes": dict(sorted(outcomes.items())),
         "without_a_rate": len(rates) - len(rated),
+        # Answers that could not be graded, and answers that were cut off
         "unavailable": sum(row.unavailable for row in rates),
         "unfinished": sum(row.unfinished for row in rates),
         "sources": sources,

@@ -288,21 +288,21 @@ class _GrowingTree:
         return _RoundRequest(request, (_BranchSample(None, joined([])),) * request.n)
 
     def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
-        """Returns one request for each distinct state.
+        """Returns the requests of a round: one for each state from which answers branch.
 
-        Several answers may share a state, because they begin with the same tokens by chance. The seed of a
-        request derives from the state's tokens. So two requests from one state would get the same samples,
-        and one request for both gets different samples.
+        A state is the beginning of an answer, as tokens. Two answers may begin with the same tokens by chance
+        and branch at the same place. The seed of a request derives from the state's tokens, so that separate
+        requests for the two branches would get the same samples. One request for both gets different ones.
         """
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):
             prefix_ids = self.answers[branch.sample].response_ids[: branch.tokens]
             samples = by_state.setdefault(prefix_ids.tobytes(), [])
-            samples += [_BranchSample(branch, prefix_ids)] * branch.further
+            samples += [_BranchSample(branch, prefix_ids)] * branch.further  # one for each new answer
         requests = []
         for samples in by_state.values():
             prefix_ids = samples[0].prefix_ids
-            state = repr(tuple(prefix_ids.tolist()))
+            state = repr(tuple(prefix_ids.tolist()))  # as text: seeds are derived from numbers and texts
             # With the round, a state that branches again in a later round gets other samples.
             key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
