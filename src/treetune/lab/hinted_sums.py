@@ -65,17 +65,10 @@ class HintedSums(AdditionChain):
     def demonstration(self, problem: Problem, seed: int) -> str:
         if not problem.data["hinted"]:
             return super().demonstration(problem, seed)
-        # The same task without hints. Its demonstrations don't read the prompt, only the numbers to add.
-        careful_teacher = AdditionChain(
-            count=self.count,
-            digits=self.digits,
-            demonstration_noise=self.hinted_noise,
-            train_size=self.train_size,
-            validation_size=self.validation_size,
-            test_size=self.test_size,
-            seed=self.seed,
-        )
-        demonstration = careful_teacher.demonstration(problem, seed)
+        # As without a hint, but with another rate of errors. Demonstrations only depend on the numbers to add,
+        # and not on the prompt.
+        careful = replace(self, demonstration_noise=self.hinted_noise)
+        demonstration = AdditionChain.demonstration(careful, problem, seed)
         if not self.copies_hint:
             return demonstration
         lines, _, _ = demonstration.rpartition(MARKER)  # without the result of the last line
