@@ -65,7 +65,7 @@ class HintedSums(AdditionChain):
     def demonstration(self, problem: Problem, seed: int) -> str:
         if not problem.data["hinted"]:
             return super().demonstration(problem, seed)
-        # As without a hint, but with another rate of errors. Demonstrations only depend on the numbers to add,
+        # As without a hint, but with another rate of errors. A demonstration depends on the numbers to add,
         # and not on the prompt.
         careful = replace(self, demonstration_noise=self.hinted_noise)
         demonstration = AdditionChain.demonstration(careful, problem, seed)
