@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +36,12 @@ last bits. From four rows on, a row's result doesn't depend on their number (mea
 thread)."""
 BLOCK = 32
 """Prompts and caches are padded to a multiple of this, so that how a row is computed depends only on its own
-length, and not on the other rows."""
+length, and not on the other rows. It is also the number of tokens of a block of `_PromptBlocks`."""
 PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
+STORED_BYTES = 1 << 29
+"""The most bytes of keys and values that are stored for later prompts, 512 MiB: 11,000 tokens of a model with
+135 million weights."""
 MOST_LOGITS = 1 << 26
 """About the most logits of one forward pass over texts that are scored: 256 MB in float32."""
 
@@ -114,7 +117,7 @@ class InProcessEngine(Engine):
             for priority, samples in new_samples.items():
                 waiting.add_in_front(priority, samples)
 
-        batch = _RowBatch(self._model, self._device)
+        batch = _RowBatch(self._model, self._device, self._prompts)
         add_requests(requests)
         while batch.samples or laters or waiting or waiting_scores:
             if self._closed:
@@ -192,6 +195,7 @@ class InProcessEngine(Engine):
             .eval()
             .to(self._device)
         )
+        self._prompts = _PromptBlocks(self._model, self._device)  # without blocks of earlier weights
         # The engine's masks show a token all tokens before it, so the attention has to apply the window.
         if longest_window(self._model) is not None:
             attach_windowed_attention(self._model)
@@ -391,9 +395,9 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
-    # At least 24 tokens, and some more than the window has, so that its end is compared, too.
-    longer_than_window = (longest_window(model) or 0) + 8
-    length = min(max(24, longer_than_window), LONGEST_PROBE, context_length)
+    # Some more tokens than a block and than the window have, so that their ends are compared, too.
+    longest_part = max(BLOCK, longest_window(model) or 0)
+    length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row needs a token of its prompt before the steps that are compared.
     if length // 2 <= PROBE_STEPS:
         return
@@ -405,7 +409,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             prompt_ids = token_array(row[:-PROBE_STEPS])
             request = Request(prompt_ids, 0, 1, SamplingParams(max_tokens=PROBE_STEPS))
             samples.append(_Sample(number, 0, request, np.zeros(PROBE_STEPS)))
-        batch = _RowBatch(model, device)
+        batch = _RowBatch(model, device, _PromptBlocks(model, device))
         batch.admit(samples)
         expected = {}
         for sample, row in zip(samples, rows, strict=True):
@@ -433,6 +437,10 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
         )
 
 
+_Layers = dict[int, tuple[Any, Any]]
+"""Keys and values by layer, such as ``{0: (keys, values), 1: (keys, values)}``."""
+
+
 class _Cache:
     """The keys and values of each layer, with the interface that transformers' attention uses.
 
@@ -442,22 +450,167 @@ class _Cache:
     is_compileable = False
 
     def __init__(self) -> None:
-        self.layers: dict[int, tuple[Any, Any]] = {}
+        self.layers: _Layers = {}
         self.positions: Any = None
-        """The position of each row's new token; None while whole prompts are computed."""
+        """The position of each row's new token."""
         self.used = 0
         """The tokens of the longest row, padded."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all that its attention sees."""
-        if self.positions is None:  # whole prompts are computed
-            self.layers[layer] = keys, values
-            return keys, values
         rows = range(len(self.positions))
         for cached, new in zip(self.layers[layer], (keys, values), strict=True):
             cached[rows, :, self.positions] = new[:, :, 0]
         cached_keys, cached_values = self.layers[layer]
         return cached_keys[:, :, : self.used], cached_values[:, :, : self.used]
+
+
+class _BlockCache:
+    """The keys and values that a pass over one block of prompts reads and makes; see `_Cache`."""
+
+    is_compileable = False
+
+    def __init__(self, earlier: _Layers) -> None:
+        """Makes the cache of a pass.
+
+        Args:
+            earlier: Those of the tokens before the block; empty for the first block.
+        """
+        self._earlier = earlier
+        self.new: _Layers = {}
+        """Those of the block's own tokens."""
+
+    def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Stores new keys and values of a layer, and returns all that its attention sees."""
+        import torch
+
+        self.new[layer] = keys, values
+        if not self._earlier:
+            return keys, values
+        earlier_keys, earlier_values = self._earlier[layer]
+        return torch.cat([earlier_keys, keys], dim=2), torch.cat([earlier_values, values], dim=2)
+
+
+class _PromptBlocks:
+    """Computes keys and values of prompts block by block, and stores them for prompts that begin alike, such
+    as those of an answer's continuations.
+
+    The keys and values of a block of 32 tokens depend on these and all earlier tokens::
+
+        prompt             block 0      block 1       block 2
+        "… What is 7+8?"   tokens 0–31  tokens 32–63  tokens 64–70
+        "… What is 7+2?"   the same     the same      others
+
+    A block always has a pass of its own, with the same shape, whether earlier blocks were stored or have just
+    been computed. So what is stored changes the speed, and no bit of a result.
+    """
+
+    def __init__(self, model: Any, device: str) -> None:
+        self._model, self._device = model, device
+        self._stored: dict[bytes, _Layers] = {}
+        """The layers of a block, [heads, tokens, dimension], by the bytes of all tokens up to its end. The
+        block that was used last comes last."""
+        self._stored_bytes = 0
+
+    def layers_of(self, prompts: Mapping[bytes, TokenIds]) -> dict[bytes, _Layers]:
+        """Returns each prompt's keys and values by layer, [heads, tokens, dimension], without its last token.
+
+        Args:
+            prompts: The prompts, by their bytes, so that equal ones are computed once.
+        """
+        import torch
+
+        # The next sampling step computes the last token.
+        tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
+        blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
+        longest = max((len(ids) for ids in tokens_of.values()), default=0)
+        # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
+        for start in range(0, max(longest, 1), BLOCK):
+            prompts_of_prefix: dict[bytes, list[bytes]] = {}  # those that begin with the same tokens
+            for name, ids in tokens_of.items():
+                if start < max(len(ids), 1):
+                    prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(name)
+            missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
+            for first in range(0, len(missing), PREFILL_ROWS):
+                prefixes = missing[first : first + PREFILL_ROWS]
+                # Any of the prompts that begin with the prefix serves: their earlier blocks are the same.
+                examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
+                computed = self._compute(
+                    [tokens_of[name][start : start + BLOCK] for name in examples],
+                    [blocks_of[name] for name in examples],
+                )
+                for prefix, block in zip(prefixes, computed, strict=True):
+                    self._store(prefix, block)
+            for prefix, names in prompts_of_prefix.items():
+                block = self._stored.pop(prefix)
+                self._stored[prefix] = block  # now it is the one that was used last
+                for name in names:
+                    blocks_of[name].append(block)
+        self._forget()
+        layers_of_prompts = {}
+        for name, blocks in blocks_of.items():
+            layers: _Layers = {}
+            for layer in blocks[0]:
+                keys = torch.cat([block[layer][0] for block in blocks], dim=1)
+                values = torch.cat([block[layer][1] for block in blocks], dim=1)
+                layers[layer] = keys, values
+            layers_of_prompts[name] = layers
+        return layers_of_prompts
+
+    def _compute(
+        self, tokens_of_rows: Sequence[TokenIds], earlier_of_rows: Sequence[Sequence[_Layers]]
+    ) -> list[_Layers]:
+        """Returns the layers of one block of each row.
+
+        Args:
+            tokens_of_rows: The tokens of the block, at most `BLOCK`. Fewer are padded at the end, where no
+                token sees the padding.
+            earlier_of_rows: The blocks before it, equally many in all rows.
+        """
+        import torch
+
+        start = len(earlier_of_rows[0]) * BLOCK
+        ids_BT = torch.zeros((len(tokens_of_rows), BLOCK), dtype=torch.long)
+        for row, ids in enumerate(tokens_of_rows):
+            ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        earlier: _Layers = {}
+        for layer in earlier_of_rows[0][0] if start else ():
+            keys = torch.stack([torch.cat([b[layer][0] for b in blocks], 1) for blocks in earlier_of_rows])
+            values = torch.stack([torch.cat([b[layer][1] for b in blocks], 1) for blocks in earlier_of_rows])
+            earlier[layer] = keys, values
+        cache = _BlockCache(earlier)
+        # Token t of the block sees all earlier blocks, itself and the tokens before it. K counts all of them.
+        mask_TK = torch.ones((BLOCK, start + BLOCK), dtype=torch.bool, device=self._device).tril(start)
+        with torch.no_grad():
+            self._model.base_model(
+                input_ids=ids_BT.to(self._device),
+                position_ids=torch.arange(start, start + BLOCK, device=self._device).expand(len(ids_BT), -1),
+                attention_mask=mask_TK.expand(len(ids_BT), 1, -1, -1),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        blocks = []
+        for row, ids in enumerate(tokens_of_rows):
+            block = {}
+            for layer, (keys, values) in cache.new.items():
+                # Copied, so that no block keeps the tensors of the whole pass in memory.
+                block[layer] = keys[row, :, : len(ids)].clone(), values[row, :, : len(ids)].clone()
+            blocks.append(block)
+        return blocks
+
+    def _store(self, prefix: bytes, block: _Layers) -> None:
+        self._stored[prefix] = block
+        self._stored_bytes += _bytes_of(block)
+
+    def _forget(self) -> None:
+        """Removes the blocks that were not used for the longest time, until the others fit."""
+        while self._stored_bytes > STORED_BYTES:
+            oldest = next(iter(self._stored))
+            self._stored_bytes -= _bytes_of(self._stored.pop(oldest))
+
+
+def _bytes_of(block: _Layers) -> int:
+    return sum(tensor.nbytes for keys_and_values in block.values() for tensor in keys_and_values)
 
 
 class _WaitingSamples:
@@ -486,10 +639,10 @@ class _WaitingSamples:
 class _RowBatch:
     """The samples that are being drawn, each in a row, and the cache of all rows."""
 
-    def __init__(self, model: Any, device: str) -> None:
+    def __init__(self, model: Any, device: str, prompts: _PromptBlocks) -> None:
         self.samples: dict[int, _Sample] = {}
         """The samples by their rows."""
-        self._model, self._device = model, device
+        self._model, self._device, self._prompts = model, device, prompts
         self._cache = _Cache()
         self._height = self._width = 0
         """The rows and the tokens for which the cache has room."""
@@ -506,7 +659,7 @@ class _RowBatch:
         if not samples and not is_half_empty:
             return
         prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
-        computed = dict(self._prefill(prompts))
+        computed = self._prompts.layers_of(prompts)
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
         width = max(_padded(length) for length in lengths)
         is_too_small = len(all_samples) > self._height or width > self._width
@@ -564,41 +717,6 @@ class _RowBatch:
                 past_key_values=self._cache,
                 use_cache=True,
             ).logits[:, -1]
-
-    def _prefill(self, prompts: dict[bytes, TokenIds]) -> Iterator[tuple[bytes, dict[int, tuple[Any, Any]]]]:
-        """Yields each prompt's keys and values by layer, [heads, tokens, dimension], without its last token.
-
-        Args:
-            prompts: The prompts, by their bytes, so that equal ones are computed once.
-        """
-        import torch
-
-        names_by_length: dict[int, list[bytes]] = {}
-        for name, ids in prompts.items():
-            names_by_length.setdefault(_padded(len(ids) - 1), []).append(name)
-        for length, names in sorted(names_by_length.items()):
-            mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
-            for first in range(0, len(names), PREFILL_ROWS):
-                batch = names[first : first + PREFILL_ROWS]
-                ids_BT = torch.zeros((len(batch), length), dtype=torch.long)
-                for row, name in enumerate(batch):
-                    ids = prompts[name][:-1]
-                    ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-                cache = _Cache()
-                with torch.no_grad():
-                    self._model.base_model(
-                        input_ids=ids_BT.to(self._device),
-                        position_ids=torch.arange(length, device=self._device).expand(len(batch), -1),
-                        attention_mask=mask_TT.expand(len(batch), 1, -1, -1),
-                        past_key_values=cache,
-                        use_cache=True,
-                    )
-                for row, name in enumerate(batch):
-                    end = len(prompts[name]) - 1
-                    layers_of_prompt = {}
-                    for layer, (keys, values) in cache.layers.items():
-                        layers_of_prompt[layer] = keys[row, :, :end], values[row, :, :end]
-                    yield name, layers_of_prompt
 
 
 def _padded(length: int) -> int:
