@@ -94,7 +94,11 @@ class InProcessEngine(Engine):
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
-            """Gives requests their indices, and puts samples before waiting ones of the same priority."""
+            """Gives requests their indices, and puts their samples before waiting ones of the same priority.
+
+            Requests that follow from a result continue an answer, and answers that have begun are finished
+            first. A `Later` stands for requests that aren't known yet, and is kept until they are.
+            """
             new_samples: dict[int, list[_Sample]] = {}  # by priority
             for request in new:
                 if isinstance(request, Later):
@@ -129,7 +133,7 @@ class InProcessEngine(Engine):
                 if on_result is not None:
                     add_requests(on_result(index, [completion]) or ())
             if laters and not batch.samples and not waiting and not waiting_scores:
-                # There is nothing to compute until one of them is ready.
+                # There is nothing to compute until the requests of one `Later` are known.
                 wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
@@ -166,6 +170,8 @@ class InProcessEngine(Engine):
             pass
         self._read(directory)
         self.version = version
+        # A canary has the engine sample after a few prompts, and the trainer score these samples. Without a
+        # canary, the difference of their log-probs is unknown.
         if canary is None:
             return SyncReport(time.monotonic() - started, math.nan)
         probes = self._probe(canary)
@@ -378,12 +384,12 @@ def windowed_attention(
 def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
     """Compares this engine's log-probs, computed with its cache and its masks, with the model's own.
 
-    Both compute two rows of different lengths, which are longer than the model's sliding window if that is
-    short.
+    Both compute two rows of tokens of different lengths. The longer row is longer than the model's sliding
+    window, unless the window is wider than `LONGEST_PROBE` or the context.
 
     Raises:
-        ValueError: They differ. Recurrent states and convolutions, for example, are not in a cache of keys
-            and values.
+        ValueError: The log-probs differ. Recurrent states and convolutions, for example, are not in a cache
+            of keys and values.
     """
     import torch
 
@@ -400,7 +406,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row needs a token of its prompt before the steps that are compared.
     if length // 2 <= PROBE_STEPS:
-        return
+        return  # the context is too short for the comparison
     gaps = []
     try:
         rows = probe_rows(model.config, (length, length // 2))
@@ -408,6 +414,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
         for number, row in enumerate(rows):
             prompt_ids = token_array(row[:-PROBE_STEPS])
             request = Request(prompt_ids, 0, 1, SamplingParams(max_tokens=PROBE_STEPS))
+            # The zeros, in place of random numbers, are never used: the loop below appends the row's tokens.
             samples.append(_Sample(number, 0, request, np.zeros(PROBE_STEPS)))
         batch = _RowBatch(model, device, _PromptBlocks(model, device))
         batch.admit(samples)
@@ -648,12 +655,15 @@ class _RowBatch:
         """The rows and the tokens for which the cache has room."""
 
     def admit(self, samples: Sequence[_Sample]) -> None:
-        """Puts samples into free rows, and computes the keys and values of their prompts, except for the last
-        token, which the next step computes."""
+        """Puts samples into free rows, and computes the keys and values of their prompts.
+
+        Those of a prompt's last token are left to the next step, which also needs the token's logits. If the
+        cache is too small, it first gets more rows or tokens. If half of its rows are free, it gets fewer.
+        """
         all_samples = [*self.samples.values(), *samples]
         if not all_samples:
             return
-        # If half of the rows are free, the batch is made smaller even without a new sample. It never has
+        # Without a new sample, the batch is only made smaller, once half of its rows are free. It never has
         # fewer than `FEWEST_ROWS` rows.
         is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
         if not samples and not is_half_empty:
@@ -680,7 +690,8 @@ class _RowBatch:
         """Makes a cache of `height` rows and `width` tokens, and moves the present samples to its first rows.
 
         Args:
-            layers: Keys and values of each layer, from which the new ones take heads, dimension and dtype.
+            layers: Examples of each layer's keys and values, [heads, tokens, dimension] or [rows, heads,
+                tokens, dimension]. The new tensors have their number of heads, dimension, dtype and device.
         """
         rows = list(self.samples)
         for layer, examples in layers.items():
