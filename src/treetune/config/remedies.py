@@ -188,7 +188,7 @@ def right_value(annotation: Any, data: Any) -> str | None:
         match = nearest(data, choices)
         if match:
             return f"did you mean {match[0]!r}?"
-        is_number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", data)
+        is_number = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", data)  # as Jsonnet writes them
         is_truth = data in ("true", "false")
         if (is_number and "number" in expected) or (is_truth and "true or false" in expected):
             return f"write it without quotes: {data}"

@@ -96,7 +96,10 @@ class Guard:
             return
         # `_base` is the prefix of a proxy's paths. A proxy may or may not remove the prefix from the path.
         # Links of pages have the prefix (`PageRequest.render`).
-        path = "/" + scope["path"].removeprefix(self._base).lstrip("/")
+        path = scope["path"]
+        if path == self._base or path.startswith(self._base + "/"):  # with the prefix /r, /run is a page
+            path = path.removeprefix(self._base)
+        path = "/" + path.lstrip("/")
         scope = {**scope, "path": path, "base": self._base}
 
         async def send_with_headers(message: Message) -> None:
