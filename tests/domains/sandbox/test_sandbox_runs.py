@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.cases import cases
@@ -72,6 +74,27 @@ def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) ->
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class FailingStart(OSError):
+    """A failure other than that bubblewrap is missing."""
+
+
+@pytest.mark.parametrize("step", ["subprocess.Popen", "wait_until_readable"])
+def test_a_program_that_cannot_start_leaves_no_open_files(
+    step: str, sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FailingStart(errno.EAGAIN, "Resource temporarily unavailable")
+
+    sandbox.run("1")  # fills the caches
+    for module in ("program", "bubblewrap") if step == "wait_until_readable" else ("program",):
+        monkeypatch.setattr(f"treetune.domains.sandbox.{module}.{step}", fail)
+    files_before, children_before = os.listdir("/proc/self/fd"), psutil.Process().children()
+    with pytest.raises(FailingStart):
+        sandbox.run("1")
+    assert os.listdir("/proc/self/fd") == files_before
+    assert psutil.Process().children() == children_before
 
 
 # The console in which a model's code is run.
