@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,17 @@ def test_the_schema_knows_defaults_below_parts_that_are_set() -> None:
     assert keys_at(Picture, data, ("frame",))["tags"].default == ("plain",)
     assert keys_at(Picture, data, ("shape",))["radius"].required
     assert keys_at(Picture, data, ("seed", "nothing")) == {}
+
+
+def test_each_item_of_a_tuple_has_the_keys_of_its_own_class() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Portrait:
+        parts: tuple[Frame, Circle]
+
+    portrait = {"parts": [{"width": 2}, {"radius": 1}]}
+    assert "width" in keys_at(Portrait, portrait, ("parts", "0"))
+    assert "radius" in keys_at(Portrait, portrait, ("parts", "1"))
+    assert keys_at(Portrait, portrait, ("parts", "2")) == {}
 
 
 @pytest.mark.parametrize(

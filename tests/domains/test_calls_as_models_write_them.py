@@ -168,7 +168,7 @@ def test_an_end_tag_in_a_closed_string_ends_no_call_whose_last_string_is_open() 
     [
         '{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
         ONE + '\n{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
-        "<function=run><parameter=code>print(\"</tool_call>\")</parameter></function>",
+        '<function=run><parameter=code>print("</tool_call>")</parameter></function>',
     ],
 )
 def test_a_call_without_its_end_tag_may_have_the_tag_in_a_string(call: str) -> None:

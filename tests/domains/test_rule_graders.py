@@ -390,6 +390,18 @@ def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
     assert livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
 
 
+def test_cells_of_a_table_may_be_empty_and_may_have_tags_within() -> None:
+    rows = '[{"a": "1", "b": "", "c": ""}, {"a": "", "b": "2", "c": "3"}]'
+    bars = "|a|b|c|\n|---|---|---|\n|1|||\n||2|3|"
+    tags = (
+        "<table><tr><th><b>a</b></th><th>b</th><th>c</th></tr>"
+        "<tr><td><b>1</b></td><td></td><td><br></td></tr>"
+        "<tr><td></td><td>2<td><i>3</i></table>That is <b>all</b>."
+    )
+    for answer in (bars, tags):
+        assert livebench("tablereformat", answer, rows) == 1
+
+
 def test_the_last_answer_alone_counts_however_many_stand_in_bold() -> None:
     """The published scorers take the best of all groups in bold, or any of the last three words."""
     assert livebench("connections", "**a, b, c, d**\n\n**a, b, x, y**", "a, b, c, d") == 0

@@ -15,6 +15,7 @@ from tests.support.cases import cases
 from treetune.domains.sandbox import bubblewrap
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
+from treetune.domains.sandbox.inside import cases as inside
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.python_tool import PythonSession, PythonTool
 from treetune.exceptions import SandboxUnavailable
@@ -74,6 +75,21 @@ def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) ->
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_program_that_has_ended_is_not_killed_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its end the number may be another process's."""
+    killed: list[str] = []
+    monkeypatch.setattr(inside.os, "kill", lambda pid, number: killed.append("process"))
+    monkeypatch.setattr(inside.os, "killpg", lambda group, number: killed.append("group"))
+    read, write = os.pipe()
+    pid = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
+    os.close(write)
+    try:
+        assert inside._follow(pid, read, seconds=60.0, most_bytes=100) == (0, False, b"")
+    finally:
+        os.close(read)
+    assert killed == ["group"]
 
 
 class FailingStart(OSError):

@@ -71,8 +71,8 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
             time.sleep(0.0005)
     ran_out_of_time = not ended and len(printed) <= most_bytes
     # Kills the program's group, with the processes that the program started. Then kills the program itself,
-    # in case it has not yet made its group.
-    for kill in (os.killpg, os.kill):
+    # in case it has not yet made its group. After its end its number may be another process's.
+    for kill in (os.killpg,) if ended else (os.killpg, os.kill):
         try:
             kill(pid, SIGKILL)
         except OSError:  # there is no such process (any more)
