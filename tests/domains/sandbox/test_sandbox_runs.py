@@ -77,11 +77,17 @@ def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) ->
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_program_that_has_ended_is_not_killed_by_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its end the number may be another process's."""
-    killed: list[str] = []
-    monkeypatch.setattr(inside.os, "kill", lambda pid, number: killed.append("process"))
-    monkeypatch.setattr(inside.os, "killpg", lambda group, number: killed.append("group"))
+def test_the_number_of_a_program_that_has_ended_is_its_own_until_it_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise another process could get the number, and be killed."""
+    is_unreaped: list[bool] = []
+
+    def look(pid: int, number: int) -> None:
+        is_unreaped.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+
+    monkeypatch.setattr(inside.os, "kill", look)
+    monkeypatch.setattr(inside.os, "killpg", look)
     read, write = os.pipe()
     pid = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
     os.close(write)
@@ -89,7 +95,9 @@ def test_a_program_that_has_ended_is_not_killed_by_its_number(monkeypatch: pytes
         assert inside._follow(pid, read, seconds=60.0, most_bytes=100) == (0, False, b"")
     finally:
         os.close(read)
-    assert killed == ["group"]
+    assert is_unreaped == [True, True]
+    with pytest.raises(ChildProcessError):  # it is reaped at the end
+        os.waitpid(pid, os.WNOHANG)
 
 
 class FailingStart(OSError):
