@@ -75,6 +75,7 @@ def test_only_a_tokenizer_of_single_characters_is_taken_for_one(tmp_path: Path) 
     tokens = {}
     for name, tokenizer in tokenizers.items():
         tokenizer.save_pretrained(tmp_path / name)
+        (tmp_path / name / "config.json").write_text("{}")
         tokens[name] = PretrainedModel(name_or_path=str(tmp_path / name)).single_tokens()
     assert tokens == {
         "words": None,
