@@ -15,9 +15,10 @@ local method(name, iterations, seconds) = {
   name: 'real_model_credit_training',
   title: 'Three credits on SmolLM2-135M-Instruct',
   directory: 'experiments/real_model_credit',
-  seeds: [11, 12, 13],
+  seeds: std.range(11, 16),
   baseline: 'GRPO',
   comparisons: [{ row: row, to: 'GRPO' } for row in ['siblings', 'VinePPO, K = 3']],
+  until: { difference: 0.05, assume: 'normal', column: 'area over tokens', seeds: { at_least: 3, at_most: 6 } },
   // VinePPO samples about twice the tokens of the others, so these have more iterations for the same tokens.
   experiments: { grpo: method('grpo', 8, 72), siblings: method('siblings', 8, 72), vineppo: method('vineppo', 5, 115) },
   columns: [
