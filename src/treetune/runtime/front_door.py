@@ -105,8 +105,7 @@ def start_ranks(
 
     Returns:
         The exit code: 0 if all ranks ended with 0; 128 + the number of a signal that ended a rank, the node
-        launcher or the run (138 for SIGUSR1, after the checkpoint is written); else the node launcher's exit
-        code.
+        launcher or the run; else the node launcher's exit code.
     """
     if not port:
         # The kernel chooses a free port. A fixed one might be taken by another run on this machine.
