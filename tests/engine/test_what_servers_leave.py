@@ -185,11 +185,10 @@ def test_memory_that_a_killed_server_shared_is_deleted(killed: str, temporary: P
     )
     notes = scratch / guard.NOTES_OF_SHARED_MEMORY
     assert until(ready.is_file)
-    memory = Path("/dev/shm", ready.read_text())
+    memory, others = Path("/dev/shm", ready.read_text()), Path("/dev/shm", f"psm_{uuid4().hex}")
+    others.touch()
     try:
         assert until(lambda: notes.is_file() and memory.name in notes.read_text())
-        others = Path("/dev/shm", f"psm_{uuid4().hex}")
-        others.touch()
         with notes.open("a") as file:
             file.write(f"{others.name} 0\n../{others.name} 0\n")  # another inode
         server = min(guard.descendants(process.pid))

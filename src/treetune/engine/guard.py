@@ -19,8 +19,8 @@ The server's processes also share memory in files ``/dev/shm/psm_…``, which wo
 killed. The guard notes these files, and deletes those that are left.
 
 If the guard itself is killed, the command gets SIGTERM, and the next start deletes the files
-(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so that it
-stays small while the server runs.
+(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so that it stays small while
+the server runs.
 """
 
 from __future__ import annotations
@@ -88,8 +88,10 @@ def main(arguments: list[str]) -> int:
         if status is not None or asked_by_signal or is_parent_gone:
             break
         if time.monotonic() >= next_look_at:
-            shared_memory |= _shared_memory_of(descendants(os.getpid()))
-            _note_shared_memory(shared_memory, scratch)
+            present = _shared_memory_of(descendants(os.getpid()))
+            if not present.items() <= shared_memory.items():
+                shared_memory |= present
+                _note_shared_memory(shared_memory, scratch)
             # Until there is an engine, the server is starting, and makes its files.
             next_look_at = time.monotonic() + (POLL_S if engine is None else NOTE_S)
         if engine is None:

@@ -125,13 +125,13 @@ class ConfinedProgram:
 
         Raises SandboxUnavailable.
         """
-        # Bubblewrap writes the number of its first process to one pipe, and holds that process back until the
-        # other pipe is closed. Meanwhile a descriptor of the process is opened here: after the program's end
-        # the number alone could be another process's.
         self._init_fd = -1
         """A descriptor of the namespace's first process; -1 if there is none (any more)."""
-        open_fds: set[int] = set()
-        """The descriptors that are only needed until the program begins. `finally` closes them."""
+        open_fds: set[int] = set()  # descriptors that are only needed until the program begins
+
+        def close(descriptor: int) -> None:
+            open_fds.remove(descriptor)
+            os.close(descriptor)
 
         def open_first_process() -> None:
             """Opens a descriptor of the sandbox's first process, and then lets this process run."""
@@ -143,13 +143,12 @@ class ConfinedProgram:
                     self._init_fd = os.pidfd_open(self._init_pid)
             close(hold_write)  # now bubblewrap lets the first process run
 
-        def close(descriptor: int) -> None:
-            open_fds.remove(descriptor)
-            os.close(descriptor)
-
         try:
             filter_fd = read_only_descriptor(system_call_filter())
             open_fds.add(filter_fd)
+            # Bubblewrap writes the number of its first process to one pipe, and holds that process back until
+            # the other pipe is closed. Meanwhile `open_first_process` opens a descriptor of it. After the
+            # program's end the number alone could be another process's.
             info_read, info_write = os.pipe()
             open_fds |= {info_read, info_write}
             hold_read, hold_write = os.pipe()
@@ -174,8 +173,8 @@ class ConfinedProgram:
                 os.close(self._init_fd)
             raise
         finally:
-            # Both pipes' ends that `open_first_process` closes are still open here if it wasn't called, e.g.
-            # because the machine has no room for another process.
+            # If `open_first_process` wasn't called, because the machine has no room for another process for
+            # example, these are all of them.
             for descriptor in open_fds:
                 os.close(descriptor)
 
