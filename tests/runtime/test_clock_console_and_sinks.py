@@ -420,7 +420,6 @@ def test_a_mirror_that_is_switched_on_late_gets_the_points_from_before(tmp_path:
     assert [step for step, _ in written(tmp_path)["train/loss"]] == list(range(5))
 
 
-@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("content", ["[1, 2]", "null", "{", '{"other": {"id": "b"}}'])
 def test_a_record_of_mirrors_with_another_content_is_begun_anew(content: str, tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text(content)
@@ -430,6 +429,7 @@ def test_a_record_of_mirrors_with_another_content_is_begun_anew(content: str, tm
     assert ("other" in entries) == ("other" in content)
 
 
+@pytest.mark.usefixtures("offline")
 def test_an_iteration_that_is_done_again_is_no_second_point(tmp_path: Path) -> None:
     train(tmp_path, 0, 5, "killed", "wandb", "tensorboard")
     train(tmp_path, 2, 6, "well", "wandb", "tensorboard")
