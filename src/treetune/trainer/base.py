@@ -14,6 +14,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, Turns, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.objectives.base import Objective
+from treetune.objectives.distribution_distillation import Teacher
 
 Layout = Literal["padded", "packed", "tree"]
 
@@ -378,10 +379,32 @@ class Trainer(Part):
                 f"sequence_parallel_size is {self.sequence_parallel_size}, and ranks can't share the tokens"
                 " of layout 'tree': set sequence_parallel_size to 1, or layout to 'padded' or 'packed'"
             )
+        if self.objective.teacher is not None:
+            self._check_teacher(self.objective.teacher)
         if self.lora is not None and self.offload_reference:
             raise ValueError(
                 "offload_reference is true, and with lora the reference is the policy without its adapters:"
                 " there is nothing to offload, set it to false"
+            )
+
+    def _check_teacher(self, teacher: Teacher) -> None:
+        """Raises ValueError if the teacher can't run next to the policy: its head computes logits while the
+        policy's does."""
+        if self.zero_stage == 3:
+            raise ValueError(
+                "zero_stage 3 shards the weights, and the objective needs the heads of policy and teacher at"
+                " the same time: set zero_stage to 2 or less"
+            )
+        if self.sequence_parallel_size > 1:
+            raise ValueError(
+                f"sequence_parallel_size is {self.sequence_parallel_size}, and ranks that share a sequence"
+                " can't compare its distributions with a teacher's, whose prompt is longer: set"
+                " sequence_parallel_size to 1"
+            )
+        if self.offload_reference and teacher.weights == "reference":
+            raise ValueError(
+                "offload_reference is true, and the objective's teacher is the reference, which is needed in"
+                " every step: set offload_reference to false"
             )
 
     def _check_entropy(self, target: EntropyTarget) -> None:
