@@ -11,11 +11,10 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
+from treetune.objectives.teacher import Teacher
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from treetune.objectives.distribution_distillation import Teacher
 
 
 KlEstimator = Literal["k1", "k2", "k3"]

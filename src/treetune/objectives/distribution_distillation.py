@@ -12,11 +12,11 @@ The loss of a token is a divergence D of the two distributions over the vocabula
   (Agarwal et al., arXiv:2306.13649, eq. 1)
 
 OPSD (Zhao et al., arXiv:2601.18734) takes one of these over the whole vocabulary, with the start model as the
-teacher. SDPO (Hübotter et al., arXiv:2601.20802) takes the policy's k most likely tokens, puts all others into
-one more outcome, the *tail*, and has a moving average of the policy's weights as its teacher. SDPG (Liu et
-al., arXiv:2606.04036) adds a KL over the whole vocabulary to a policy gradient. The formulas are those of
-the authors' public code and of TRL's trainer; the papers' texts were not available for this file, except for
-abstracts.
+teacher. SDPO (Hübotter et al., arXiv:2601.20802) takes it over the policy's k most likely tokens and one more
+outcome for all other tokens, the *tail*, and its teacher is a moving average of the policy's weights. SDPG
+(Liu et al., arXiv:2606.04036) adds a KL over the whole vocabulary to a policy gradient. The formulas are
+those of the authors' public code and of TRL's trainer; of the papers, only abstracts were available for this
+file.
 
 Example: the policy has the probabilities 0.5, 0.3 and 0.2, the teacher 0.8, 0.1 and 0.1. The reverse KL is
 0.5·log(0.5 / 0.8) + 0.3·log(0.3 / 0.1) + 0.2·log(0.2 / 0.1) = 0.23. With `top_k` 1 and the tail as an outcome
@@ -38,34 +38,14 @@ from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, SampledAnswers, StaleAnswers
 from treetune.credit.base import EXAMPLE_PROBLEMS
-from treetune.credit.teacher_prompts import PrivilegedPrompt
 from treetune.objectives.base import Objective, TokenBatch, ratio_of
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.objectives.teacher import Teacher
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Teacher(PrivilegedPrompt):
-    """The teacher of the policy: its prompt, and its weights."""
-
-    weights: Literal["reference", "policy", "average"] = "reference"
-    """The model that sees the privileged prompt: the start model (``reference``), the policy as it is in each
-    step, without gradient (``policy``), or a moving average of the policy's weights (``average``)."""
-    decay: Annotated[float, Gt(0), Lt(1)] | None = None
-    """d of the moving average: after each optimizer step it becomes d·average + (1 − d)·policy. It begins at
-    the start model. SDPO's code has 0.95."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.weights == "average") != (self.decay is not None):
-            raise ValueError(
-                f"decay is {self.decay} and weights is {self.weights!r}, and a moving average needs both: set"
-                " weights to 'average' and decay to a number such as 0.95, or decay to null"
-            )
 
 
 @Objective.register("distribution_distillation")
@@ -85,8 +65,8 @@ class DistributionDistillation(ClippedPolicyGradient):
     """D: ``forward_kl`` KL(π_T ‖ π), ``reverse_kl`` KL(π ‖ π_T), or ``jsd``, the generalized Jensen-Shannon
     divergence between them."""
     jsd_beta: Annotated[float, Gt(0), Lt(1)] = 0.5
-    """β of ``jsd``, the teacher's share of the mixture. Near 0, the gradient of D/β is that of the forward KL,
-    and near 1 that of D/(1 − β) is that of the reverse KL."""
+    """β of ``jsd``, the teacher's share of the mixture. For β near 0, D/β is about the forward KL, and for β
+    near 1, D/(1 − β) is about the reverse KL."""
     top_k: Annotated[int, Gt(0)] | None = None
     """The number of tokens that D compares: the most likely ones; null: the whole vocabulary."""
     top_k_of: Literal["policy", "teacher"] = "policy"
@@ -102,8 +82,8 @@ class DistributionDistillation(ClippedPolicyGradient):
     advantage_weight: Annotated[float, Ge(0)] = 0.0
     """The factor of PPO's loss. With 0, advantages aren't used, and the credit can be `none`."""
     importance_cap: Annotated[float, Gt(0)] | None = None
-    """Multiplies D by ``min(p / p_engine, cap)`` of the sampled token, with p of the present policy, as SDPO's
-    code does (cap 2), and PPO's loss as in `ppo`; null: no correction."""
+    """Multiplies D by ``min(p / p_engine, cap)`` of the sampled token, with p of the present policy (SDPO's
+    code: 2), and PPO's loss as in `ppo`; null: no correction."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -187,7 +167,8 @@ class DistributionDistillation(ClippedPolicyGradient):
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.has_teacher_N is not None, "the trainer runs the teacher when the objective has one"
         divergence_N, teacher_kl_N = batch.terms
-        # The other tokens were compared with the policy itself, so that all rows have the same shapes.
+        # In the rows of the other answers, the teacher saw the policy's own prompt. So its rows are as many
+        # as the policy's, and these numbers don't count.
         divergence_N = divergence_N.where(batch.has_teacher_N, 0.0)
         teacher_kl_N = teacher_kl_N.where(batch.has_teacher_N, 0.0)
         metrics = {

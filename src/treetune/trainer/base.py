@@ -14,7 +14,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, Turns, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.objectives.base import Objective
-from treetune.objectives.distribution_distillation import Teacher
+from treetune.objectives.teacher import Teacher
 
 Layout = Literal["padded", "packed", "tree"]
 

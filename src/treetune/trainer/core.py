@@ -28,7 +28,7 @@ from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
 from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
-from treetune.objectives.distribution_distillation import Teacher
+from treetune.objectives.teacher import Teacher
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer
@@ -64,7 +64,8 @@ if they are known."""
 
 
 class PolicyTrainer:
-    """Trains a policy, and the critic or the reward model if the credit needs one.
+    """Trains a policy, and the critic or the reward model if the credit needs one. Runs the teacher if the
+    objective has one.
 
     Args:
         load_model: Loads a fresh copy of the start model.
@@ -435,8 +436,8 @@ class PolicyTrainer:
 
     def offload(self) -> None:
         """Moves everything that only training needs off the accelerator: optimiser, master weights,
-        gradients, the critic, the reward model, the teacher's moving average, and PyTorch's cache of freed memory. The policy can still be
-        scored and exported."""
+        gradients, the critic, the reward model, the teacher's moving average, and PyTorch's cache of freed
+        memory. The policy can still be scored and exported."""
         self.policy.offload()
         for model in self._learned_models():
             model.offload(weights=True)
