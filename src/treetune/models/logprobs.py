@@ -184,6 +184,8 @@ class PolicyModule(nn.Module):
         vocabulary = self.model.config.get_text_config().vocab_size
         positions = max(len(inputs.labels_N), inputs.max_positions)
         logits_per_chunk = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
+        if teacher is not None:
+            logits_per_chunk //= 2  # a chunk has the logits of both models
         positions_per_chunk = max(1, logits_per_chunk // vocabulary)
         n_chunks = math.ceil(positions / positions_per_chunk)
         score = partial(

@@ -143,6 +143,8 @@ class Objective(Registrable):
     teacher: Teacher | None = None
     """The teacher whose whole distributions the loss compares with the policy's, at the same tokens of the
     same answers; None: no teacher. `compare` is then called in each forward pass."""
+    compare_bytes: int = 20
+    """The bytes for each logit of a chunk that the teacher's logits and `compare` need, for plans."""
     marks_tokens: bool = False
     """Whether the loss treats some tokens of a minibatch otherwise, which `marked_tokens` chooses."""
     ratio_threshold: float | None = None

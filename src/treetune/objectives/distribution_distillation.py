@@ -60,7 +60,7 @@ class DistributionDistillation(ClippedPolicyGradient):
     that writes the same nonsense after both prompts has D = 0.
     """
 
-    teacher: Teacher = field(default_factory=Teacher)  # type: ignore[assignment]
+    teacher: Teacher = field(default_factory=Teacher)
     divergence: Divergence = "reverse_kl"
     """D: ``forward_kl`` KL(π_T ‖ π), ``reverse_kl`` KL(π ‖ π_T), or ``jsd``, the generalized Jensen-Shannon
     divergence between them."""
@@ -85,6 +85,7 @@ class DistributionDistillation(ClippedPolicyGradient):
     """Multiplies D by ``min(p / p_engine, cap)`` of the sampled token, with p of the present policy (SDPO's
     code: 2), and PPO's loss as in `ppo`; null: no correction."""
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.advantage_weight:
@@ -143,6 +144,12 @@ class DistributionDistillation(ClippedPolicyGradient):
                 "teacher.weights",
                 "set it to 'reference', or restart to 'never'",
             )
+
+    @property
+    @override
+    def compare_bytes(self) -> int:  # type: ignore[override]
+        # Measured with PyTorch's profiler: five float32 tensors as large as the logits, and 13 for a mixture.
+        return 52 if self.divergence == "jsd" and self.top_k is None else 20
 
     @override
     def compare(self, logits_CV: Tensor, teacher_logits_CV: Tensor) -> tuple[Tensor, ...]:

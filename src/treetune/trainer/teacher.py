@@ -89,7 +89,7 @@ class MovingAverage:
             if not weight.requires_grad:
                 continue
             parameter = parameters[name]
-            average = self._in_float32.get(name, parameter)
+            average: Tensor = self._in_float32.get(name, parameter)
             average.lerp_(weight.float(), 1 - self.decay)
             if average is not parameter:
                 parameter.copy_(average)

@@ -136,11 +136,6 @@ BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
 them; more where the entropy has a gradient, and where the objective has terms of its own."""
 
 
-OF_A_TEACHER, BACK_TO_A_TEACHER = 24, 16
-"""Further bytes of a chunk whose distributions are compared with a teacher's, in the forward and in the
-backward pass: logits, log-probs and products of both."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Passes:
     """Forward and backward passes of a model."""
@@ -214,7 +209,7 @@ class Passes:
         terms: bool = False,
         nucleus: bool = False,
         compared_with: Literal["reference", "group"] | None = None,
-        teacher: bool = False,
+        compare_bytes: int = 0,
     ) -> int:
         """Returns the most bytes of a chunk of the head.
 
@@ -225,9 +220,12 @@ class Passes:
             terms: Whether the objective computes terms of its own from the logits.
             nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
             compared_with: The distributions that those of the chunk are compared with; None for none.
-            teacher: Whether the objective compares the distributions with a teacher's.
+            compare_bytes: `Objective.compare_bytes`, if the objective has a teacher.
         """
-        most_positions = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
+        logits_per_chunk = LOGITS_PER_CHUNK[self.device]
+        if compare_bytes:
+            logits_per_chunk //= 2  # the chunk has the logits of two models
+        most_positions = max(1, logits_per_chunk // self.shape.vocabulary)
         positions = 0
         if self.trained:
             n_chunks = math.ceil(self.trained / most_positions)
@@ -238,9 +236,7 @@ class Passes:
             bytes_forward = OF_A_COMPARISON[compared_with]
         elif nucleus:
             bytes_forward = OF_A_NUCLEUS + OF_A_SORT[self.device]
-        if teacher:
-            bytes_forward += OF_A_TEACHER
-        forward = logits * bytes_forward
+        forward = logits * (bytes_forward + compare_bytes)
         if not backward:
             return forward
         bytes_back = BACKWARD_PER_LOGIT
@@ -248,12 +244,10 @@ class Passes:
             bytes_back = WITH_TERMS
         elif entropy_gradient:
             bytes_back = WITH_ENTROPY
-        if teacher:
-            bytes_back += BACK_TO_A_TEACHER
         # The gradients of the head's weight, and of the hidden states that go into it.
         of_weight = self.shape.head * self.itemsize if is_trained else 0
         of_hidden = self.trained * self.itemsize * self.shape.hidden
-        return max(forward, logits * bytes_back + of_weight + of_hidden)
+        return max(forward, logits * (bytes_back + compare_bytes) + of_weight + of_hidden)
 
     @property
     def scoring(self) -> int:
@@ -594,7 +588,7 @@ class TrainerMemory:
             is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=entropy,
             terms=objective.has_terms,
-            teacher=objective.teacher is not None,
+            compare_bytes=0 if objective.teacher is None else objective.compare_bytes,
         )
         size = passes.kept + max(head, passes.backward_of_a_layer)
         if objective.teacher is not None:
