@@ -5,7 +5,7 @@
     episodes ──► Sequences        rows of token ids, and the index of each trained token
              ──► prepare          before the first step: reference, old log-probs, values, advantages
              ──► steps, each on a minibatch:
-                   micro-batches  forward, objective.loss, backward; gradients add up
+                   micro-batches  teacher, forward, objective.loss, backward; gradients add up
                    policy.step    one update, on all ranks
 """
 
