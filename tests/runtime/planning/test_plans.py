@@ -260,9 +260,7 @@ def test_the_passes_of_vimpo_are_planned():
 
 def test_a_moving_teacher_is_planned_as_one_more_copy_of_the_weights_and_one_more_pass():
     def with_teacher(teacher: str) -> str:
-        objective = (
-            f"{{type: 'distribution_distillation', divergence: 'jsd', top_k: 100, teacher: {teacher}}}"
-        )
+        objective = f"{{type: 'distribution_distillation', divergence: 'jsd', top_k: 9, teacher: {teacher}}}"
         return f"{{credit: {{type: 'none'}}, trainer+: {{objective: {objective}}}}}"
 
     of_policy = with_teacher("{weights: 'policy'}")
