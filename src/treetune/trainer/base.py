@@ -274,6 +274,9 @@ class Trainer(Part):
         """
         objective = self.objective
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
+        if objective.teacher is not None and objective.importance_cap is not None:
+            # With them comes the mass that top-p and top-k leave, by which p / p_engine is corrected.
+            needs_old_logprobs = True
         has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
         return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
 
