@@ -109,6 +109,8 @@ class TreeCredit(Credit):
             values_before_nodes = [values[parent] for parent in (ROOT, *path[:-1])]
             cut_at_nodes = replace(leaf, step_ends=ends)
             episode = make_episode(context, cut_at_nodes, advantages[index], values_before_nodes)
+            # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
+            # the first answer that has it, and its advantages are multiplied by its scale.
             if self.weight != "each":
                 scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `Sharing.reach`
                 episode = sharing.trained_once(index, episode, scales)
