@@ -41,6 +41,8 @@ class IterationWork:
     answers: int
     answer_tokens: float
     prompt_tokens: float
+    shared_prompt_tokens: float = 0.0
+    """The tokens with which all prompts begin, such as those of solved examples."""
     longest: int
     """The most tokens of a row."""
     longest_answer: int
@@ -110,6 +112,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
         answers=answers,
         answer_tokens=mean_answer,
         prompt_tokens=max(1.0, mean_prompt),
+        shared_prompt_tokens=min(plan_settings.shared_prompt_tokens, max(1.0, mean_prompt)),
         longest=longest,
         longest_answer=longest_answer,
         continuations=continuations,
@@ -297,8 +300,7 @@ class EngineMemory:
         """The bytes of the server's largest step: its MLPs, and the logits of all sequences with the tensors
         of sampling."""
         settings, shape = self.settings, self.shape
-        # A step has room for at least one token of each sequence.
-        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
+        tokens = settings.tokens_of_a_step(self.machine.device, self.context_length)
         mlp = self.itemsize * tokens * (4 * shape.hidden + 3 * shape.intermediate)
         # For each logit: itself in the model's precision, and 4 * 4 bytes for the tensors of sampling.
         logits = settings.max_num_seqs * shape.vocabulary * (self.itemsize + 4 * 4)
