@@ -60,6 +60,18 @@ local named(name) = { experiment_name: 'hinted_sums/' + name };
   self_distillation(name, credit)::
     self.policy_gradient(name, { credit: { type: 'self_distillation', template: '#{context}\n{prompt}' } + credit }),
 
+  // The same without rewards: the policy learns the distributions of a teacher whose prompt has a hint.
+  distribution_distillation(name, teacher, objective)::
+    self.policy_gradient(name, {
+      credit: { type: 'none' },
+      trainer+: {
+        objective: {
+          type: 'distribution_distillation',
+          teacher: { template: '#{context}\n{prompt}' } + teacher,
+        } + objective,
+      },
+    }),
+
   // 16 answers to each of 160 problems; at most eight pairs of a correct one and a wrong one to a problem.
   preferences(name, method):: from_start + method + named(name) + {
     rollout+: { samples: 16 },

@@ -538,12 +538,17 @@ class Episode(Columnar):
     before the state; None for one that could not be graded. Kept for readers."""
     critic_prompt_ids: TokenIds | None = None
     """The prompt that the critic sees, if it isn't the policy's (`CriticSettings.template`)."""
+    teacher_prompt_ids: TokenIds | None = None
+    """The privileged prompt that the teacher sees (objective `distribution_distillation`); None if the answer
+    has no teacher."""
 
     def __post_init__(self) -> None:
         import numpy as np
 
         if self.critic_prompt_ids is not None:
             self._set("critic_prompt_ids", token_array(self.critic_prompt_ids))
+        if self.teacher_prompt_ids is not None:
+            self._set("teacher_prompt_ids", token_array(self.teacher_prompt_ids))
         if self.score is None:  # the caller left the score out
             self._set("score", self.reward)
         self._set("prompt_ids", token_array(self.prompt_ids))

@@ -199,12 +199,14 @@ def test_an_episodes_file_has_a_column_per_field_that_is_there_and_the_prompts_t
 
     row = replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf))
     row = replace(row, continuations={0: (1.0, None), 3: ()}, critic_prompt_ids=mdp.encode("7a?"))
+    row = replace(row, teacher_prompt_ids=mdp.encode("7b?"))
     write_episodes(tmp_path / "episodes.arrow", [episode(), row], mdp.CODEC)
     assert sorted(columns().column_names) == sorted([*(field.name for field in fields(Episode)), "prompt"])
     assert columns().column("prompt").to_pylist() == ["7?", "7?"]
     assert read_episodes(tmp_path / "episodes.arrow") == [episode(), row]
     write_episodes(tmp_path / "episodes.arrow", [episode()])
     rare = {"domain", "step_rewards", "step_errors", "continuations", "critic_prompt_ids"}
+    rare.add("teacher_prompt_ids")
     assert not rare & set(columns().column_names)
 
 

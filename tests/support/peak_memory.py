@@ -59,6 +59,7 @@ class Case:
         longest = self.prompt_tokens + self.answer_tokens
         experiment: Any = SimpleNamespace(
             trainer=self.trainer,
+            context_length=longest,
             credit=SimpleNamespace(
                 needs_critic=self.critic,
                 reference=None,
@@ -102,6 +103,7 @@ class Case:
                     policy_version=0,
                     advantages=None if self.critic else np.array([draw.gauss(0, 1) for _ in answer]),
                     behaviour_logprobs=np.full(len(answer), -3.0),
+                    teacher_prompt_ids=token_array(prompt) if self.trainer.objective.teacher else None,
                 )
             )
         return made

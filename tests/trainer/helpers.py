@@ -75,6 +75,15 @@ def paired_episodes(pairs: int = 12, seed: int = 0, of: Sequence[Episode] | None
     ]
 
 
+def with_teacher_prompts(rows: Sequence[Episode]) -> list[Episode]:
+    """The rows with longer prompts for a teacher; every third row has none."""
+    made = []
+    for number, row in enumerate(rows):
+        prompt = (7, number % 5, *row.prompt_ids.tolist(), 3)
+        made.append(row if number % 3 == 2 else dataclasses.replace(row, teacher_prompt_ids=prompt))
+    return made
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """What was written in one go, and all that stood before it."""

@@ -66,6 +66,18 @@ OBJECTIVES = {
     "sapo": {"type": "sapo"},
     "vimpo": {"type": "vimpo", "beta": 0.5, "actor_coef": 0.3, "lam": 0.9},
     "dppo": {"type": "dppo"},
+    "distribution_distillation": {
+        "type": "distribution_distillation",
+        "divergence": "jsd",
+        "top_k": 5,
+        "importance_cap": 2.0,
+    },
+    "policy gradient and moving teacher": {
+        "type": "distribution_distillation",
+        "teacher": {"weights": "average", "decay": 0.5},
+        "advantage_weight": 0.5,
+        "aggregation": "sequence",
+    },
     "clip_cov": {"type": "clip_cov", "share": 0.2, "least_covariance": -1.0},
     "kl_cov": {"type": "kl_cov", "share": 0.2},
     "dpo": {"type": "dpo"},
@@ -107,6 +119,7 @@ THREADS = {
     "dpo": {"objective": OBJECTIVES["dpo"], "minibatch_size": 5, "advantage_normalisation": "none"},
     "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
     "lora": {"lora": {"rank": 4}},
+    "teacher": {"objective": OBJECTIVES["distribution_distillation"], "minibatch_size": 5},
 }
 
 

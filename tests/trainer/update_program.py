@@ -19,7 +19,10 @@ def made(type: str, **settings: Any) -> Any:
     """The objective that a configuration would choose."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.objectives.base import Objective
+    from treetune.objectives.teacher import Teacher
 
+    if "teacher" in settings:
+        settings["teacher"] = Teacher(**settings["teacher"])
     return Objective.registered()[type](**settings)
 
 
@@ -48,7 +51,14 @@ def distributions_of(trainer: Any, rows: Any) -> list[float]:
 def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from safetensors.torch import save_file
 
-    from tests.trainer.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
+    from tests.trainer.helpers import (
+        critic_of,
+        episodes,
+        paired_episodes,
+        threaded_episodes,
+        tiny_model,
+        with_teacher_prompts,
+    )
     from treetune.credit.gae import Gae
     from treetune.credit.literature.prime import Prime
     from treetune.credit.reward_models import RewardModelSettings
@@ -76,6 +86,8 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     rows = [row for row, _ in threaded_episodes()] if threads else episodes(16)
     if objective.needs_pairs:
         rows = paired_episodes(of=rows)
+    if objective.teacher is not None:
+        rows = with_teacher_prompts(rows)
     if (correct := settings.pop("correct", None)) is not None:
         rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
     if "lora" in settings:

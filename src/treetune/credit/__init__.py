@@ -15,9 +15,9 @@
 `library/` assigns credit to answers of other trainers; its names are imported from here.
 
 `base.py` says what a credit is, `critic_losses.py` what a critic learns, `critic_prompts.py` what it sees,
-`reward_models.py` what an implicit reward model learns, and `episodes.py` makes the training rows. `states/`
-has the rules for where the states of an answer lie and how they are continued, `values/` the estimators of
-their values.
+`teacher_prompts.py` what the teacher of self-distillation sees, `reward_models.py` what an implicit reward
+model learns, and `episodes.py` makes the training rows. `states/` has the rules for where the states of an
+answer lie and how they are continued, `values/` the estimators of their values.
 """
 
 from __future__ import annotations

@@ -55,7 +55,9 @@ def privileged_prompt(
     try:
         return codec.encode_prompt(privileged_problem)
     except ValueError as error:  # its message doesn't say which problem and template it is about
-        raise ValueError(f"problem {problem.id!r} with the credit's template: {error}") from error
+        raise ValueError(
+            f"problem {problem.id!r} with the template of a privileged prompt: {error}"
+        ) from error
 
 
 class CriticPrompts:

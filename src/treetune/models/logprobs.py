@@ -106,6 +106,20 @@ def squared_probabilities(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
     return (logits_CV.softmax(-1).square().sum(-1),)
 
 
+class TeacherStates(NamedTuple):
+    """The last hidden states of a teacher at the N positions of a policy's pass, and its head.
+
+    The hidden states are kept, and not the log-probs of the whole vocabulary: these are computed from them
+    for one chunk of positions at a time.
+    """
+
+    hidden_ND: Tensor
+    logits: Callable[[Tensor], Tensor]
+    """Computes the teacher's logits [C, V] from hidden states [C, D]."""
+    compare: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+    """Computes tensors of shape [C] from the logits of policy and teacher; see `Objective.compare`."""
+
+
 class PolicyModule(nn.Module):
     """A causal language model that returns the log-probs of the labels at some positions.
 
@@ -140,6 +154,8 @@ class PolicyModule(nn.Module):
         statistics: Terms | None = None,
         nucleus: Nucleus | None = None,
         whole: bool = False,
+        teacher: TeacherStates | None = None,
+        hidden_only: bool = False,
     ) -> tuple[Tensor, ...]:
         """Computes scores at ``inputs.positions_N``.
 
@@ -156,10 +172,13 @@ class PolicyModule(nn.Module):
             nucleus: The cut whose mass is wanted; None for none.
             whole: Whether to compute only log-probs, by the model's own forward pass. Before training, the
                 log-probs of the usual pass are compared with these.
+            teacher: The teacher whose distributions are compared with this model's.
+            hidden_only: Whether to return only the last hidden states, [N, D] in a tuple, of a teacher.
 
         Returns:
             The log-probs of the labels, the entropies of the distributions, the objective's terms, the
-            statistics, and last the log mass of the nucleus, float32 [N] each.
+            comparisons with the teacher, the statistics, and last the log mass of the nucleus, float32 [N]
+            each.
         """
         assert inputs.labels_N is not None, "a policy scores the labels"
         if whole:
@@ -168,6 +187,8 @@ class PolicyModule(nn.Module):
         vocabulary = self.model.config.get_text_config().vocab_size
         positions = max(len(inputs.labels_N), inputs.max_positions)
         logits_per_chunk = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
+        if teacher is not None:
+            logits_per_chunk //= 2  # a chunk has the logits of both models
         positions_per_chunk = max(1, logits_per_chunk // vocabulary)
         n_chunks = math.ceil(positions / positions_per_chunk)
         score = partial(
@@ -177,44 +198,58 @@ class PolicyModule(nn.Module):
             terms=self.terms if with_terms else None,
             statistics=statistics,
             nucleus=nucleus,
+            teacher=teacher,
         )
         _refuse_rows_of_two_lengths(self._length_rule, inputs, type(self.model).__name__)
         if parallel is None:
             if inputs.position_ids_BT is not None and inputs.subtree_last_1T is None:
                 self._refuse_leaks(inputs)
-            return self._score_in_chunks(
-                score, _hidden_at_positions(backbone, inputs), inputs.labels_N, n_chunks
-            )
+            hidden_ND = _hidden_at_positions(backbone, inputs)
+            if hidden_only:
+                return (hidden_ND,)
+            teacher_hidden_ND = None if teacher is None else teacher.hidden_ND
+            return self._score_in_chunks(score, hidden_ND, inputs.labels_N, n_chunks, teacher_hidden_ND)
+        assert teacher is None and not hidden_only, "refused where the trainer is built"
         # Each rank scores the M positions in its part of the sequences.
         hidden_MD, index_M = _hidden_at_positions_of_rank(backbone, parallel, inputs)
         scores_of_rank = self._score_in_chunks(score, hidden_MD, inputs.labels_N[index_M], n_chunks)
         return parallel.gather(torch.stack(scores_of_rank), index_M, len(inputs.labels_N)).unbind()
 
     def _score_in_chunks(
-        self, score: Callable[..., tuple[Tensor, ...]], hidden_ND: Tensor, labels_N: Tensor, n_chunks: int
+        self,
+        score: Callable[..., tuple[Tensor, ...]],
+        hidden_ND: Tensor,
+        labels_N: Tensor,
+        n_chunks: int,
+        teacher_hidden_ND: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Scores the positions in this number of chunks."""
         if n_chunks <= 1:
-            return score(hidden_ND, labels_N)
+            return score(hidden_ND, labels_N, teacher_hidden_ND)
         hidden_chunks = hidden_ND.tensor_split(n_chunks)
         label_chunks = labels_N.tensor_split(n_chunks)
+        teacher_chunks: tuple[Tensor | None, ...] = (None,) * n_chunks
+        if teacher_hidden_ND is not None:
+            teacher_chunks = teacher_hidden_ND.tensor_split(n_chunks)
         scores_by_chunk = []
-        for hidden_CD, labels_C in zip(hidden_chunks, label_chunks, strict=True):
+        for chunk in zip(hidden_chunks, label_chunks, teacher_chunks, strict=True):
             # The backward pass computes the chunk's logits once more. This needs less memory than keeping the
             # logits of all positions, float32 [N, V].
-            scores_by_chunk.append(checkpoint(score, hidden_CD, labels_C, use_reentrant=False))
+            scores_by_chunk.append(checkpoint(score, *chunk, use_reentrant=False))
         return tuple(torch.cat(columns) for columns in zip(*scores_by_chunk, strict=True))
 
     def _score(
         self,
         hidden_CD: Tensor,
         labels_C: Tensor,
+        teacher_hidden_CD: Tensor | None = None,
         *,
         temperature: float,
         entropy_gradient: bool,
         terms: Terms | None,
         statistics: Terms | None,
         nucleus: Nucleus | None,
+        teacher: TeacherStates | None,
     ) -> tuple[Tensor, ...]:
         """Scores a chunk of positions; see `forward`."""
         logits_CV = logits_of(self.model, hidden_CD).float()
@@ -225,6 +260,12 @@ class PolicyModule(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
         terms_of_objective = () if terms is None else terms(logits_CV, labels_C)
+        if teacher is not None:
+            with torch.no_grad():
+                teacher_logits_CV = teacher.logits(teacher_hidden_CD).float()
+                if temperature != 1.0:
+                    teacher_logits_CV = teacher_logits_CV / temperature
+            terms_of_objective += teacher.compare(logits_CV, teacher_logits_CV)
         further = () if statistics is None else statistics(logits_CV, labels_C)
         mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
         return logprobs_C, entropy_C, *terms_of_objective, *further, *mass

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
+from treetune.objectives.teacher import Teacher
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,7 +96,10 @@ class TokenBatch:
     own_advantages_N: Tensor | None = None
     """The objective's own advantages, from the policy before the iteration's first step
     (`Objective.precompute`); None if it isn't called."""
+    has_teacher_N: Tensor | None = None
+    """The tokens of answers with a privileged prompt, bool; None if the objective has no teacher."""
     terms: tuple[Tensor, ...] = ()
+    """What `Objective.terms` and `Objective.compare` have computed, each [N]."""
 
     def mean(self, values_N: Tensor) -> Tensor:
         """Returns this micro-batch's part of a metric that is a mean over the minibatch's tokens, with the
@@ -136,6 +140,11 @@ class Objective(Registrable):
     iteration's first step. `precompute` is then called with it, before that step."""
     has_terms: bool = False
     """Whether the loss needs `terms`."""
+    teacher: Teacher | None = None
+    """The teacher whose whole distributions the loss compares with the policy's, at the same tokens of the
+    same answers; None: no teacher. `compare` is then called in each forward pass."""
+    compare_bytes: int = 20
+    """The bytes for each logit of a chunk that the teacher's logits and `compare` need, for plans."""
     marks_tokens: bool = False
     """Whether the loss treats some tokens of a minibatch otherwise, which `marked_tokens` chooses."""
     ratio_threshold: float | None = None
@@ -213,6 +222,15 @@ class Objective(Registrable):
         may not fit into memory. The logits are divided by the sampling temperature.
         """
         raise NotImplementedError(f"{type(self).__name__} has no terms")
+
+    def compare(self, logits_CV: Tensor, teacher_logits_CV: Tensor) -> tuple[Tensor, ...]:
+        """Computes what the loss needs of the policy's and the teacher's next-token distributions, each of
+        shape [C], with gradient.
+
+        Called only with a `teacher`, for a chunk of C positions at a time, as `terms` is. The logits of both
+        are divided by the sampling temperature.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compares nothing with a teacher")
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes a micro-batch's part of the minibatch's loss and of its metrics.

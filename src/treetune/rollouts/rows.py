@@ -150,6 +150,8 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
         schema = schema.append(pa.field("continuations", pa.map_(pa.int32(), NUMBERS)))
     if any(episode.critic_prompt_ids is not None for episode in episodes):
         schema = schema.append(pa.field("critic_prompt_ids", IDS))
+    if any(episode.teacher_prompt_ids is not None for episode in episodes):
+        schema = schema.append(pa.field("teacher_prompt_ids", IDS))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 

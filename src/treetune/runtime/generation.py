@@ -24,6 +24,7 @@ import numpy as np
 
 from treetune.credit.critic_prompts import with_critic_prompts
 from treetune.credit.states.early import EarlyContinuations
+from treetune.credit.teacher_prompts import with_teacher_prompts
 from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.rollouts import unavailable
@@ -285,6 +286,10 @@ def assign_credit(
     critic = config.credit.critic_settings
     if critic is not None and critic.template is not None:
         episodes, prompt_metrics = with_critic_prompts(context, critic.template, trees, episodes)
+        credit_metrics = credit_metrics | prompt_metrics
+    teacher = config.trainer.objective.teacher
+    if teacher is not None:
+        episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
     n_episodes = sum(ranks.exchange("number of episodes", len(episodes)))
     # `metrics` is empty if every answer could be graded. `train` reports a selection that left nothing.

@@ -50,9 +50,10 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible tokens",
         "spo": "distance first_choice lacking",
-        "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
-        " grad_norm importance importance_capped importance_masked kl kl_loss learning_rate loss policy_loss"
-        " ratio reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens value_loss",
+        "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens divergence entropy"
+        " entropy_coef grad_norm importance importance_capped importance_masked kl kl_loss learning_rate loss"
+        " policy_loss ratio reference_ahead reference_seconds skipped_by_ratio skipped_steps steps teacher_kl"
+        " tokens value_loss with_teacher",
     }.items()
 }
 """The metrics of the parts in this package. Only some experiments record many of them; `ONLY_WITH` has the

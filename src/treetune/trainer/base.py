@@ -14,6 +14,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, Turns, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.objectives.base import Objective
+from treetune.objectives.teacher import Teacher
 
 Layout = Literal["padded", "packed", "tree"]
 
@@ -275,6 +276,9 @@ class Trainer(Part):
         objective = self.objective
         # A loss with advantages and ``train/kl`` are computed from the old log-probs.
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
+        if objective.teacher is not None and objective.importance_cap is not None:
+            # With them comes the mass that top-p and top-k leave, by which p / p_engine is corrected.
+            needs_old_logprobs = True
         has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
         return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
 
@@ -380,10 +384,32 @@ class Trainer(Part):
                 f"sequence_parallel_size is {self.sequence_parallel_size}, and ranks can't share the tokens"
                 " of layout 'tree': set sequence_parallel_size to 1, or layout to 'padded' or 'packed'"
             )
+        if self.objective.teacher is not None:
+            self._check_teacher(self.objective.teacher)
         if self.lora is not None and self.offload_reference:
             raise ValueError(
                 "offload_reference is true, and with lora the reference is the policy without its adapters:"
                 " there is nothing to offload, set it to false"
+            )
+
+    def _check_teacher(self, teacher: Teacher) -> None:
+        """Raises ValueError if the teacher can't run next to the policy: its head computes logits while the
+        policy's does."""
+        if self.zero_stage == 3:
+            raise ValueError(
+                "zero_stage 3 shards the weights, and the objective needs the heads of policy and teacher at"
+                " the same time: set zero_stage to 2 or less"
+            )
+        if self.sequence_parallel_size > 1:
+            raise ValueError(
+                f"sequence_parallel_size is {self.sequence_parallel_size}, and ranks that share a sequence"
+                " can't compare its distributions with a teacher's, whose prompt is longer: set"
+                " sequence_parallel_size to 1"
+            )
+        if self.offload_reference and teacher.weights == "reference":
+            raise ValueError(
+                "offload_reference is true, and the objective's teacher is the reference, which is needed in"
+                " every step: set offload_reference to false"
             )
 
     def _check_entropy(self, target: EntropyTarget) -> None:

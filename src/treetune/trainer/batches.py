@@ -121,6 +121,9 @@ class MicroBatch:
     is_dummy: bool
     loss_scale: float
     """The factor of this rank's loss: 1 / (number of ranks that compute it together); 0 for a dummy."""
+    teacher_inputs: ModelInputs | None = None
+    """The same rows as the teacher sees them, with the same trained tokens in the same order; None if no
+    teacher is needed."""
 
 
 @dataclass(frozen=True)
@@ -197,12 +200,15 @@ def micro_batches(
     *,
     keep_units: bool = False,
     with_gradient: bool = True,
+    with_teacher: bool = False,
 ) -> Iterator[MicroBatch]:
     """Yields this rank's micro-batches of the `units` (of rows); every rank has the same number.
 
     Args:
         keep_units: Whether the rows of a unit must be in the same micro-batch.
         with_gradient: Whether a backward pass follows, which leaves less memory for rows.
+        with_teacher: Whether a teacher runs over the same rows. Its prompts don't count in the limits of a
+            micro-batch.
     """
     planned, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
     group = ranks.rank // settings.sequence_parallel_size
@@ -212,15 +218,21 @@ def micro_batches(
         positions = []  # of each group of ranks
         for rows_by_batch in rows_by_group:
             positions.append(sum(sequences.rows[i].trained for i in rows_by_batch[number]))
-        yield micro_batch(
+        rows = rows_by_group[group][number]
+        made = micro_batch(
             sequences,
-            rows_by_group[group][number],
+            rows,
             settings.layout,
             ranks.device,
             max_positions=max(positions),
             is_dummy=batch.is_dummy,
             ranks_together=settings.sequence_parallel_size,
         )
+        if with_teacher:
+            # Without any privileged prompt, the teacher sees the policy's rows. Its results don't count then.
+            of_teacher = micro_batch(sequences.of_teacher or sequences, rows, settings.layout, ranks.device)
+            made = replace(made, teacher_inputs=of_teacher.inputs)
+        yield made
 
 
 def rows_of_rank(

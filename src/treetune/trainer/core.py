@@ -5,7 +5,7 @@
     episodes ──► Sequences        rows of token ids, and the index of each trained token
              ──► prepare          before the first step: reference, old log-probs, values, advantages
              ──► steps, each on a minibatch:
-                   micro-batches  forward, objective.loss, backward; gradients add up
+                   micro-batches  teacher, forward, objective.loss, backward; gradients add up
                    policy.step    one update, on all ranks
 """
 
@@ -15,6 +15,7 @@ import dataclasses
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +28,7 @@ from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
 from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
+from treetune.objectives.teacher import Teacher
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer
@@ -37,6 +39,7 @@ from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.reward_model import RewardModelTraining
 from treetune.trainer.scoring import PolicyScores, ReferencePrefetch, Scorer
+from treetune.trainer.teacher import MovingAverage, TeacherModel
 from treetune.trainer.tokens import Sequences, Unit, units_of
 from treetune.trainer.update import (
     CriticTraining,
@@ -61,7 +64,8 @@ if they are known."""
 
 
 class PolicyTrainer:
-    """Trains a policy, and the critic or the reward model if the credit needs one.
+    """Trains a policy, and the critic or the reward model if the credit needs one. Runs the teacher if the
+    objective has one.
 
     Args:
         load_model: Loads a fresh copy of the start model.
@@ -107,6 +111,12 @@ class PolicyTrainer:
         if settings.keeps_reference:
             # By a function, since `restart` replaces the policy.
             self.reference = self.factory.reference(lambda: self.policy)
+        self.average: MovingAverage | None = None
+        """The moving average of the policy's weights, if it is the teacher."""
+        self.teacher: TeacherModel | None = None
+        """The objective's teacher, whose whole distributions the policy learns."""
+        if settings.objective.teacher is not None:
+            self.teacher = self._teacher(settings.objective.teacher)
         self.prefetch: ReferencePrefetch | None = None
         """Scores answers under the reference while others are sampled, with ``reference_scores:
         'while_sampling'``."""
@@ -122,6 +132,18 @@ class PolicyTrainer:
             if load_reward_model is not None:  # else it is the policy's model, which was compared above
                 refuse_unlike_model(model, settings, ranks)
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
+
+    def _teacher(self, settings: Teacher) -> TeacherModel:
+        """Returns the model that is the teacher. Loads the start model for a moving average."""
+        if settings.weights == "reference":
+            assert self.reference is not None, "the objective needs the reference then"
+            return TeacherModel(self.reference)
+        if settings.weights == "policy":
+            # By a function, since `restart` replaces the policy.
+            return TeacherModel(lambda: nullcontext(self.policy))
+        assert settings.decay is not None, "checked when the objective is built"
+        self.average = average = MovingAverage(self.factory.frozen_policy(), settings.decay)
+        return TeacherModel(lambda: nullcontext(average.module))
 
     @property
     def model(self) -> PreTrainedModel:
@@ -171,17 +193,22 @@ class PolicyTrainer:
         return steps
 
     def has_something_to_learn(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
-        """Returns whether to take a step: False if all sequences have weight 0 or, with
-        `skip_without_advantage`, all advantages are 0.
+        """Returns whether to take a step: False if all sequences have weight 0, if an objective that learns
+        from a teacher alone has one for none of them or, with `skip_without_advantage`, if all advantages
+        are 0.
 
         Such a step would move the weights only by old momentum, the KL and weight decay.
         """
         if not minibatch.units:
             return False
+        is_trained_N = minibatch.weights_N != 0
+        learns_from_teacher_alone = self.teacher is not None and not self.settings.objective.needs_advantages
+        if learns_from_teacher_alone:
+            assert tensors.has_teacher_N is not None, "`prepare` sets it for an objective with a teacher"
+            return bool(tensors.has_teacher_N[is_trained_N].any())
         # The advantages before penalties and normalisation; None if credit gives none.
         if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
             return True
-        is_trained_N = minibatch.weights_N != 0
         return bool(tensors.credit_advantages_N[is_trained_N].any())
 
     def learning_rate(self, iteration: int, steps_done: int, steps: int) -> float:
@@ -219,7 +246,12 @@ class PolicyTrainer:
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         # `keep_units`: whether the objective needs all rows of a sequence or pair in one micro-batch.
         for batch in micro_batches(
-            sequences, minibatch.units, settings, self.ranks, keep_units=minibatch.keep_units
+            sequences,
+            minibatch.units,
+            settings,
+            self.ranks,
+            keep_units=minibatch.keep_units,
+            with_teacher=self.teacher is not None,
         ):
             loss, metrics, scored = micro_batch_loss(
                 self.policy,
@@ -231,6 +263,7 @@ class PolicyTrainer:
                 entropy_coef=entropy_coef,
                 device=self.ranks.device,
                 nucleus=nucleus,
+                teacher=self.teacher,
             )
             # The losses of all micro-batches of all ranks add up to the minibatch's loss, so their gradients
             # are summed and not averaged.
@@ -264,6 +297,8 @@ class PolicyTrainer:
         # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
         is_skipped = bool(metrics_of_step.get(SKIPPED_BY_RATIO))
         grad_norm = self.policy.step(rate, without_gradient=is_skipped)
+        if self.average is not None:
+            self.average.follow(self.policy.module)
         metrics_of_step |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
         if self.critic is not None:
             metrics_of_step["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
@@ -383,6 +418,7 @@ class PolicyTrainer:
         the episodes, such as entropies.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
+        assert self.average is None, "a moving average is refused with `restart`"
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
         settings, tensors = self.settings, None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
@@ -406,11 +442,13 @@ class PolicyTrainer:
 
     def offload(self) -> None:
         """Moves everything that only training needs off the accelerator: optimiser, master weights,
-        gradients, the critic, the reward model, and PyTorch's cache of freed memory. The policy can still be
-        scored and exported."""
+        gradients, the critic, the reward model, the teacher's moving average, and PyTorch's cache of freed
+        memory. The policy can still be scored and exported."""
         self.policy.offload()
         for model in self._learned_models():
             model.offload(weights=True)
+        if self.average is not None:
+            self.average.move_to(torch.device("cpu"))
         self._free_memory()
 
     def reload(self) -> None:
@@ -418,6 +456,8 @@ class PolicyTrainer:
         self.policy.reload()
         for model in self._learned_models():
             model.reload()
+        if self.average is not None:
+            self.average.move_to(self.ranks.device)
 
     def _learned_models(self) -> Iterator[DeepSpeedModel]:
         """Yields the models that are trained in addition to the policy."""
@@ -492,6 +532,8 @@ class PolicyTrainer:
             self.reward_model.model.save(directory / "reward_model")
         if self.ranks.is_first:
             self.entropy.save(directory)
+            if self.average is not None:
+                self.average.save(directory)
             if self.critic is not None:
                 write_critic_loss(directory, self.critic.settings.loss)
 
@@ -499,6 +541,8 @@ class PolicyTrainer:
         """Reads what `save` wrote. Collective."""
         self.policy.load(directory / "policy")
         self.entropy.load(directory)
+        if self.average is not None:
+            self.average.load(directory)
         if self.critic is not None:
             refuse_other_critic_loss(directory, self.critic.settings.loss)
             self.critic.model.load(directory / "critic")

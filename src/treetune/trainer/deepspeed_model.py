@@ -457,6 +457,15 @@ class ModelFactory:
         model.to(self.ranks.device)
         return lambda: nullcontext(model)
 
+    def frozen_policy(self) -> PolicyModule:
+        """Loads the policy as it begins, without an optimiser, whole on the device."""
+        model = self.attach_attention(self.load_model())
+        if self.settings.lora is not None:
+            self.settings.lora.apply(model, self.seed)  # the same adapters as the policy's
+        module = PolicyModule(model, self.parallel).requires_grad_(False).eval()
+        read_whole(module)  # its weights may still be in their files
+        return module.to(self.ranks.device)
+
     def _load_for_training(self, load: Callable[[], nn.Module] | None = None) -> nn.Module:
         """Loads a model to train.
 

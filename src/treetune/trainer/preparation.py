@@ -49,6 +49,8 @@ class IterationTensors:
     """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
     own_advantages_N: Tensor | None = None
     """What `Objective.precompute` returns."""
+    has_teacher_N: Tensor | None = None
+    """The tokens of answers with a privileged prompt, bool; None if the objective has no teacher."""
     old_logprobs_N: Tensor | None = None
     """The policy's log-probs before the first update, of the whole distribution, without top-p and top-k."""
     entropies_N: Tensor | None = None
@@ -201,6 +203,8 @@ def prepare(
     tensors = IterationTensors.of(episodes)
     if critic:
         _refuse_threads(episodes)
+    if objective.teacher is not None:
+        tensors.has_teacher_N = _has_teacher(episodes)
     if settings.keeps_reference:
         tensors.ref_logprobs_N = models.ref_logprobs(sequences)
     if scores_old:
@@ -264,6 +268,15 @@ def prepare(
         # After the normalisation, which would otherwise change the size of the penalty.
         tensors.advantages_N = tensors.advantages_N - penalties_N
     return tensors
+
+
+def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
+    """Returns which trained tokens are those of an answer with a privileged prompt, bool [N]."""
+    columns = []
+    for episode in episodes:
+        has_teacher = episode.teacher_prompt_ids is not None
+        columns.append(torch.full((int(episode.trained.sum()),), has_teacher))
+    return torch.cat(columns)
 
 
 def _advantages_and_returns(

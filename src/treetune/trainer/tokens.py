@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,6 +88,9 @@ class Sequences:
     `sequences_of_rank` still has to make them."""
     critic_has_prompts: bool = False
     """Whether the critic has prompts of its own for some of the sequences."""
+    of_teacher: Sequences | None = None
+    """The same sequences as the teacher sees them: the same trained tokens after privileged prompts, with as
+    many rows. None: no sequence has such a prompt."""
 
     @staticmethod
     def empty() -> Sequences:
@@ -111,9 +115,10 @@ class Sequences:
                 if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
         """
         result = Sequences.empty()
-        critic_has_prompts = False
+        critic_has_prompts = teacher_has_prompts = False
         for number, episode in enumerate(episodes):
             critic_has_prompts |= episode.critic_prompt_ids is not None
+            teacher_has_prompts |= episode.teacher_prompt_ids is not None
             start = result.starts[-1]
             for token_ids, predicting in _rows(episode):
                 tokens: tuple[Any, Any] = None, None
@@ -132,6 +137,10 @@ class Sequences:
             result.scores.append(episode.score)
             result.groups.append(episode.group)
             result.domains.append(episode.domain)
+        if teacher_has_prompts:
+            # The teacher runs over the same rows in the same micro-batches as the policy, so that this rank
+            # needs the tokens of the same rows.
+            result = replace(result, of_teacher=Sequences.of(EpisodesOfTeacher(episodes), rows_with_tokens))
         if not critic_has_prompts:
             return result
         of_critic = Sequences.of(EpisodesOfCritic(episodes)) if rows_with_tokens is None else None
@@ -172,14 +181,18 @@ class Sequences:
         return units
 
 
-class EpisodesOfCritic(Collection[Episode]):
-    """Episodes as the critic sees them: with its prompts, where it has some of its own.
+class _EpisodesOfModel(Collection[Episode], ABC):
+    """Episodes as a model sees them that has prompts of its own for some of them.
 
     Like stored episodes, they are made again in every loop, so that they are never in memory as a whole.
     """
 
     def __init__(self, episodes: Collection[Episode]) -> None:
         self._episodes = episodes
+
+    @abstractmethod
+    def prompt_of(self, episode: Episode) -> TokenIds | None:
+        """Returns the model's own prompt; None if it sees the policy's."""
 
     @override
     def __len__(self) -> int:
@@ -188,14 +201,33 @@ class EpisodesOfCritic(Collection[Episode]):
     @override
     def __iter__(self) -> Iterator[Episode]:
         for episode in self._episodes:
-            if episode.critic_prompt_ids is None:
+            if episode.critic_prompt_ids is None and episode.teacher_prompt_ids is None:
                 yield episode
-            else:
-                yield replace(episode, prompt_ids=episode.critic_prompt_ids, critic_prompt_ids=None)
+                continue
+            prompt_ids = self.prompt_of(episode)
+            if prompt_ids is None:
+                prompt_ids = episode.prompt_ids
+            yield replace(episode, prompt_ids=prompt_ids, critic_prompt_ids=None, teacher_prompt_ids=None)
 
     @override
     def __contains__(self, episode: object) -> bool:
         return any(episode == other for other in self)
+
+
+class EpisodesOfCritic(_EpisodesOfModel):
+    """Episodes as the critic sees them: with its prompts, where it has some of its own."""
+
+    @override
+    def prompt_of(self, episode: Episode) -> TokenIds | None:
+        return episode.critic_prompt_ids
+
+
+class EpisodesOfTeacher(_EpisodesOfModel):
+    """Episodes as the teacher sees them: with privileged prompts, where they have some."""
+
+    @override
+    def prompt_of(self, episode: Episode) -> TokenIds | None:
+        return episode.teacher_prompt_ids
 
 
 def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:

@@ -30,6 +30,7 @@ from treetune.trainer.deepspeed_model import DeepSpeedModel
 from treetune.trainer.preparation import IterationTensors
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import PolicyScores
+from treetune.trainer.teacher import TeacherModel
 
 
 def micro_batch_loss(
@@ -43,19 +44,26 @@ def micro_batch_loss(
     entropy_coef: float,
     device: torch.device,
     nucleus: Nucleus | None = None,
+    teacher: TeacherModel | None = None,
 ) -> tuple[Tensor, dict[str, Tensor], PolicyScores]:
     """Runs the policy on a micro-batch, and computes the loss.
+
+    Args:
+        teacher: The objective's teacher, which runs over the same rows; None for none.
 
     Returns:
         The micro-batch's part of the minibatch's loss, its part of the metrics, and the policy's scores of
         its N trained tokens.
     """
+    # The teacher's pass comes first, and keeps only its last hidden states.
+    teacher_states = None if teacher is None else teacher.states(batch, objective.compare)
     logprobs_N, entropies_N, *terms = policy(
         batch.inputs,
         temperature,
         entropy_gradient=entropy_coef != 0,
         with_terms=objective.has_terms,
         nucleus=nucleus,
+        teacher=teacher_states,
     )
     # With a nucleus (a cut of the distribution by top-p and top-k), the last item is the log mass: the log of
     # the summed probability of the tokens that the cut leaves.
@@ -78,6 +86,7 @@ def micro_batch_loss(
         ref_logprobs_N=of_batch(tensors.ref_logprobs_N),
         ref_kl_N=of_batch(tensors.ref_kl_N),
         own_advantages_N=of_batch(tensors.own_advantages_N),
+        has_teacher_N=of_batch(tensors.has_teacher_N),
         behaviour_logprobs_N=of_batch(tensors.behaviour_logprobs_N),
         # The log mass of this forward pass. Without a nucleus here, the one before the first step is used.
         log_mass_N=of_batch(tensors.log_mass_N) if log_mass_N is None else log_mass_N,

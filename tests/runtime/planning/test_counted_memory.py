@@ -8,7 +8,9 @@ from tests.support.peak_memory import Case
 from tests.trainer.helpers import tiny_model
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
+from treetune.objectives.distribution_distillation import DistributionDistillation
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.objectives.teacher import Teacher
 from treetune.objectives.value_implicit import ValueImplicit
 from treetune.runtime.planning.memory import adapter_weights
 from treetune.trainer.base import Trainer
@@ -44,6 +46,21 @@ CASES = {
     "nucleus": (TINY, {"minibatch_size": 4}, {"top_p": 0.9}),
     "head_norms_and_vocabulary": (WIDE, {}, {}),
     "whole_distributions": (MUCH_VOCABULARY, {"objective": ValueImplicit()}, {}),
+    "mixture_with_a_teacher": (
+        MUCH_VOCABULARY,
+        {"objective": DistributionDistillation(divergence="jsd")},
+        {},
+    ),
+    "moving_teacher_of_many_tokens": (
+        MUCH_VOCABULARY,
+        {
+            "objective": DistributionDistillation(
+                divergence="jsd", top_k=100, teacher=Teacher(weights="average", decay=0.9)
+            ),
+            "measure_kl": False,
+        },
+        {},
+    ),
     "adapters": (MUCH_VOCABULARY, {"lora": Lora(rank=4), "tokens_per_micro_batch": 128}, {}),
 }
 

@@ -307,6 +307,27 @@ def test_the_passes_of_vimpo_are_planned():
     )
 
 
+def test_a_moving_teacher_is_planned_as_one_more_copy_of_the_weights_and_one_more_pass():
+    def with_teacher(teacher: str) -> str:
+        objective = f"{{type: 'distribution_distillation', divergence: 'jsd', top_k: 9, teacher: {teacher}}}"
+        return f"{{credit: {{type: 'none'}}, trainer+: {{objective: {objective}}}}}"
+
+    of_policy = with_teacher("{weights: 'policy'}")
+    moving = with_teacher("{weights: 'average', decay: 0.95}")
+    plan_of_policy, planned = (plan("polIter_rho1bSft2_grpo_MATH", more) for more in (of_policy, moving))
+    training = next(use for use in planned.uses if use.phase == "training")
+    sizes = {item.what: item.size for item in training.items}
+    weights = planned.shape.parameters
+    # In float32 and in bfloat16.
+    assert sizes["moving average of the weights (teacher)"] == (4 + 2) * weights
+    assert planned.trainer.peak - plan_of_policy.trainer.peak == 6 * weights
+    assert planned.trainer.put_aside - plan_of_policy.trainer.put_aside == 6 * weights
+    assert planned.checkpoints.state - plan_of_policy.checkpoints.state == 4 * weights
+    # The policy takes three passes, or four if it makes activations again.
+    ratio = seconds_by_phase(moving)["training"] / seconds_by_phase()["training"]
+    assert ratio == pytest.approx(5 / 4 if planned.experiment.trainer.gradient_checkpointing else 4 / 3)
+
+
 def test_a_reward_model_that_learns_is_planned_as_a_second_model():
     prime = "{credit: {type: 'prime'}}"
     plain_plan, planned = (plan("polIter_rho1bSft2_grpo_MATH", *more) for more in ((), (prime,)))

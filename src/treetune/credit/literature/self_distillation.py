@@ -32,7 +32,7 @@ from treetune.contracts import (
     UseOfAdvantages,
 )
 from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
-from treetune.credit.critic_prompts import PROMPT, privileged_prompt
+from treetune.credit.critic_prompts import privileged_prompt
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
 from treetune.credit.literature.scored_texts import (
@@ -42,13 +42,17 @@ from treetune.credit.literature.scored_texts import (
     check_reference_model,
     score_texts,
 )
+from treetune.credit.teacher_prompts import (
+    CONTEXT,
+    TEMPLATE,
+    PrivilegedText,
+    privileged_text,
+    refuse_template,
+)
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
-
-CONTEXT = "{context}"
-"""The placeholder of the privileged text in a template."""
 
 
 @Credit.register("self_distillation")
@@ -62,7 +66,8 @@ class SelfDistillation(Credit):
       teacher the start model (`scorer` ``reference``) or the policy itself. Rewards aren't used.
     * SDPO (Hübotter et al., arXiv:2601.20802): c is another right answer of the group, or the grader's
       feedback. Of its variants this is the reverse KL at the sampled token with the present policy as the
-      teacher; neither its top-k and whole distributions nor its moving average are implemented.
+      teacher. The objective `distribution_distillation` has its top-k and whole distributions, and its moving
+      average of weights.
     * CPO (Xu et al., arXiv:2607.14614): δ_t shapes A_out, and `keeps_sign` limits it so that the sign of
       A_out remains. The formula is from the abstract and from public summaries.
 
@@ -77,10 +82,10 @@ class SelfDistillation(Credit):
     then 0.87 with `clip` 1, and 0.57 without a bound, since a token after which no answer is right gets −100.
     A real teacher also prefers tokens that only repeat the privileged text."""
 
-    context: Literal["gold", "right_answer", "feedback"] = "gold"
+    context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
     same problem, or the grader's message on the answer."""
-    template: str = "{prompt}\n\nFor reference, this is known about the problem:\n{context}\n"
+    template: str = TEMPLATE
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
     weight: Annotated[float, Ge(0)] = 1.0
@@ -130,12 +135,7 @@ class SelfDistillation(Credit):
         return int(self.asks_reference)  # the teacher scores each answer once
 
     def __post_init__(self) -> None:
-        missing = [placeholder for placeholder in (PROMPT, CONTEXT) if placeholder not in self.template]
-        if missing:
-            raise ValueError(
-                f"template doesn't contain {' and '.join(missing)}: put the problem's text and the privileged"
-                " text into it"
-            )
+        refuse_template(self.template)
         if not self.weight and not self.outcome_weight:
             raise ValueError(
                 "weight and outcome_weight are both 0, so nothing is learned: set one of them to 1"
@@ -205,26 +205,13 @@ class SelfDistillation(Credit):
         """Returns an answer after its privileged prompt; None where there is no privileged text, or where
         both don't fit into the context."""
         answer = tree.leaves[leaf]
-        privileged = self._privileged_text(tree, leaf)
+        privileged = privileged_text(tree, leaf, self.context)
         if not privileged:
             return None
         prompt_ids = privileged_prompt(context.codec, answer.problem, self.template, CONTEXT, privileged)
         # Strictly less, since vLLM samples a token after the text that it scores.
         fits = len(prompt_ids) + len(answer.response_ids) < context.settings.context_length
         return ScoredText(prompt_ids, answer.response_ids) if fits else None
-
-    def _privileged_text(self, tree: Tree, leaf: int) -> str | None:
-        """Returns the text that only the teacher sees; None or empty where there is none."""
-        answer = tree.leaves[leaf]
-        if self.context == "gold":
-            return answer.problem.gold
-        if self.context == "feedback":
-            return answer.grade.message
-        # "right_answer": the first of the others, since the answer itself would be copied.
-        for index, other in enumerate(tree.leaves):
-            if index != leaf and other.grade.correct:
-                return other.text
-        return None
 
     def _advantages(self, differences_T: Column, outcome_advantage: float) -> Column:
         """Returns the advantages of an answer's tokens.

@@ -52,6 +52,13 @@ class Loss:
                 " a stored iteration can't be computed without training it again: analyse a run with another"
                 " credit, such as 'rloo'"
             )
+        teacher = self.settings.objective.teacher
+        if teacher is not None and teacher.weights == "average":
+            raise ValueError(
+                "the objective's teacher is a moving average of the policy's weights, which stored iterations"
+                " don't have: analyse a run whose trainer.objective.teacher.weights is 'reference' or"
+                " 'policy'"
+            )
         self.models = StoredModels(session, point, session.temperature, layout)
         self.sequences = Sequences.of(episodes)
         # The KL to the start model is only a metric, and would load that model.
@@ -80,7 +87,15 @@ class Loss:
             # `whole`: whether all rows of a unit (a sequence or a pair) must be in the same micro-batch.
             units, whole = minibatch.units, minibatch.keep_units
             settings, ranks = scorer.settings, scorer.ranks
-            for batch in micro_batches(self.sequences, units, settings, ranks, keep_units=whole):
+            teacher = None if objective.teacher is None else self.models.teacher
+            for batch in micro_batches(
+                self.sequences,
+                units,
+                settings,
+                ranks,
+                keep_units=whole,
+                with_teacher=teacher is not None,
+            ):
                 loss, _, _ = micro_batch_loss(
                     policy,
                     objective,
@@ -90,6 +105,7 @@ class Loss:
                     temperature=scorer.temperature,
                     entropy_coef=objective.entropy_coef,
                     device=scorer.ranks.device,
+                    teacher=teacher,
                 )
                 loss.backward()
                 total += float(loss.detach())

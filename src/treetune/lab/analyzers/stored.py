@@ -31,6 +31,7 @@ from treetune.seeds import derive_seed
 from treetune.tasks.drawing import draw_problems
 from treetune.trainer.base import Layout
 from treetune.trainer.scoring import PolicyScores, Scorer
+from treetune.trainer.teacher import TeacherModel
 from treetune.trainer.tokens import Sequences
 from treetune.tree import answers_of
 from treetune.vocabulary import Column, Episode, TokenIds, Trajectory, joined
@@ -233,6 +234,18 @@ class StoredModels:
         if self.scorer.settings.layout == "tree":
             attach_tree_attention(model)
         return PolicyModule(model, terms=terms)
+
+    @cached_property
+    def teacher(self) -> TeacherModel:
+        """The objective's teacher: the start model, or the policy. A moving average isn't stored."""
+        assert self.objective.teacher is not None, "callers ask only for an objective with a teacher"
+        if self.objective.teacher.weights == "policy":
+            return TeacherModel(lambda: nullcontext(self.policy))
+        start_model = policy_at(self.session, 0)
+        if self.scorer.settings.layout == "tree":
+            attach_tree_attention(start_model)
+        module = PolicyModule(start_model)
+        return TeacherModel(lambda: nullcontext(module))
 
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)

@@ -82,6 +82,7 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     # from step to step: weights and optimiser, on the device (`kept`) and on the host (`on_host`).
     writers = 1 if trainer.zero_stage == 0 else machine.world_size
     state = writers * sum(model.kept + model.on_host for model in models)
+    state += 4 * memory.moving_average_weights  # one rank writes it, in float32
     every = experiment.checkpoints.keep_every
     folder = Path(experiment.directory)
     return CheckpointSpace(

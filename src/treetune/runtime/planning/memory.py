@@ -214,6 +214,7 @@ class Passes:
         terms: bool = False,
         nucleus: bool = False,
         compared_with: Literal["reference", "group"] | None = None,
+        compare_bytes: int = 0,
     ) -> int:
         """Returns the most bytes of a chunk of the head.
 
@@ -226,8 +227,12 @@ class Passes:
             terms: Whether the objective computes terms of its own from the logits.
             nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
             compared_with: The distributions that those of the chunk are compared with; None for none.
+            compare_bytes: `Objective.compare_bytes`, if the objective has a teacher.
         """
-        most_positions = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
+        logits_per_chunk = LOGITS_PER_CHUNK[self.device]
+        if compare_bytes:
+            logits_per_chunk //= 2  # the chunk has the logits of two models
+        most_positions = max(1, logits_per_chunk // self.shape.vocabulary)
         positions = 0
         if self.trained:
             n_chunks = math.ceil(self.trained / most_positions)
@@ -238,7 +243,7 @@ class Passes:
             bytes_forward = OF_A_COMPARISON[compared_with]
         elif nucleus:
             bytes_forward = OF_A_NUCLEUS + OF_A_SORT[self.device]
-        forward = logits * bytes_forward
+        forward = logits * (bytes_forward + compare_bytes)
         if not backward:
             return forward
         bytes_back = BACKWARD_PER_LOGIT
@@ -249,7 +254,7 @@ class Passes:
         # The gradients of the head's weight, and of the hidden states that go into it.
         of_weight = self.shape.head * self.itemsize if is_trained else 0
         of_hidden = self.trained * self.itemsize * self.shape.hidden
-        return max(forward, logits * bytes_back + of_weight + of_hidden)
+        return max(forward, logits * (bytes_back + compare_bytes) + of_weight + of_hidden)
 
     @property
     def scoring(self) -> int:
@@ -507,6 +512,23 @@ class TrainerMemory:
             return None
         return states_of(self.trainer, all_weights=weights, trained=weights, machine=self.machine)
 
+    @cached_property
+    def moving_average_weights(self) -> int:
+        """The number of weights of which a moving average is the objective's teacher; 0 if none is."""
+        teacher = self.trainer.objective.teacher
+        if teacher is None or teacher.weights != "average":
+            return 0
+        adapters = 0
+        if self.trainer.lora is not None:
+            adapters = adapter_weights(self.shape, self.trainer.lora.rank)
+        return self.shape.parameters + adapters
+
+    @property
+    def moving_average(self) -> int:
+        """The bytes of the moving average: in float32, and in bfloat16 also as the weights of passes."""
+        bytes_of_weight = 4 if self.trainer.precision == "float32" else 4 + itemsize(self.trainer)
+        return bytes_of_weight * self.moving_average_weights
+
     @property
     def learned_models(self) -> list[States]:
         """The states of the models that are trained in addition to the policy."""
@@ -541,6 +563,8 @@ class TrainerMemory:
         critic = self.experiment.credit.critic_settings
         if critic is not None and critic.template is not None:
             longest_row = self.experiment.context_length  # the critic's prompts are longer than the policy's
+        if trainer.objective.teacher is not None:
+            longest_row = self.experiment.context_length  # and so are the teacher's
         groups = max(1, self.machine.world_size // ranks_of_group)
         # A unit is a row, or a pair of rows.
         units_of_step = min(trainer.minibatch_size or work.rows, max(work.rows, 1))
@@ -582,9 +606,15 @@ class TrainerMemory:
             is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=entropy,
             terms=objective.has_terms,
+            compare_bytes=0 if objective.teacher is None else objective.compare_bytes,
         )
+        size = passes.kept + max(head, passes.backward_of_a_layer)
+        if objective.teacher is not None:
+            # The teacher's pass is over before the policy's begins. Its last hidden states remain.
+            states_of_teacher = passes.trained * passes.itemsize * passes.shape.hidden
+            size = max(passes.scoring, _hidden_states(passes) + states_of_teacher, size + states_of_teacher)
         # PyTorch reserves more bytes on a GPU than its tensors have.
-        return self._reserved(passes.kept + max(head, passes.backward_of_a_layer))
+        return self._reserved(size)
 
     @cached_property
     def scoring(self) -> int:
@@ -626,7 +656,8 @@ class TrainerMemory:
     def models(self) -> int:
         """The bytes that stay on the device from step to step."""
         learned = sum(model.kept for model in self.learned_models)
-        return self.policy.kept + learned + (self.reference if self.reference_stays else 0)
+        reference = self.reference if self.reference_stays else 0
+        return self.policy.kept + learned + reference + self.moving_average
 
     @property
     def peak(self) -> int:

@@ -295,6 +295,8 @@ class Plan:
                 ]
         if trainer.reference and trainer.reference_stays:
             items.append(Item("reference", trainer.reference))
+        if trainer.moving_average:
+            items.append(Item("moving average of the weights (teacher)", trainer.moving_average))
         other_bytes = trainer.peak - sum(item.size for item in items)
         items.append(Item("activations, chunks of the head, steps", max(0, other_bytes)))
         return [item for item in items if item.size]

@@ -163,9 +163,14 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     if reward_model is not None:
         # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
         models += reward_model.epochs / work.epochs
-    seconds = models * forward_passes * seconds_of_pass
+    passes_of_step = models * forward_passes
+    if trainer.objective.teacher is not None:
+        passes_of_step += 1  # the teacher's, without gradient
+    seconds = passes_of_step * seconds_of_pass
     # A forward pass takes 2 operations a weight and token: 4 passes take 8, and 3 passes take 6.
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
+    if trainer.objective.teacher is not None:
+        operations += " and the teacher's 2"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
 

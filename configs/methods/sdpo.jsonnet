@@ -1,0 +1,19 @@
+// SDPO on top-k distributions (Hübotter et al., arXiv:2601.20802): the teacher is a moving average of the policy's weights,
+// with another right answer to the problem in its prompt. Rewards count only as they choose this answer. The numbers are those
+// of the authors' code.
+{
+  credit: { type: 'none' },
+  trainer+: {
+    advantage_normalisation: 'none',
+    skip_without_advantage: false,
+    objective: {
+      type: 'distribution_distillation',
+      divergence: 'jsd',
+      jsd_beta: 0.5,
+      top_k: 100,
+      tail: 'outcome',
+      importance_cap: 2.0,
+      teacher: { context: 'right_answer', weights: 'average', decay: 0.95 },
+    },
+  },
+}

@@ -1,0 +1,32 @@
+"""The teacher of an objective that learns whole distributions: its prompt, and its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Lt
+from typing_extensions import override
+
+from treetune.credit.teacher_prompts import PrivilegedPrompt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher(PrivilegedPrompt):
+    """The teacher of the policy: its prompt, and its weights."""
+
+    weights: Literal["reference", "policy", "average"] = "reference"
+    """The model that sees the privileged prompt: the start model (``reference``), the policy as it is in each
+    step, without gradient (``policy``), or a moving average of the policy's weights (``average``)."""
+    decay: Annotated[float, Gt(0), Lt(1)] | None = None
+    """d of the moving average: after each optimizer step it becomes d·average + (1 − d)·policy. It begins at
+    the start model. SDPO's code has 0.95."""
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.weights == "average") != (self.decay is not None):
+            raise ValueError(
+                f"decay is {self.decay} and weights is {self.weights!r}, and a moving average needs both: set"
+                " weights to 'average' and decay to a number such as 0.95, or decay to null"
+            )
