@@ -104,8 +104,8 @@ class TreeCredit(Credit):
     def __post_init__(self) -> None:
         if self.advantage in ("subgroups", "intra_and_inter") and self.weight != "each":
             raise ValueError(
-                f"advantage is {self.advantage!r}, which differs between answers that share tokens, and weight"
-                f" is {self.weight!r}, which trains these once: set weight to 'each'"
+                f"advantage is {self.advantage!r}, which differs between answers that share tokens, and"
+                f" weight is {self.weight!r}, which trains these once: set weight to 'each'"
             )
 
     def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
