@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
@@ -34,7 +34,7 @@ from treetune.domains.multi_turn import MultiTurn, TurnStates
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Completion, SamplingParams
-from treetune.exceptions import EngineError
+from treetune.exceptions import EngineError, Unavailable
 from treetune.lab.trees import branching as branching_module
 from treetune.lab.trees.branching import AtStates, Branching, LastStates, RandomStates, UpToWidth
 from treetune.lab.trees.turns import TurnTree
@@ -211,6 +211,36 @@ def test_a_branch_after_a_turn_without_a_reply_begins_from_the_turns_copy(
         assert len(tree.leaves) == 8
         for answer in tree.leaves:
             assert [one.origin for one in answer.segments] == ["sampled"] * 3 and answer.reward == 0.75
+
+
+@dataclass(frozen=True, kw_only=True)
+class OftenClosed(Ladder):
+    """Is not available for every third beginning."""
+
+    begun: list[int] = field(default_factory=list, compare=False)
+
+    def reset(self, problem: Problem, seed: int) -> list[str]:
+        self.begun.append(1)
+        if len(self.begun) % 3 == 0:
+            raise Unavailable("closed")
+        return super().reset(problem, seed)
+
+
+def test_a_branch_whose_environment_is_gone_is_left_out_and_its_turns_are_trained_with_another(
+    environments: EnvironmentPool,
+) -> None:
+    asked = rollout(samples=3)
+    trees, metrics = grown(environments, asked, Letters(environment=OftenClosed()))
+    context = lent(Letters(), turns.engine(), environments, rollout=asked)
+    assert 0 < metrics["episodes/unavailable"] < 1
+    for tree in trees:
+        known = [index for index, leaf in enumerate(tree.leaves) if leaf.grade.is_known]
+        remaining = tree.keeping(known)
+        nodes = {node for path in remaining.paths for node in path}
+        sampled = [tree.nodes[node].segment for node in nodes if tree.nodes[node].segment.origin == "sampled"]
+        episodes, _ = TreeCredit().assign(context, [remaining])
+        trained = sum(int(episode.trained.sum()) for episode in episodes)
+        assert trained == sum(len(segment.token_ids) for segment in sampled)
 
 
 @pytest.mark.parametrize("branching", [TWICE, DRAWN], ids=["at states", "drawn"])

@@ -44,8 +44,8 @@ class TurnTree(MultiTurn):
 
     A branch begins in the state that the environment had there: a copy of it, or the turns are played again
     (`Environment.again`). All branches have the same random events, since the environment's seed derives from
-    the problem. Each branch has the whole `answer_deadline`, and `max_turns` and `max_tokens` count the turns
-    before it.
+    the problem. The limits of turns and tokens count from the prompt. Each branch has the whole deadline of
+    an answer.
 
     ``tree/…`` are the metrics of the rollout `tree`; observations don't count as sampled tokens. Of
     ``turns/…``, seconds and events count for the answer that they were sampled for, and not for its branches.
