@@ -243,15 +243,20 @@ def test_a_branch_whose_environment_is_gone_is_left_out_and_its_turns_are_traine
         assert trained == sum(len(segment.token_ids) for segment in sampled)
 
 
-@pytest.mark.parametrize("branching", [TWICE, DRAWN], ids=["at states", "drawn"])
+@pytest.mark.parametrize(
+    ("branching", "fewest_requests"),
+    [
+        (TWICE, 2 + 4 + 8),  # one for each turn
+        (DRAWN, 6 + 4),  # all turns of the first two answers, and the last turn of each further one
+    ],
+    ids=["at states", "drawn"],
+)
 def test_a_killed_rollout_grows_the_same_tree_and_samples_nothing_twice(
-    branching: Branching, environments: EnvironmentPool, tmp_path: Path
+    branching: Branching, fewest_requests: int, environments: EnvironmentPool, tmp_path: Path
 ) -> None:
     """The environment is one whose replies no seed decides: they come from the journal of turns."""
     task = Letters(golds=("",), environment=UnsteadyHere())
-    undisturbed = turns.engine()
-    grown(environments, rollout(branching), task, undisturbed)
-    for fail_after in range(1, len(undisturbed.asked)):
+    for fail_after in range(1, fewest_requests):
         journal = tmp_path / f"{fail_after}.jsonl"
 
         def run(engine: FakeEngine, journal: Path = journal) -> list[Trajectory]:
