@@ -6,7 +6,7 @@
 + (import '../objectives/token_mean.jsonnet')
 + (import '../objectives/dual_clip.jsonnet')
 + {
-  local has_turns = std.objectHas(super.rollout, 'max_turns'),
+  local has_turns = 'rollout' in super && std.objectHas(super.rollout, 'max_turns'),
   rollout+: {
     type: if has_turns then 'turn_tree' else 'tree',
     samples: 2,
