@@ -119,17 +119,17 @@ def _episodes(resources: RunResources, count: int) -> list[Episode]:
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence, the place of its first trained token, and its answer's advantage."""
+    """A sequence, the place of its first trained token, and the advantages of the tokens from there on."""
 
     ids: list[int]
     first: int
-    advantage: float
+    advantages: list[float]
 
     @staticmethod
     def of(episode: Episode) -> Row:
         assert episode.advantages is not None
         ids = [int(token) for part in (episode.prompt_ids, episode.response_ids) for token in part]
-        return Row(ids, len(episode.prompt_ids), float(episode.advantages[0]))
+        return Row(ids, len(episode.prompt_ids), episode.advantages.tolist())
 
 
 class BareLoop:
@@ -149,7 +149,9 @@ class BareLoop:
     def epoch(self, minibatches: Sequence[Sequence[int]]) -> float:
         """All optimiser steps; the mean of their gradients' norms before clipping."""
         if self.by_policy_gradient:
-            self.centre, self.scale = _whitening(self.rows)
+            self.centre, self.scale = 0.0, 1.0
+            if self.settings.advantage_normalisation == "whiten":
+                self.centre, self.scale = _whitening(self.rows)
         norms = [self._step([self.rows[i] for i in indices]) for indices in minibatches]
         return sum(norms) / len(norms)
 
@@ -187,18 +189,20 @@ class BareLoop:
         ).view(len(batch), -1)
         if not self.by_policy_gradient:
             return nll_N.sum()
-        advantages = [[(row.advantage - self.centre) / self.scale] for row in batch]
-        advantages_B1 = torch.tensor(advantages, device=self.model.device)
+        # The position before a token predicts it, and has its advantage.
+        advantages_BT = torch.zeros_like(nll_N)
+        for place, row in enumerate(batch):
+            whitened_T = (torch.tensor(row.advantages) - self.centre) / self.scale
+            advantages_BT[place, row.first - 1 : len(row.ids) - 1] = whitened_T
         ratio_BT = (nll_N.detach() - nll_N).exp()
         clipped_BT = ratio_BT.clamp(0.8, 1.2)
-        terms_BT = torch.maximum(-advantages_B1 * ratio_BT, -advantages_B1 * clipped_BT)
+        terms_BT = torch.maximum(-advantages_BT * ratio_BT, -advantages_BT * clipped_BT)
         return terms_BT[labels_BT[:, 1:] != -100].sum()
 
 
 def _whitening(rows: Sequence[Row]) -> tuple[float, float]:
     """Mean and standard deviation of the advantages over trained tokens."""
-    lengths = torch.tensor([len(row.ids) - row.first for row in rows], dtype=torch.float64)
-    advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)
-    centre = (lengths * advantages).sum() / lengths.sum()
-    variance = (lengths * (advantages - centre).square()).sum() / (lengths.sum() - 1)
-    return float(centre), float((variance + 1e-8).sqrt())
+    advantages = torch.tensor(
+        [advantage for row in rows for advantage in row.advantages], dtype=torch.float64
+    )
+    return float(advantages.mean()), float((advantages.var() + 1e-8).sqrt())

@@ -136,7 +136,9 @@ class Part:
         return ()
 
     def check(self, experiment: Any) -> Iterable[Finding]:
-        """Returns all problems of this part in `experiment`, the configuration's root, of every `Level`.
+        """Returns all problems that this part finds in `experiment`, which is the configuration's root.
+
+        These are errors, things that this machine lacks, and warnings (`Level`).
 
         Bounds of a single value belong to its type, and contradictions among the part's own values to the
         constructor. Everything else is checked here. A check takes at most a second: it may read a file's

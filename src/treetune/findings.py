@@ -95,6 +95,7 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
             couldn't be read, or values that their constructors would refuse. A check that raises an exception
             because of such a value ends there.
     """
+    # The exceptions that may end a check. Incomplete means that the check used a value that wasn't read.
     expected: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
     collected: list[tuple[KeyPath, Finding]] = []
     unmet: dict[Feature, list[tuple[Placed, Need]]] = {}
@@ -195,6 +196,7 @@ def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -
     lack = f"what is given is {too_little[0]}" if too_little else "nothing here gives that"
     verb = "needs" if len(needing) == 1 else "need"
     what = f"{who} {verb} {feature.words}, and {lack}"
+    # A key that begins with `ROOT` counts from the configuration's root, and not from the part.
     return placed.path, Finding(what, (ROOT, *placed.path), need.remedy or feature.remedy)
 
 

@@ -98,7 +98,8 @@ def _failed(error: Exception, code: int, options: Options) -> int:
     message = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno:  # raised by the system
         if error.filename is not None:
-            message = why_not_written(error, Path.cwd())  # `error.filename` goes before this folder
+            # `why_not_written` looks at the path `error.filename` in place of the working directory.
+            message = why_not_written(error, Path.cwd())
         elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
             # An error of writing to an open file doesn't name the file. A run writes below its own folder.
             message = why_not_written(error, log_file.parent)

@@ -101,7 +101,9 @@ class GrowingTree:
         while offset < length:
             run = run.children[int(row[offset])]
             offset += len(run.token_ids)
-        return run.row  # the run of the last of these tokens; the root's row is 0
+        # `run` has the last of these tokens, and `run.row` is the first row through this run. If `length` is
+        # 0, `run` is the root, whose row is 0.
+        return run.row
 
     def add(self, row: Ids) -> None:
         """Adds a row: follows it down the tree, and adds its tokens from where it departs from all rows."""
@@ -110,7 +112,7 @@ class GrowingTree:
         offset = 0
         while offset < len(row):
             child = run.children.get(int(row[offset]))
-            if child is None:  # no earlier row has this token here
+            if child is None:  # no earlier row has this token here; this row has the number count - 1
                 run.children[int(row[offset])] = _Run(row[offset:], self.count - 1)
                 self.size += len(row) - offset
                 return
@@ -168,7 +170,10 @@ class GrowingTree:
         return runs
 
     def _path(self, row: Ids) -> Ids:
-        """Returns the nodes of a row's tokens."""
+        """Returns the nodes of a row's tokens.
+
+        The row goes through runs: consecutive tokens without a fork, whose nodes have consecutive numbers.
+        """
         path_T: Ids = np.empty(len(row), np.int64)
         run = self._root
         offset = 0

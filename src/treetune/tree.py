@@ -366,8 +366,8 @@ def _stretches(tree: Tree) -> list[int]:
 
 @lru_cache(maxsize=1)
 def sharing_of(tree: Tree) -> Sharing:
-    """Returns the sharing of a tree that is complete.
+    """Returns which nodes the answers of a complete tree share.
 
-    The last result is cached, for credit that asks for it once for each answer of a tree.
+    Some credit calls this function once for each answer of a tree. So the last result is cached.
     """
     return Sharing.of(tree)

@@ -205,7 +205,7 @@ class TextCodec:
         """
         if isinstance(problem, str):
             return self.frame(problem)
-        if problem.as_is:
+        if problem.as_is:  # the model gets this prompt without a chat template
             return problem.prompt
         if not problem.messages:
             return self.frame(problem.prompt)
@@ -217,13 +217,16 @@ class TextCodec:
         return self.conversation(problem.messages)
 
     def encode_prompt(self, problem: str | Problem) -> TokenIds:
-        """Returns the token ids of the whole prompt. All prompts are encoded here."""
+        """Returns the token ids of the whole prompt. All prompts are encoded here.
+
+        A prompt begins with the ids `begin`: the token for the beginning of text, if the model has one.
+        """
         text = self._marked_prompt(problem)
         if not text:
             return token_array(())  # without `begin`: rollouts and engines refuse a prompt of no tokens
         ids = tuple(self.encode(text))
         if isinstance(problem, Problem) and problem.as_is and ids[: len(self.begin)] == self.begin:
-            return token_array(ids)  # the text itself contains the beginning of text
+            return token_array(ids)  # the problem's own text begins with `begin` already
         return token_array((*self.begin, *ids))
 
     def encode_answer(self, problem: str | Problem, answer: str) -> TokenIds:
@@ -541,7 +544,7 @@ class Episode(Columnar):
 
         if self.critic_prompt_ids is not None:
             self._set("critic_prompt_ids", token_array(self.critic_prompt_ids))
-        if self.score is None:
+        if self.score is None:  # the caller left the score out
             self._set("score", self.reward)
         self._set("prompt_ids", token_array(self.prompt_ids))
         self._set("response_ids", token_array(self.response_ids))

@@ -120,6 +120,11 @@ def test_a_mistake_is_answered_with_what_was_meant(changes: dict[str, Any], key:
     assert words in str(issue.remedy)
 
 
+@pytest.mark.parametrize("text", ["1.2.3", "..", ".5", "-"])
+def test_a_text_that_is_no_number_is_not_offered_without_quotes(text: str) -> None:
+    assert "without quotes" not in str(only_issue(seed=text).remedy)
+
+
 def test_all_mistakes_are_told_at_once_in_the_order_of_their_keys() -> None:
     keys = [issue.key for issue in issues(seed="x", shape={"type": "circle", "radius": -1}, zoom=1, extra={})]
     assert keys == ["extra.type", "seed", "shape.radius", "zoom"]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from treetune.engine import in_process
 from treetune.engine.base import Canary, Engine, EngineLaunch
 from treetune.engine.engine import start_engine
-from treetune.engine.in_process import FEWEST_ROWS
+from treetune.engine.in_process import BLOCK, FEWEST_ROWS, InProcessEngine
 from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
@@ -104,6 +105,49 @@ def test_a_sample_has_the_same_bits_whatever_shares_its_batch(folder: Path, rows
     order = np.random.default_rng(rows).permutation(len(requests)).tolist()
     again = engine(folder, rows).generate([requests[i] for i in order])
     assert all(same_bits(known[i], again[place]) for place, i in enumerate(order))
+
+
+@pytest.mark.parametrize("stored_bytes", [1 << 29, 0])
+def test_prompts_that_begin_alike_share_passes_and_no_bit_depends_on_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, stored_bytes: int
+) -> None:
+    """Continuations of an answer begin with its prompt of 70 tokens, two whole blocks and the rest."""
+    monkeypatch.setattr(in_process, "STORED_BYTES", stored_bytes)
+    prompt = np.random.default_rng(2).integers(1, 12, 70).tolist()
+    continued = [request([*prompt, length + 1, 3], seed=length, most=5) for length in range(4)]
+    alone = [engine(folder).generate([later])[0] for later in continued]
+    shared = engine(folder)
+    assert isinstance(shared, InProcessEngine)
+    rows_of_passes: list[int] = []
+    shared._model.base_model.register_forward_pre_hook(
+        lambda _, inputs, settings: rows_of_passes.append(settings["input_ids"].numel()), with_kwargs=True
+    )
+    shared.generate([request(prompt, most=1)])
+    before = [tokens for tokens in rows_of_passes if tokens >= BLOCK]
+    rows_of_passes.clear()
+    together = shared.generate(continued)
+    after = [tokens for tokens in rows_of_passes if tokens >= BLOCK]
+    assert all(same_bits(one, other) for one, other in zip(alone, together, strict=True))
+    assert before == [BLOCK] * 3
+    # The four continuations share two blocks, and differ in the third.
+    assert after == ([4 * BLOCK] if stored_bytes else [BLOCK, BLOCK, 4 * BLOCK])
+
+
+def test_new_weights_forget_the_blocks_of_the_earlier_ones(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    prompt = request(list(range(1, 12)) * 5, most=8)
+    sampler = engine(folder)
+    before = sampler.generate([prompt])[0]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-1)
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    sampler.load(tmp_path, 1)
+    [after], [fresh] = sampler.generate([prompt])[0], engine(tmp_path).generate([prompt])[0]
+    assert after.logprobs is not None and fresh.logprobs is not None and before[0].logprobs is not None
+    assert after.logprobs.tobytes() == fresh.logprobs.tobytes() != before[0].logprobs.tobytes()
 
 
 def test_log_probs_are_those_of_the_distribution_that_was_sampled(folder: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.architectures import (
     trained_logprobs,
 )
 from treetune.architectures import length_rule, longest_context, probe_rows
-from treetune.engine.in_process import attach_windowed_attention, refuse_unlike_model
+from treetune.engine.in_process import attach_attention, refuse_unlike_model
 from treetune.models.dropout import turn_dropout_off
 from treetune.models.lora import Lora
 
@@ -93,7 +93,7 @@ def test_a_window_that_is_not_kept_is_found() -> None:
     model = make("mistral").model
     with pytest.raises(ValueError, match="differ from those of MistralForCausalLM"):
         refuse_unlike_model(model, "cpu", 64)
-    attach_windowed_attention(model)
+    attach_attention(model)
     refuse_unlike_model(model, "cpu", 64)
 
 

@@ -157,6 +157,14 @@ def test_another_host_is_asked_for_by_its_name_alone_and_a_proxy_may_speak_tls(s
     assert "available as 127.0.0.1 or viewer.lab.example" in other.get("/").text
 
 
+def test_a_page_whose_path_begins_with_the_letters_of_the_base_is_found(viewer: Viewer) -> None:
+    viewer.record()
+    app = application(viewer.store, TOKEN, base_url="https://hub.example/answ/")
+    asking = TestClient(app, base_url="http://127.0.0.1:6680", follow_redirects=False)
+    entered = asking.get("/answers", params={"token": TOKEN, "run": "run"})
+    assert entered.headers["location"] == "/answ/answers?run=run"
+
+
 @pytest.mark.parametrize("beginning", ["", "/user/me/proxy/6680"])
 def test_behind_a_proxy_with_a_path_all_links_have_it_whether_the_proxy_takes_it_away_or_not(
     viewer: Viewer, beginning: str

@@ -94,7 +94,7 @@ class Command(click.Command):
         """Makes a command.
 
         Args:
-            run: Carries it out, and returns the exit code.
+            run: Carries out the command, and returns the exit code.
             words: The summary in the list of commands, which begins with a verb and has no full stop.
             more: The description in its own help.
             examples: Command lines that help shows.
@@ -103,7 +103,7 @@ class Command(click.Command):
             takes_files: Whether configuration files may follow it, as in ``treetune check grpo.jsonnet``.
                 They are added as those of --configs are.
         """
-        # Files last: click gives words to arguments from left to right, and this one takes all.
+        # `FILES` comes last: click gives words to arguments from left to right, and `FILES` takes all words.
         parameters = [*SHARED_OPTIONS, *arguments, *([FILES] if takes_files else [])]
         super().__init__(name, params=parameters, help=more, short_help=words)
         self.run, self.words, self.more, self.examples = run, words, more, examples
@@ -206,8 +206,11 @@ def evaluated(options: Options) -> Config:
 
 
 def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
-    """Returns the family of a configuration's root: the one whose parts include its `type`, or else the one
-    that is called `wanted`."""
+    """Returns the family of a configuration's root, such as the family of experiments.
+
+    This is the family with a part that has the configuration's `type`. If there is none, it is the family
+    whose root is called `wanted`.
+    """
     families = root_families()
     name = config.data.get("type")
     for family in families:

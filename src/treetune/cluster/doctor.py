@@ -75,7 +75,9 @@ def _diagnoses() -> Iterator[Diagnosis]:
     except OSError:
         yield Diagnosis("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
     else:
-        largest = free * GIB / VERSIONS / 2e9  # two bytes of bfloat16 for each weight
+        # The engine loads its weights from a folder in /dev/shm. While it loads new ones, the folder has
+        # VERSIONS versions of the weights, with two bytes (bfloat16) for each weight.
+        largest = free * GIB / VERSIONS / 2e9
         room = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
         yield Diagnosis("/dev/shm", free >= SHARED_MEMORY_GIB, room, f"{MORE_SHARED_MEMORY}, or clear it")
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -52,7 +52,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         """For each process what ends it and closes its log."""
 
     def start(self, key: K, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
-        """Starts a process with `settings` in its environment, whose output is added to `log`."""
+        """Starts a process with `settings` in its environment. Its output is added to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
         stack = self._stacks[key] = self.enter_context(contextlib.ExitStack())
         file = stack.enter_context(log.open("ab"))
@@ -301,8 +301,11 @@ class _Slurm:
         self._send()
 
     def _send(self) -> None:
-        """Submits the jobs of `_unsent`. A busy controller may have accepted them nevertheless, so that
-        `alive` looks for them in the queue before they are submitted again."""
+        """Submits the jobs of `_unsent`.
+
+        A busy controller may report an error although it has accepted the jobs. So `alive` looks for the jobs
+        in the queue before it submits them again.
+        """
         array = slurm.array_ranges(sorted(self._unsent))
         if self._settings.at_once:
             array += f"%{self._settings.at_once}"
@@ -347,8 +350,10 @@ class _Slurm:
         return set(self._states) | self._unsent
 
     def _find_accepted_jobs(self) -> None:
-        """Removes the shards from `_unsent` whose jobs the accounting has. These jobs were accepted after the
-        queue was read, or have already ended."""
+        """Removes a shard from `_unsent` if SLURM's accounting has a new job of the shard.
+
+        The queue didn't show this job: it was accepted after the queue was read, or has already ended.
+        """
         unsent = frozenset(self._unsent)
         for task in slurm.tasks_in_accounting(self._name, self._began_to_send, self._cluster):
             # SLURM's job numbers increase, so a smaller one is that of an earlier job of the shard.

@@ -389,7 +389,7 @@ def _tasks_in(answer: str) -> Iterator[ArrayTask]:
             yield ArrayTask(task[1], int(task[2]), task[3], task[4] or "")
         elif pending := _PENDING_TASKS.fullmatch(line.strip()):
             job, ranges, state, reason = pending.groups()
-            for index_range in ranges.split(","):
+            for index_range in ranges.split(","):  # "2-3,5": the tasks 2, 3 and 5
                 first, _, last = index_range.partition("-")
                 for index in range(int(first), int(last or first) + 1):
                     yield ArrayTask(job, index, state, reason or "")

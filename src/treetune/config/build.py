@@ -95,8 +95,10 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
-    """Returns the class of an object, by its annotation and, for a family, by its `type`; None if these don't
-    tell."""
+    """Returns the class of an object; None if its annotation and its `type` don't tell.
+
+    The annotation may be the class itself, or a family. A family is a base class: `type` names a subclass.
+    """
     for member in schema.members(annotation):
         if schema.is_family(member) and isinstance(data, dict):
             part = schema.choices(member).get(data.get("type", member.default))
@@ -168,7 +170,7 @@ class _Builder:
     def issues(self) -> list[ConfigIssue]:
         """Returns all mistakes, in the order of their keys."""
         issues = list(self._issues)
-        misspelled: set[KeyPath] = set()
+        misspelled: set[KeyPath] = set()  # the keys that were probably meant by unknown ones
         for key, owner in self._unknown:
             issues.append((key, remedies.issue_of_unknown_key(key, owner, self._keys_at, self._explanation)))
             misspelled.add((*key[:-1], remedies.meant_key(key, owner) or ""))
@@ -220,7 +222,8 @@ class _Builder:
             elif declared.required:
                 self._missing.append(((*key, name), declared))
         if not key:
-            # The root's class has no such field: `build_with_warnings` has imported the modules already.
+            # A root may have the key `imports`, but its class has no such field. `build_with_warnings` has
+            # imported these modules already.
             values.pop(schema.IMPORTS.name, None)
         if self._mistakes() == mistakes_before:
             try:
@@ -258,14 +261,18 @@ class _Builder:
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
     def _plain_value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
-        """Returns a value without parts as its type, such as a tuple for a list. Notes the first mistake in
-        it, and returns UNKNOWN then."""
+        """Converts a plain value to its type, such as a list to a tuple.
+
+        A plain value has no parts in it: no objects that become instances of configured classes. If the value
+        is wrong, the first mistake in it is noted, and the result is UNKNOWN.
+        """
         try:
             # Strict and from JSON: "3" isn't taken for a number, and a list may become a tuple.
             return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             details = error.errors()[0]
         for step in details["loc"]:  # in a list or object of plain values, name the item that is wrong
+            # The kind of the container ("tuple", "list" or "object"), and the annotations of its items.
             container = schema.item_types(schema.bare(annotation)[0])
             item = value_at(data, (str(step),))
             if container is None or not container[1] or item is MISSING:
@@ -287,6 +294,7 @@ class _Builder:
         """Returns whether a list or object of parts fits its constraints (its length); else notes it."""
         if not isinstance(data, list | dict):
             return True  # its type is checked where it is built
+        # The items are checked where they are built. So here they have the type Any.
         plain: Any = dict[str, Any] if isinstance(data, dict) else list[Any]
         for constraint in constraints:
             plain = Annotated[plain, constraint]

@@ -98,8 +98,10 @@ class Explanation:
     def __init__(self, config: Config, more_folders: Sequence[str] = ()) -> None:
         self._config = config
         self._more_folders = more_folders
-        self._files: dict[Path, Layer] = {}
+        self._files: dict[Path, Layer] = {}  # the imported files that were read, by path
+        # The object that each file makes without its imports; None until `_own_object` needs one of them.
         self._objects_of_files: dict[Layer, Any] | None = None
+        # The results of `_probe`, by file, expression and path.
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
     @property
@@ -166,7 +168,8 @@ class Explanation:
     def _set_by_file(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """Returns what the file itself sets, without its imports: one setting, or none."""
         text = self._text_that_sets(layer, key)  # the file, or a library that the file calls
-        caller = None if text is layer else layer.name
+        caller = None if text is layer else layer.name  # a setting in a library also names the calling file
+        # Variables and overrides have no path, and no lines. The empty key is the whole configuration.
         line = lexer.field_line(text.text, key) if key and text.path else None
         if key:
             names = self._keys_of_object(layer, key[:-1])
@@ -281,7 +284,11 @@ class Explanation:
         return libraries
 
     def _imported_files(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
-        """Returns the imports of a text: the name in the import, and the file."""
+        """Returns imports of a text: the name in the import, and the file.
+
+        Args:
+            libraries: Whether to return the imports of libraries (``.libsonnet``), or all others.
+        """
         files = []
         for name in lexer.imports(layer.text):
             path = _resolved(name, layer)
@@ -295,12 +302,17 @@ class Explanation:
     def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
         """Returns whether an import overrides the file's own object.
 
-        `rest` is the end of `key`, below the object into which the import is merged.
-        The import is replaced by a sentinel: for `rest` ("a", "b") by the object ``{"a"+: {"b": sentinel}}``.
-        The import wins if the key's value is then the sentinel.
+        For the test, an object that sets only this key takes the place of the import. The object sets the key
+        to a text that no file has, the sentinel. The import wins if the key's value is then the sentinel.
+
+        Args:
+            name: The name of the import, as in its mark.
+            key: The key in the file.
+            rest: The end of `key`, below the object into which the import is merged. With ("a", "b"), the
+                object in place of the import is ``{"a"+: {"b": sentinel}}``.
         """
         if not rest:
-            return False  # the key's value is an object, into which the import is merged
+            return False  # the import is merged into the key's own object, and does not replace this object
         content = json.dumps(_SENTINEL)
         for part in reversed(rest):
             merges = "+" if content.startswith("{") else ""
@@ -311,9 +323,11 @@ class Explanation:
         """Evaluates an expression about one value of a file alone. Returns COMPUTED if that fails.
 
         Args:
-            result: The Jsonnet expression. In the expression, ``at`` is the value at `path`.
-            instead: Texts that replace marks, as for `_with_marks`.
+            result: The Jsonnet expression. In the expression, ``at`` is the value at `path`, and the function
+                ``keys`` lists the keys of a value (`_FUNCTIONS`).
+            instead: Texts that take the place of some imports, as for `_with_marks`.
         """
+        # The key under which the result is kept.
         question = (layer, result + json.dumps(instead), path)
         if question not in self._probes:
             # A number may be a key or an index. -1 is the index of no item.
@@ -343,19 +357,26 @@ class Explanation:
             library: Whether the file is a library. Its marks have the files' own names, since the library's
                 names for them are relative to its own folder.
         """
+        # For each import that is not a library: the name in its mark, by the name in the text.
         merged = {name: file.name if library else name for name, file in self._imported_files(layer, False)}
 
         def mark(keyword: str, name: str) -> str:
+            """Returns the text that takes the place of an import, such as ``import "b.jsonnet"``."""
             if keyword == "import" and name in merged:
                 mark_of_import = json.dumps(_MARK + merged[name])
                 marked = f"local n = {_MERGE_NUMBER}, {mark_of_import}: n, {json.dumps(_MARK)}: n"
                 return (instead or {}).get(merged[name], f"{{ {marked} }}")
+            # Libraries and texts (``importstr``) are still imported. They get their whole paths, since the
+            # text may be evaluated outside of the file's folder.
             return f"{keyword} {json.dumps(str(_resolved(name, layer) or name))}"
 
         return lexer.replace_imports(layer.text, mark)
 
     def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
-        """Evaluates a text. Libraries that the text imports get marks in place of their own imports.
+        """Evaluates a Jsonnet text.
+
+        Libraries that the text imports are evaluated with marks in place of their own imports. A mark is an
+        object that stands for an import (`_with_marks`).
 
         Args:
             instead: Texts that replace marks, as for `_with_marks`.
@@ -376,7 +397,8 @@ def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
     The texts were evaluated as one text, in this order.
     """
     for frame in frames(str(error)):
-        # Each text takes up its lines. The text in which none are left contains the line of the message.
+        # The message's line is counted from the beginning of the first text. So the lines of the texts are
+        # subtracted one after the other, until none is left.
         lines_left = frame.line
         for number, text in enumerate(texts):
             lines_left -= text.count("\n")

@@ -55,9 +55,10 @@ def import_parts(data: Any, explanation: Explanation | None = None) -> None:
 
 
 def import_package(package: ModuleType, without: str = "") -> None:
-    """Imports every module below a package that registers a part, but for those in the folder `without`.
+    """Imports those modules below a package that register a part.
 
-    Modules that register none are not imported: they may import packages that aren't installed.
+    Other modules are not imported: they may import packages that aren't installed. Modules in the package's
+    folder `without` are not imported either.
     """
     for folder in map(Path, package.__path__):
         for file in sorted(folder.rglob("*.py")):
@@ -121,7 +122,7 @@ def _import_and_check(name: str, key: KeyPath, source: str | None) -> Iterator[C
         remedy = f"write {near!r}" if _MODULE.fullmatch(near) else "such as 'my_package.my_part'"
         yield ConfigIssue(f"should be the name of a Python module, is {name!r}", label, source, remedy)
         return
-    folders.ask_for(name)
+    folders.ask_for(name)  # so that it is looked for in the user's folders
     try:
         module = importlib.import_module(name)
         if hasattr(module, "__path__"):
@@ -164,8 +165,8 @@ def _issues_of_part(
 def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
     """Returns the abstract methods that a part doesn't override: those that only raise NotImplementedError.
 
-    An abstract method is left out if it isn't needed: if only methods of base classes call it, and the part
-    overrides all of these.
+    An abstract method that isn't needed is left out. It isn't needed if base classes call it, and the part
+    overrides every method that calls it.
     """
     methods = dict(inspect.getmembers(part, inspect.isfunction))
     # `co_names` are the names that a function's code uses, among them those of methods that it calls.
@@ -178,7 +179,8 @@ def _unwritten_methods(part: type) -> dict[str, Callable[..., Any]]:
         called_by_part |= set(method.__code__.co_names)
     unwritten: dict[str, Callable[..., Any]] = {}
     for name, method in methods.items():
-        # A method that no base class calls is called from outside of the class, and is needed.
+        # An abstract method is needed if a method of the part calls it. It is also needed if no base class
+        # calls it: then the caller is outside of the class.
         only_raises = method.__code__.co_names == ("NotImplementedError",)
         if only_raises and (name in called_by_part or name not in called_by_bases):
             unwritten[name] = method

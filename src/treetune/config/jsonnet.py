@@ -181,7 +181,8 @@ def _issue_of_bad_variable(variable: str, value: str, should: str, remedy: str) 
 
 
 def _issue_of_unset_variable(variable: str, message: str) -> ConfigIssue:
-    frame = next(iter(frames(message)), None)
+    """Returns the issue of an external variable that isn't set, from Jsonnet's `message` about it."""
+    frame = next(iter(frames(message)), None)  # the innermost place in a user's file that the message names
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
@@ -207,13 +208,16 @@ def _issue_of_endless_layer(layers: Sequence[Layer], variables: Mapping[str, str
 
 
 def _issue_of_no_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
-    """Returns the issue of the layer because of which the sum isn't an object."""
+    """Returns the issue of a sum of layers that isn't an object. It names the layer that isn't an object.
+
+    A layer is a file, the environment's settings or an override.
+    """
     fault = "should be an object {…}"
     for layer in layers:
         try:
             alone = sum_of([layer], variables)
         except ConfigError:
-            continue  # it needs the other layers: it is an object, since only objects have `super`
+            continue  # it needs the other layers: it is an object, since only an object has `super`
         if not isinstance(alone, dict):
             shown_value = json.dumps(alone)[:60]
             return ConfigIssue(f"{fault}, is {shown_value}", layer.name, remedy="put braces around it")

@@ -64,6 +64,7 @@ def _remedy(message: str) -> str:
     for phrase, remedy in _REMEDIES:
         if phrase in message:
             return remedy
+    # Messages about syntax begin with one of these words.
     is_syntax = re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", message)
     return _FIX_SYNTAX if is_syntax else _LOOK_AT_VALUES
 
@@ -71,8 +72,16 @@ def _remedy(message: str) -> str:
 def _describe_origin(
     places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
 ) -> str | None:
-    """Returns the key that was being computed. If the error is in a file that is no layer, such as a library,
-    returns also the place in a layer that led there."""
+    """Returns the key that was being computed, what that key is computed from, and which files set that.
+
+    The layers are the files and overrides that are added up to the configuration. An error may lie in another
+    file, such as a library that a layer imports. Then the returned text also has the place in a layer from
+    which that file was called.
+
+    Args:
+        places: The places of the error, innermost first.
+        texts: The texts of the layers, by file.
+    """
     key_and_setters = _describe_computed_key(places, texts, layers, variables)
     caller = next((location_of(frame) for frame in places if frame.file in texts), None)
     if caller and places[0].file not in texts and caller not in (key_and_setters or ""):

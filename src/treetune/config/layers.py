@@ -65,9 +65,9 @@ class Config:
 
 
 def find_file(name: str, base: Path) -> Path:
-    """Returns the file that `name` means in the folder `base`: the one there, else one of treetune's own.
+    """Returns the file that `name` means in the folder `base`: a file there, else one of treetune's own.
 
-    These are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
+    treetune's own files are found as ``grpo.jsonnet``, ``configs/grpo.jsonnet`` or ``examples/….jsonnet``.
     """
     names_own_folder = Path(name).parts[:1] in ((CONFIGS.name,), ("examples",))
     own_folder = CONFIGS.parent if names_own_folder else CONFIGS
@@ -171,8 +171,8 @@ def evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) ->
     operands = [(layer.text, layer.directory) for layer in layers]
     total = flattened(operands, find_file, text_of)
 
-    # `flattened` has replaced every `import`. Jsonnet calls this for `importstr` and `importbin` alone, whose
-    # names are whole paths by now.
+    # `flattened` has replaced every `import`. Jsonnet calls `importer` for `importstr` and `importbin` alone.
+    # The names in these two are whole paths by now.
     def importer(directory: str, path: str) -> tuple[str, bytes]:
         return path, Path(path).read_bytes()
 

@@ -123,10 +123,11 @@ def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
 
 
 def field_line(text: str, path: tuple[str, ...]) -> int | None:
-    """Returns the line on which the file sets `path` (relative to its own object).
+    """Returns the line on which the file sets `path` (relative to the file's own object).
 
-    If no field has this path, which is the case if a function makes the object, it is the line of the only
-    field with the last name of the path. None if several have this name, or none.
+    Fields of an object that a function makes don't have their whole path in the text. So if no field has this
+    path, returns the line of the only field with the last name of the path. Returns None if there is no such
+    field, or more than one.
     """
     lines_of_path: list[int] = []
     lines_of_name: list[int] = []
@@ -169,7 +170,11 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
     texts: list[str] = []
 
     def without_imports(text: str, folder: Path) -> str:
-        texts.append(text)  # for the check below that none uses `thisFile`
+        """Returns the text with the name of a local variable in place of each `import`, in parentheses.
+
+        The text's imports are relative to `folder`.
+        """
+        texts.append(text)  # `flattened` refuses texts that use `thisFile`
 
         # `importstr` and `importbin` stay, with the whole path.
         def instead(keyword: str, name: str) -> str:
@@ -179,6 +184,7 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
         return f"(\n{replace_imports(text, instead)}\n)"
 
     def variable(path: Path) -> str:
+        """Returns the name of the local variable that holds a file's value. The first call defines it."""
         if path not in names:
             names[path] = f"imported_file_{len(names)}"  # before the file is read, since it may import itself
             definitions.append(f"{names[path]} = {without_imports(read_text(path), path.parent)}")

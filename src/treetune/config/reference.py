@@ -104,13 +104,13 @@ def objects_within(annotation: Any) -> Iterator[type]:
     else:
         contained_types = schema.members(inner)
     for contained in contained_types:
-        # A type without members is its own; tuple[int, ...] contains an Ellipsis.
+        # `members` returns a type that isn't a union as its only member, and such a type holds nothing.
         if contained is not inner and contained is not Ellipsis:
             yield from objects_within(contained)
 
 
 def plain_parts(part: type) -> list[type]:
-    """Returns the classes of the objects without `type` in a part, at any depth."""
+    """Returns the plain parts that a part may hold, at any depth: the classes of objects without `type`."""
     plain: list[type] = []
     to_visit = [part]
     while to_visit:
@@ -166,14 +166,17 @@ def json_schema(roots: Sequence[type[Registrable]]) -> dict[str, Any]:
 
 
 def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any]) -> dict[str, Any]:
-    """Returns a reference to the schema of objects whose `type` chooses a part of these families."""
+    """Returns a reference to the schema of objects whose `type` chooses a part of these families.
+
+    The schema itself is added to `shared`, which has the schemas that references lead to.
+    """
     title = " or ".join(schema.family_word(family) for family in families)
     if title not in shared:
         parts: dict[str, type] = {}
         for family in families:
             parts |= schema.choices(family)
         default, cases = families[0].default, list[dict[str, Any]]()
-        # It is in `shared` before its parts are read, since a part may hold another of its family.
+        # The schema is added before its parts are read, since a part may hold another part of its own family.
         shared[title] = {"type": "object", "allOf": cases}
         for name, part in sorted(parts.items()):
             # An object without `type` is the default part.
@@ -188,7 +191,10 @@ def _chosen_by_type(families: Sequence[type[Registrable]], shared: dict[str, Any
 
 
 def _object_schema(part: type, shared: dict[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Returns a reference to the schema of objects of one class, with `type` where they have a name."""
+    """Returns a reference to the schema of objects of one class. If `name` is given, it is their `type`.
+
+    The schema itself is added to `shared`, which has the schemas that references lead to.
+    """
     title = f"{part.__module__}.{part.__qualname__}{f' {name}' if name else ''}"
     if title not in shared:
         keys = schema.keys_of(part)
@@ -216,7 +222,7 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     inner, constraints = schema.bare(annotation)
     if not schema.holds_parts(inner):
         return schema.adapter(annotation).json_schema()
-    alternatives = schema.members(inner)
+    alternatives = schema.members(inner)  # the members of a union; for another type only `inner`
     families = [alternative for alternative in alternatives if schema.is_family(alternative)]
     schemas: list[dict[str, Any]] = []
     if families:
@@ -226,7 +232,7 @@ def _value_schema(annotation: Any, shared: dict[str, Any]) -> dict[str, Any]:
     elif container := schema.item_types(inner):
         return _container_schema(*container, constraints, shared)
     for alternative in alternatives:
-        # A type that isn't a union is its own only alternative, and was described above.
+        # If the type isn't a union, `inner` is the only alternative, and its schema was added above.
         if alternative is not inner and not schema.is_family(alternative):
             schemas.append(_value_schema(alternative, shared))
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
@@ -276,9 +282,10 @@ def summary(part: type) -> str:
 def meaning(part: type, key: str) -> str:
     """Returns the meaning of a part's key, or "" where nothing explains it.
 
-    It is the text below the field or, without one, the sentences of the class's docstring that name the key.
-    Base classes are asked in their order.
+    The meaning is the text below the key's field. If there is none, it is those sentences of the class's
+    docstring that name the key. If the class says nothing, its base classes are asked in their order.
     """
+    # Matches the key in single backquotes, but not in double ones.
     name = re.compile(rf"(?<!`)`{re.escape(key)}`(?!`)")
     for base in part.__mro__[:-1]:
         texts_of_class = _texts_of_file(inspect.getsourcefile(base) or "").get(base.__qualname__, {})
@@ -296,7 +303,8 @@ def sentences(text: str) -> list[str]:
     for paragraph in re.split(r"\n\s*\n", textwrap.dedent(text)):
         is_first = True
         for piece in _SENTENCE_END.split(" ".join(paragraph.split())):
-            # "by Kim et al. (2023)": no sentence ended there, unless a paragraph did.
+            # After an abbreviation the sentence goes on: "by Kim et al. (2023)". But the first piece of a
+            # paragraph always begins a sentence.
             if result and not is_first and _ABBREVIATION.search(result[-1]):
                 result[-1] += f" {piece}"
             elif piece:

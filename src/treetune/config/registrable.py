@@ -58,8 +58,9 @@ class Registrable(Part):
                 raise ValueError(
                     f"{cls.__name__} {name!r} is registered twice: by {_place(earlier)} and by {_place(part)}"
                 )
-            # Nothing calls these methods of earlier versions any more, so that their messages would be lost.
-            # A family may have a method of its own with such a name.
+            # `NO_LONGER_ASKED` names methods that earlier versions called for messages. Nothing calls them
+            # now, so the messages of a part with such a method would be lost. The family (`cls`) may have a
+            # method of its own with such a name: then its parts may have the method, too.
             for former, instead in NO_LONGER_ASKED.items():
                 if callable(getattr(part, former, None)) and not hasattr(cls, former):
                     raise TypeError(

@@ -113,13 +113,13 @@ def issue_of_missing_type(
 def _issue_of_missing(
     key: KeyPath, what: str, more: str | None, explanation: Explanation | None
 ) -> ConfigIssue:
-    """Returns the issue of a missing key.
+    """Returns the issue of a missing key. `what` tells what is wrong, and `more` is added to the remedy.
 
     If a file sets the key, and a later file replaces the object around the key, the remedy is to extend that
     object.
     """
     setter_of_object = source(key[:-1], explanation) if len(key) > 1 else None
-    settings = explanation.settings(key) if explanation else []
+    settings = explanation.settings(key) if explanation else []  # all places that set the key
     if settings and setter_of_object:
         # The most common mistake in Jsonnet: `trainer: {…}` instead of `trainer+: {…}`.
         remedy = (
@@ -182,12 +182,13 @@ def right_value(annotation: Any, data: Any) -> str | None:
     expected = schema.describe(annotation)
     if isinstance(data, str):
         choices: list[str] = []  # the texts of Literals
+        # `bare` removes constraints such as `Gt(0)`, and `members` returns the alternatives of a union.
         for alternative in schema.members(schema.bare(annotation)[0]):
             choices += [value for value in getattr(alternative, "__args__", ()) if isinstance(value, str)]
         match = nearest(data, choices)
         if match:
             return f"did you mean {match[0]!r}?"
-        is_number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", data)
+        is_number = re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?", data)  # as Jsonnet writes them
         is_truth = data in ("true", "false")
         if (is_number and "number" in expected) or (is_truth and "true or false" in expected):
             return f"write it without quotes: {data}"

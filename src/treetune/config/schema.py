@@ -85,7 +85,7 @@ def keys_of(part: type) -> dict[str, Key]:
             default = field.default_factory()
         keys[field.name] = Key(field.name, hints[field.name], default)
     if issubclass(part, Registrable) and part.root:  # a whole configuration, and not only a part of one
-        keys[IMPORTS.name] = IMPORTS
+        keys[IMPORTS.name] = IMPORTS  # the modules whose parts can be chosen
     return keys
 
 
@@ -169,8 +169,10 @@ def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def members(annotation: Any) -> tuple[Any, ...]:
-    """Returns the alternatives of a union, and any other annotation as the only one: (int, NoneType) of
-    ``int | None``, (int,) of ``int``."""
+    """Returns the alternatives of a union; for any other annotation, a tuple of the annotation alone.
+
+    Examples: (int, NoneType) for ``int | None``, (int,) for ``int``.
+    """
     if typing.get_origin(annotation) in (Union, types.UnionType):
         return typing.get_args(annotation)
     return (annotation,)

@@ -63,7 +63,7 @@ def jsonnet_of_yaml(text: str, name: str) -> str:
 
 
 def _parse(text: str, reader: _YamlReader) -> yaml.Node:
-    """Returns the only document of a file. Raises ConfigError where there is none, or another one."""
+    """Returns the only document of a file. Raises ConfigError if the file has none, or two."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -198,7 +198,10 @@ class _YamlReader:
         self.refuse(node, f"the tag {shown} makes nothing that a configuration can hold", "leave the tag out")
 
     def key(self, node: yaml.Node) -> _Key:
-        """Returns a key. A number or truth value is the text that is written there."""
+        """Returns a key: its name, and whether it ends with ``+``.
+
+        The name is the text in the file, even if the text spells a number or a truth value.
+        """
         import yaml
 
         if not isinstance(node, yaml.ScalarNode):
@@ -282,7 +285,10 @@ class _Writer:
     """Characters of all single values."""
 
     def write_value(self, node: yaml.Node, depth: int, around: tuple[int, ...] = ()) -> None:
-        """Writes a value as Jsonnet. Raises ConfigError for one that a configuration can't hold.
+        """Writes a value as Jsonnet. Raises ConfigError for a value that a configuration can't hold.
+
+        Each item of a list and each key is on the same line as in the YAML file. What an alias repeats is on
+        the line of the alias.
 
         Args:
             depth: The number of values within each other, this one included.

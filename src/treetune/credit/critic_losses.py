@@ -58,12 +58,13 @@ class CriticLoss(Registrable):
         old_values_N: Tensor,
         value_clip: float | None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the loss, which is a sum over the tokens with their weights, and the share of tokens whose
-        value was clipped.
+        """Returns the loss, and the share of tokens whose value was clipped.
+
+        Both are sums over the tokens with their weights.
 
         Args:
             outputs_NK: The outputs of the critic's head.
-            returns_N: The returns that it learns.
+            returns_N: The returns that the critic learns.
             weights_N: The weights of the tokens.
             old_values_N: The values before the iteration's training.
             value_clip: `CriticSettings.value_clip`.
@@ -159,11 +160,14 @@ class HlGauss(CriticLoss):
         return outputs_NK.softmax(-1) @ centres_K
 
     def targets(self, returns_N: Tensor) -> Tensor:
-        """Returns for each return the distribution over the K bins that the critic learns, shape [N, K]."""
+        """Returns for each return the distribution over the K bins that the critic learns, shape [N, K].
+
+        It is a Gaussian around the return: each bin has the Gaussian's mass between the edges of the bin.
+        """
         import torch
 
         edges_E = self._edges(returns_N)
-        below_NE = torch.special.ndtr((edges_E - returns_N[:, None]) / self.deviation)  # Φ
+        below_NE = torch.special.ndtr((edges_E - returns_N[:, None]) / self.deviation)  # Φ: the mass below
         masses_NK = below_NE.diff(dim=-1)
         # The part of the Gaussian outside of all bins is missing, so the masses are scaled to the sum 1.
         return masses_NK / masses_NK.sum(-1, keepdim=True)

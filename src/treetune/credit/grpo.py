@@ -43,11 +43,11 @@ def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[fl
     Example: ``[1.0, 0.0]`` becomes ``[0.5, -0.5]``, and ``[0.71, -0.71]`` with `std`. Equal rewards, and one
     answer alone, become zeros.
 
-    With `std` this is GRPO, whose published implementations take the unbiased standard deviation; without it,
-    Dr. GRPO. Both are **biased**. The mean includes r_i itself, which shrinks the expected gradient to
-    (n−1)/n of the true one; `rloo` does not. With `std` problems are also weighted by how much their answers
-    differ. In the tests, a small language makes exact expectations possible. The weight of its problem is
-    0.71 with n = 2, and 0.85 with n = 3.
+    With `std` this is GRPO, whose published implementations take the unbiased standard deviation. Without
+    `std` this is Dr. GRPO. Both are **biased**. The mean of the n rewards includes r_i itself, which shrinks
+    the expected gradient to (n−1)/n of the true gradient; `rloo` leaves r_i out. With `std`, problems are
+    also weighted by how much their answers differ. Example, for a problem whose rewards are 0 or 1: with
+    `std` the expected gradient is 0.71 times the true one for n = 2, and 1.15 times for n = 3.
     """
     # Exactly zero, where the rounded mean of equal rewards would leave 1e-17 / eps.
     if len(set(rewards)) == 1:

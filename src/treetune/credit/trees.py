@@ -124,6 +124,8 @@ class TreeCredit(Credit):
                 values_before_steps.append(values[state])
             cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
             episode = make_episode(context, cut_into_steps, step_advantages, values_before_steps)
+            # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
+            # the first answer that has it, and its advantages are multiplied by its scale.
             if self.weight != "each":
                 scales = [1.0] * len(path) if self.weight == "once" else None  # None: by `Sharing.reach`
                 episode = sharing.trained_once(index, episode, scales)

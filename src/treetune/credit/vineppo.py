@@ -94,7 +94,7 @@ def step_advantages(
     values_after = lambda_returns([*values[1:], reward], lam)
     for steps_so_far, value_after in enumerate(values_after, start=1):
         if value_after is None:
-            continue  # no boundary here: this step is credited together with the next one
+            continue  # no value is known here: this step is credited together with the next one
         assert baseline is not None, "without a first value there is nothing to compare the others with"
         uncredited_steps = steps_so_far - len(advantages)
         advantages += [value_after - baseline] * uncredited_steps
@@ -199,8 +199,9 @@ class MonteCarlo(Credit):
         """Returns the mean reward of the prompt's continuations and of the other answers to the problem."""
         prompt = answer.states[0].state
         rewards_of_continuations = valuation.estimates[prompt].rewards
-        # `rewards_below` selects the answers that share at least `length` tokens with this answer. The state
-        # is the prompt, and `length` counts response tokens: it is 0. So a shared number of 0 selects all.
+        # `rewards_below` yields the rewards of the other answers that share at least `length` response tokens
+        # with this answer. The prompt has no response tokens, so `length` is 0. All answers share at least 0
+        # tokens, so zeros in place of the true numbers are enough.
         answers = len(answer.tree.leaves)
         shared_tokens = [[0] * answers for _ in range(answers)]
         rewards_of_siblings = rewards_below(answer.tree, shared_tokens, answer.leaf, length=0)
@@ -245,6 +246,8 @@ class MonteCarlo(Credit):
         values_of_steps: list[float] = []
         for value in values:
             values_of_steps.append(values_of_steps[-1] if value is None else value)
+        # The training row may have more steps than the answer has states. With threads, for example, a text
+        # that was inserted is a step.
         rows = self.states.step_rows(trajectory, advantages, values_of_steps, errors)
         cut_at_states = replace(trajectory, step_ends=rows.ends)
         episode = make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
@@ -337,6 +340,7 @@ class MonteCarlo(Credit):
 
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        # Returns the usual and the largest total. An answer has `tokens` tokens on average, at most `limit`.
         if not self.values.continues:
             return 0, 0
         most_states = self.max_states or limit  # at most, there is a state before every token
@@ -368,8 +372,9 @@ class MonteCarlo(Credit):
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        # Every answer has at least one state, the prompt. Some estimators have to see all answers before they
-        # choose the states that they continue. Such an estimator doesn't even continue the prompt early.
+        # `first_states(n)` returns which of an answer's n states are continued in any case. Some estimators
+        # have to see all answers before they choose states. They return none, even for an answer whose only
+        # state is the prompt (n = 1).
         continues_early = bool(self.values.first_states(1))
         if not (self.pipelined and continues_early and self.states.begins_early(context)):
             return None
@@ -418,6 +423,7 @@ def _value_metrics(estimates: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all have the same reward.
     """
+    # `rewards` has the rewards that count towards a state's value, `earned` that of each continuation.
     rewards_of_states = [estimate.rewards for estimate in estimates if estimate.rewards]
     if not rewards_of_states:
         return {}
@@ -444,6 +450,7 @@ def _report_ungraded(
         estimates: The estimates of all ranks.
         unvalued_answers: The answers of this rank that are left out, since their prompt has no value.
     """
+    # `earned` has None for a continuation that could not be graded.
     ungraded = sum(estimate.earned.count(None) for estimate in estimates)
     answers = sum(context.ranks.exchange("unvalued", unvalued_answers))
     if not ungraded and not answers:

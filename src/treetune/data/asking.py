@@ -74,14 +74,19 @@ class Ledger:
 
     @asynccontextmanager
     async def reserved(self, input_tokens: int, output_tokens: int) -> AsyncIterator[None]:
-        """Reserves the cost of a request of so many tokens at most, for the block. Raises OutOfBudget."""
+        """Reserves the most that a request may cost, until the ``async with`` block ends.
+
+        The request has at most `input_tokens`, and its answer at most `output_tokens`. Raises OutOfBudget if
+        the budget doesn't suffice.
+        """
         if self._budget is None or self.prices is None:
             yield
             return
         most = self.prices.dollars(input_tokens, output_tokens)
         async with self._changed:
             while not self.exhausted and self.dollars + sum(self._reserved) + most > self._budget:
-                # Requests in flight mostly cost less than reserved, so that the rest may suffice later.
+                # A request in flight mostly costs less than was reserved for it. When it ends, the budget may
+                # suffice. With no request in flight, it never will.
                 if not self._reserved:
                     self.exhausted = True
                 else:
@@ -140,6 +145,7 @@ class SolutionAsker(asking.Asker):
         A failure that concerns all requests is kept in `failure`, and ends the work. `keep` tells whether an
         answer is written to the journal.
         """
+        # Upper bounds: the tokens of the request without the chat template, and those of the answer.
         size, most = self.estimated_tokens(body), self._endpoint.max_tokens
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, most):
             if self.failure is not None:

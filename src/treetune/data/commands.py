@@ -107,8 +107,11 @@ def _pipeline(options: Options) -> tuple[Config, Any]:
 
 
 def estimate_difficulty(options: Options) -> int:
-    """Estimates the difficulty of all rows or, with --shard, works on one shard as a job of that command.
-    Returns the exit code."""
+    """Estimates the difficulty of all rows, or with --shard of the rows of one shard. Returns the exit code.
+
+    Without --shard, the command starts a job for each shard, and watches the jobs. A job is the same command
+    with --shard.
+    """
     from treetune.data.difficulty.shard import FAILURE, shard_folder, work_on_shard
     from treetune.data.difficulty.watching import USER_ERROR, estimate, refuse_another
     from treetune.runtime.front_door import MAIN
@@ -133,7 +136,7 @@ def estimate_difficulty(options: Options) -> int:
         refuse_another(root, options.input, options.output)
         return work_on_shard(root, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
-        # For the command that watches the jobs: on a cluster, it can't see what they print.
+        # The command that watches the jobs reads this file. On a cluster, it can't see what a job prints.
         code = USER_ERROR if isinstance(error, ValueError) else 1
         write_json(folder / FAILURE, {"code": code, "message": str(error) or type(error).__name__})
         raise

@@ -17,8 +17,11 @@ MOST_TESTS = 8
 
 
 def code_tests(row: Fields, seed: int) -> Fields | None:
-    """Adds `oracle`, the gold of a grader of programs, and `function_name`, from the tests as TACO
-    (`input_output`) and DeepCoder (`tests`) have them; None without any."""
+    """Adds `oracle`, the gold of a grader of programs, and `function_name`. Returns None without tests.
+
+    TACO has the tests in `input_output`, and DeepCoder in `tests`. `function_name` is empty if the tests run
+    a whole program.
+    """
     tests = _read(row.get("tests") or row.get("input_output"))
     if isinstance(tests, dict):  # as TACO has them
         pairs = list(zip(tests.get("inputs") or (), tests.get("outputs") or ()))
@@ -42,9 +45,11 @@ def code_tests(row: Fields, seed: int) -> Fields | None:
 
 
 def codeio_pair(row: Fields, seed: int) -> Fields | None:
-    """Adds `given`, `wanted` and `direction`, from the first pair of the program's inputs and outputs; None
-    without any. `direction` is the side of the pair that is to be predicted, ``output`` or ``input``, which
-    the seed draws."""
+    """Adds `given`, `wanted` and `direction`. Returns None if the program has no pair of input and output.
+
+    `direction` is the side of the first pair that is to be predicted, ``output`` or ``input``. The seed draws
+    it. `wanted` is this side of the pair, and `given` the other side.
+    """
     pairs = row.get("ios") or ()
     if not pairs:
         return None
@@ -55,8 +60,11 @@ def codeio_pair(row: Fields, seed: int) -> Fields | None:
 
 
 def shuffled_choices(row: Fields, seed: int) -> Fields | None:
-    """Adds to a row of GPQA its four answers in an order that the seed draws: `choices` has a line for each,
-    and `letter` is that of the right one."""
+    """Adds `choices` and `letter` to a row of GPQA.
+
+    `choices` has a line for each of the four answers, in an order that the seed draws. `letter` is the letter
+    of the right answer.
+    """
     right = row["Correct Answer"]
     options = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
     random.Random(seed).shuffle(options)
@@ -77,8 +85,10 @@ def _read(value: Any) -> Any:
 
 
 def _function_of(row: Fields, tests: Any) -> str | None:
-    """Returns the name of the function that the tests call, as the sub-sets of DeepCoder have it; None if the
-    tests run a whole program."""
+    """Returns the name of the function that the tests call; None if the tests run a whole program.
+
+    Some sub-sets of DeepCoder have the name in a test, others in the row's metadata.
+    """
     metadata = _read(row.get("metadata") or "{}")
     named = next((test.get("fn_name") for test in tests if test.get("fn_name")), None)
     functional = any(test.get("testtype") == "functional" for test in tests)

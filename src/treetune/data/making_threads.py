@@ -170,7 +170,8 @@ class _Making:
         pipeline, done = self.pipeline, finished
         # All workers take their solutions from this one iterator.
         waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
-        # Made inside of the block: it needs the client, and the client asks it when to stop retrying.
+        # The asker is made inside of the block, since the asker needs the client. The client also needs the
+        # asker: the client asks it when to stop retrying.
         asker: SolutionAsker
         async with EndpointClient.of(pipeline.endpoint, lambda: asker.stopping) as client:
             asker = SolutionAsker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)

@@ -281,6 +281,7 @@ def _hub_name_or_path(model: str) -> str:
 
 def _shipped_model(name: str) -> dict[str, Any]:
     """Returns the `model` of a file below configs/models. These files extend an experiment."""
+    # Without keys, no environment variable changes the configuration.
     config = load(["quickstart/grpo.jsonnet", f"models/{name}.jsonnet"], environment_keys=())
     model: dict[str, Any] = config.data["model"]
     # These two are written first. Jsonnet sorts keys by their names.
@@ -453,7 +454,7 @@ def _texts_of(task: Task) -> list[tuple[str, str]]:
 
 def _held_out_splits(task: Task) -> Iterator[tuple[Split, int | None]]:
     """Yields the splits to evaluate on, each with the most problems to take."""
-    # Fewer of the split that is also evaluated while training.
+    # The validation split is also evaluated while training, so fewer of its problems are taken.
     limits: dict[Split, int] = {"validation": 128, "test": 512}
     for split, limit in limits.items():
         with contextlib.suppress(NoSplit):
@@ -468,7 +469,10 @@ def _evaluation_set(split: Split, problems: int | None) -> str:
 
 
 def _prompt_of_builtin(name: str) -> str:
-    """Returns a prompt for a model that hasn't seen the task's own prompt; "" if that explains itself."""
+    """Returns the prompt that replaces the task's own prompt; "" if the task keeps its own prompt.
+
+    A task's own prompt is replaced if a model understands it only after fine-tuning with it.
+    """
     config = load([f"tasks/{name}.jsonnet"], environment_keys=())
     own_prompt = str(config.data["task"].get("prompt", ""))
     # The VinePPO paper's prompt, which its models learned in fine-tuning.
@@ -522,7 +526,7 @@ def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
     """
     if kind == "supervised":
         return _supervised_amount(rows, is_small)
-    if kind == "filtered":
+    if kind == "filtered":  # trains on the policy's own right answers
         problems = min(rows, 320)
         return TrainingAmount(
             iterations=5,
@@ -583,8 +587,9 @@ def _supervised_amount(rows: int, is_small: bool) -> TrainingAmount:
             evaluate_every=1,
             checkpoint_every=1,
         )
-    # From 6,400 rows on, 12 iterations of 100 updates, as in the quickstart. Fewer rows get 6 iterations of
-    # about 100 updates, which random weights need at least, and are trained on several times for that.
+    # From 6,400 rows on, there are 12 iterations of 100 updates, as in the quickstart. Fewer rows get 6
+    # iterations of about 100 updates, the least that random weights need. For that, an iteration passes
+    # several times (`epochs`) over the rows.
     minibatch = 64 if rows >= 6400 else min(16, rows)
     problems = 6400 if rows >= 6400 else rows
     steps_of_a_pass = math.ceil(problems / minibatch)

@@ -164,7 +164,11 @@ async def _convert(
 async def _finish(
     questions: Questions, problem: str, lines: Sequence[str], block: SolutionBlock, rule: BlockRule
 ) -> Threaded | Dropped:
-    """Removes references between a block's threads, and writes their outlines."""
+    """Removes references between a block's threads, and writes an outline of each thread.
+
+    Returns a `Dropped` with the reason if the model's edits or outlines can't be used, or if the block saves
+    too few characters. A block saves the characters of all its threads but the longest.
+    """
     known = "\n".join(lines[: block.first - 1])
     try:
         threads, edits = await _without_references(questions, problem, known, block.threads)
@@ -284,7 +288,7 @@ def _checked_outline(item: object, where: str, known: str, thread: str, count: i
         where: The outline's name in the message.
         known: The text that is known before the threads.
         thread: The text of the outline's thread.
-        count: The number of threads.
+        count: The number of threads. Numbers up to `count` give away nothing: they may count threads.
     """
     if not isinstance(item, str) or not item.strip():
         raise Unreadable(f"{where} isn't a text")

@@ -69,18 +69,21 @@ class RowRead(NamedTuple):
 
 
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
-    """Makes rows of a data set, and applies the rules to them. Returns the exit code.
+    """Makes rows of a data set, and applies the pipeline's rules, which drop rows. Returns the exit code.
 
-    A `source` takes the place of the configuration's, and all of its rows are of the train split. `config` is
-    the evaluated configuration, which is kept in the output. Raises ValueError for a wrong input.
+    If `source` is given, it replaces the configuration's source, and all of its rows are of the train split.
+    `config` is the evaluated configuration, which is kept in the output. Raises ValueError for a wrong input.
     """
     data_source = pipeline.source if source is None else InFiles(train=str(source))
     splits = order_splits(pipeline.splits if source is None else ("train",))
     hashes: list[str] = []
     if isinstance(data_source, InFiles):
         hashes = file_hashes([file for split in splits for file in data_source.files(split)])
+    # `identity` is a hash of all that the read rows depend on. The settings in `DECIDED_LATER` don't change
+    # these rows, or are hashed by themselves.
     settings = {name: value for name, value in vars(pipeline).items() if name not in DECIDED_LATER}
     identity = content_hash([VERSION, repr(settings), pipeline.code(), repr(data_source), splits, hashes])
+    # The reasons for which reading may leave out a row. Each reason gets a line in the summary.
     reasons = [BAD_ROWS]
     if pipeline.expand:
         reasons.append(EXPAND)
@@ -247,8 +250,11 @@ class _Stages:
         return dict(record)
 
     def write_dropped(self, path: Path) -> None:
-        """Writes a line for every row that isn't left: its place, the rule and why. First come those that
-        were left out when they were read, then the others in the order in which they were read."""
+        """Writes a line for every row that was left out or dropped: its place, the rule and why.
+
+        First come the rows that were left out when they were read, one reason after the other. Then come the
+        rows that a rule dropped, in the order in which they were read.
+        """
         rule_and_why: dict[int, tuple[str, str]] = {}
         with whole_file(path) as file:
             for stage in self.stages:
@@ -408,8 +414,10 @@ def _read_rows(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -
 
 
 def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
-    """Returns the split of each row, by its number: the row's own, or the one that it is held out for. Rows
-    that `sample` doesn't draw have none.
+    """Returns the split of each row, by the row's number.
+
+    A row keeps its own split, unless `hold_out` takes the row for another split. A row that `sample` doesn't
+    draw has no split.
 
     The order in which rows are drawn comes from the seed and each row's content. So it doesn't depend on the
     other rows, nor on the order in which they are read.

@@ -90,6 +90,7 @@ def score_responses(
     why = ""
 
     def count(row: dict[str, Any]) -> None:
+        """Counts a row of the output. `why` becomes the message of the first row that failed."""
         nonlocal why
         counts["rows"] += 1
         counts["correct"] += (row["reward"] or 0.0) >= CORRECT_SCORE
@@ -100,6 +101,7 @@ def score_responses(
             why = why or row.get("message", row["outcome"])
 
     def write(file: BinaryIO) -> None:
+        """Waits for the grade of the row that has waited longest, and writes this row to the output."""
         row = _graded(waiting.popleft(), steps)
         file.write(_line(row))
         file.flush()
@@ -108,9 +110,9 @@ def score_responses(
 
     todo = json_lines(source)
     total = _lines(source)
-    done, length = _written(output)
+    done, length = _written(output)  # the rows of an earlier run, and the bytes that they take in the file
     ungraded: dict[int, dict[str, Any]] = {}
-    # Takes the rows that are in the output from `todo`, so that the others remain in it.
+    # Takes the rows that the output has already from `todo`. The rows that are still missing remain there.
     for number, row in enumerate(done):
         input_row = _checked_same(output, row, next(todo, None), number, steps)
         if row["outcome"] == "unavailable":
@@ -175,9 +177,9 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
 
 
 def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
-    """Returns the row's problem, with its `domain` and with its other fields, which graders may read. Raises
-    ValueError for a row without one of the fields."""
-    for key in FIELDS[:2]:
+    """Returns the problem of a row, with the row's domain and further fields, which graders may read. Raises
+    ValueError for a row without problem, gold or response."""
+    for key in FIELDS[:2]:  # problem and gold
         fault = missing(row, key)
         if fault:
             raise ValueError(fault)
@@ -234,7 +236,12 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
 def _checked_same(
     output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
 ) -> dict[str, Any]:
-    """Returns the input's row. Raises ValueError where the output's row grades another input row."""
+    """Returns the input's row that a row of the output grades.
+
+    `row` is the output's row with the number `index`. `source` has the place (``file:line``) and the content
+    of the input's row with this number; None if the input has fewer rows. Raises ValueError where `row`
+    grades another input row, or has no step boundaries although `steps` asks for them.
+    """
     place = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{place}: more rows than the input has: name another output")

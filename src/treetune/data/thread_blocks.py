@@ -128,9 +128,10 @@ class Dropped:
 def cut(
     groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: BlockRule
 ) -> tuple[list[SolutionBlock], list[Dropped]]:
-    """Returns the blocks to keep, in the solution's order, and the others.
+    """Returns the groups of threads to keep, as blocks in the solution's order, and the groups to drop.
 
-    A block is kept if all of this holds:
+    A thread is a part of the solution, given by its first and last line. The threads of a group don't need
+    each other. A group becomes a block and is kept if all of this holds:
 
     * Its lines are in the solution, after the block that was kept before it.
     * Its threads follow each other, with nothing but blank lines between them.
@@ -139,6 +140,7 @@ def cut(
     """
     blocks: list[SolutionBlock] = []
     dropped = []
+    # In the order of their first lines. A group without threads comes first, and `_cut_block` drops it.
     for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
         last_kept = blocks[-1].last if blocks else 0
         block = _cut_block(group, lines, rule, last_kept)
@@ -152,10 +154,11 @@ def cut(
 def _cut_block(
     group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, last_kept: int
 ) -> SolutionBlock | Dropped:
-    """Cuts a group of threads out of the solution's lines, or says why it is dropped.
+    """Cuts a group of threads out of the solution's lines, or says why the group is dropped.
 
     Args:
-        last_kept: The last line of the block that was kept before it; 0 if there is none.
+        group: The first and last line of each thread.
+        last_kept: The last line of all blocks that were kept so far; 0 without any.
     """
 
     def drop(reason: str, detail: str = "") -> Dropped:

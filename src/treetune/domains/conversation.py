@@ -157,7 +157,7 @@ class Conversation:
 
         Args:
             segments: The segments.
-            turns: The environment's replies to the sampled ones.
+            turns: The environment's replies to the sampled segments.
 
         Raises:
             ValueError: The replies make other tokens than those of the segments.
@@ -178,7 +178,7 @@ class Conversation:
                 " continue from its middle: let it draw random numbers only from its seed, or set again to"
                 " 'copy' or 'never'"
             )
-        self.segments = list(segments)  # these, and not their copies, may hold snapshots
+        self.segments = list(segments)  # may hold snapshots, unlike the equal segments of `take_turn`
 
     def restore(self, segments: Sequence[Segment]) -> None:
         """Takes over segments of an earlier answer, the last of which has a snapshot."""

@@ -241,7 +241,7 @@ _LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "vide
 def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
     """Returns a row's messages, each with only a role and a content. There may be none if they aren't needed.
 
-    Raises ValueError for a prompt that isn't a chat, for a chat without a question, and for one with more
+    Raises ValueError for a prompt that isn't a chat, for a chat without a question, and for a chat with more
     than text.
     """
     if isinstance(prompt, str) and prompt.strip():
@@ -274,12 +274,16 @@ def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
 
 
 def _text_content(message: Any) -> str:
-    """Returns the content of a message, which may be a list of parts of text. Raises ValueError."""
+    """Returns the content of a message, which is a text or a list of parts of text.
+
+    Raises ValueError for any other content.
+    """
     content = message.get("content") if isinstance(message, Mapping) else None
     if content is None and isinstance(message, Mapping) and any(message.get(name) for name in _LOST):
         return ""  # `_messages` refuses the message because of its other keys
     if isinstance(content, str):
         return content
+    # Content that is no list, or an empty one, counts as one part that is no text.
     parts = content if isinstance(content, list) and content else [None]
     texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
     if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):

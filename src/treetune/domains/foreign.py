@@ -239,8 +239,10 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
 
     Returns the turns' rewards and metrics, or the function's `Grade` if it returns one. Weighted functions
     are those of a rubric (`funcs` and `weights`), of an environment's `rubric`, or of a task's class
-    (verifiers, from 0.3). If they set rewards of steps in verifiers' `state`, these are the turns' rewards,
-    and the last turn gets the rest of the sum.
+    (verifiers, from 0.3).
+
+    Functions may set the rewards of steps in verifiers' `state`. These are then the rewards of all turns but
+    the last. The last turn gets what remains of the sum of the rewards that the functions returned.
     """
     state = verifiers_state(row)
     steps = state["trajectory"]
@@ -253,6 +255,7 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
             _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
             rewards, _ = read_rewards(part(**by_name), part.__name__, len(steps))
             numbers[f"rewards/{part.__name__}"] = sum(rewards)
+            # `rewards` is empty if the function returned None, which adds nothing.
             pairs = zip_longest(total, rewards, fillvalue=0.0)
             total = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
     else:
@@ -312,7 +315,7 @@ def main() -> None:
         function = file_function(path, searched)
     else:
         function = getattr(importlib.import_module(module), name)
-    if name == "load_environment":
+    if name == "load_environment":  # verifiers' name for a function that makes an environment with its rubric
         function = function()
     print(json.dumps("ready"), file=answers, flush=True)
     for line in sys.stdin:

@@ -116,6 +116,8 @@ class _MaskedText:
         self._text = text
         self._formulas: list[str] = []
         """The formulas in the order of their marks."""
+        # Pairs come first, since single dollars would cut $$x$$ in pieces. An environment may contain marks
+        # of earlier formulas.
         for opening, closing in _PAIRS:
             self._mask(_spans_between(self._text, opening, closing))
         self._mask(_spans_between_dollars(self._text))
@@ -129,7 +131,8 @@ class _MaskedText:
         last_end = 0
         for start, end in spans:
             before = self._text[last_end:start]
-            # Formulas that are already masked keep their order, before the span and within it.
+            # A mark before the span stays, and so does its formula. A mark within the span is replaced by its
+            # formula, which becomes a part of the new one.
             formulas += [next(earlier_formulas) for _ in range(before.count(self._mark))]
             formulas.append(self._unmask(self._text[start:end], earlier_formulas))
             pieces += [before, self._mark]
@@ -212,15 +215,20 @@ class _MaskedText:
         return [line for line in lines if line]
 
     def cut_long_parts(self, offsets: list[int]) -> list[int]:
-        """Stage 5. Takes the boundaries of parts in the whole text, and returns these with further ones."""
+        """Stage 5: cuts parts of more than `LONG` characters, and returns the boundaries of all parts.
+
+        Args:
+            offsets: The boundaries of the parts before this stage, in the text with its formulas.
+        """
         formulas = iter(self._formulas)
-        text = ""
+        text = ""  # the text with its formulas
         prose = ""  # the text with each character of a formula replaced by the mark
         widths: list[float] = []
         for character in self._text:
             piece = next(formulas) if character == self._mark else character
             text += piece
             prose += character * len(piece)
+            # The characters of a formula are together `FORMULA_WIDTH` wide.
             width = FORMULA_WIDTH / len(piece) if character == self._mark else 1
             widths += [width] * len(piece)
         positions = [0, *accumulate(widths)]
@@ -256,9 +264,9 @@ def _spans_between(text: str, opening: str, closing: str) -> Iterator[tuple[int,
 
 
 def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the spans from each dollar to the next one.
+    """Yields the spans of formulas between single dollars.
 
-    Two neighbouring dollars aren't an empty formula: the second one opens.
+    Two neighbouring dollars aren't an empty formula: the second dollar begins a formula.
     """
     start: int | None = None
     for dollar in _DOLLAR.finditer(text):
@@ -270,7 +278,10 @@ def _spans_between_dollars(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _spans_of_environments(text: str) -> Iterator[tuple[int, int]]:
-    r"""Yields the spans from each ``\begin{…}`` to the next ``\end`` of the same name. Others are ignored."""
+    r"""Yields the spans from each ``\begin{…}`` to the next ``\end`` of the same name.
+
+    A ``\begin`` without such an end is skipped.
+    """
     never_closed: set[str] = set()  # so that the text is searched once for each missing end
     position = 0
     while (begin := _BEGIN_ENVIRONMENT.search(text, position)) is not None:
@@ -326,15 +337,15 @@ def _find_cut(
     kinds: list[re.Pattern[str]],
     shortest_half: int,
 ) -> int | None:
-    """Returns the offset after a sign near the middle of a part, or None if there is none to cut after.
+    """Returns the offset after a sign near the middle of a part; None if no sign fits.
 
     Of each kind of sign only the one nearest to the middle is tried: if one of its halves is too short, the
     next kind follows, not the next sign.
 
     Args:
         text: The whole text.
-        positions: The position of each offset, in which a formula counts for `FORMULA_WIDTH` characters; it
-            says where the middle is.
+        positions: The position of each offset, which says where the middle is. A formula is `FORMULA_WIDTH`
+            wide, however many characters it has.
         start: The offset at which the part begins.
         end: The offset at which it ends.
         kinds: Signs to cut after, the preferred kinds first.

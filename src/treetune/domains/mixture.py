@@ -590,7 +590,8 @@ def interleave(queues: Mapping[str, Sequence[T]], weights: Mapping[str, float] |
     """
     positions: list[tuple[float, str, int]] = []
     for name, queue in queues.items():
-        # Item i of n is put into the middle of the i-th of n equal parts of the result.
+        # All items are sorted by a position on a line. A queue of density d has d items on a stretch of
+        # length 1, in the middles of d equal parts. Without weights, each queue fills this stretch exactly.
         density = len(queue) if weights is None else weights[name]
         positions += [((index + 0.5) / density, name, index) for index in range(len(queue))]
     return [queues[name][index] for _, name, index in sorted(positions)]

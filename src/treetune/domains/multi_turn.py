@@ -144,6 +144,7 @@ class MultiTurn(GrowingRollout):
                 "environment",
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
+        # These environments read special tokens, as in native calls: tool calls in the model's own format.
         if any(environment.reads_specials for environment in environments):
             if experiment.model.chat is None:
                 yield Finding(
@@ -188,6 +189,7 @@ class MultiTurn(GrowingRollout):
 
     @override
     def prepare(self, codec: TextCodec) -> None:
+        # Native calls are tool calls in the model's own format. The chat template writes their results.
         # This asks the rollout's own environment alone: the task isn't known here.
         calls_natively = self.environment is not None and self.environment.reads_specials
         uses_chat_template = codec.turn_frame is not None and (calls_natively or self.frame(codec) is None)
@@ -243,7 +245,8 @@ class MultiTurn(GrowingRollout):
             else:
                 conversation.replay(start.segments, reached.turns)
         while (next_turn := conversation.next_turn) is not None:
-            # A task adjusts max_tokens and stop alone, and the conversation has its adjusted ones.
+            # The task has adjusted only max_tokens and stop. Here they come from the conversation, which has
+            # the adjusted values. The other settings are the rollout's.
             stop = conversation.limits.stop
             request = Request(
                 next_turn.context_ids,
@@ -262,7 +265,7 @@ class MultiTurn(GrowingRollout):
         return conversation
 
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
-        """Returns a conversation without turns, and the play of its environment."""
+        """Returns a conversation without turns, and its play: the environment, ready for the actions."""
         task = context.task.of(start.problem)
         environment = self.environment_for(task)
         sampling = task.adjust_sampling(self.sampling)
@@ -271,7 +274,7 @@ class MultiTurn(GrowingRollout):
             max_turns=self.max_turns,
             observation_characters=self.observation_characters,
             stop=sampling.stop,
-            reads_specials=environment.reads_specials,
+            reads_specials=environment.reads_specials,  # whether actions keep special tokens
         )
         budget = context.settings.token_budget(start.prompt_ids, sampling.max_tokens)
         conversation = Conversation(
@@ -336,7 +339,7 @@ class MultiTurn(GrowingRollout):
                 f"a grade has step_rewards {rewards_of_grader}, and its answer has {len(rewards)} turns:"
                 " give at most one reward for each turn"
             )
-        # They are the rewards of the last turns. A single one is the reward of the last turn.
+        # The grader's rewards belong to the last turns. A single reward belongs to the last turn.
         first_graded_turn = len(rewards) - len(rewards_of_grader)
         for turn, reward in enumerate(rewards_of_grader, first_graded_turn):
             rewards[turn] += reward
@@ -437,7 +440,7 @@ class TurnStates(WholeAnswers):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        # The rollout that makes the answers, which may lie within another one, such as `until_mixed`.
+        # The rollout that makes the answers. It may be inside another rollout, such as `until_mixed`.
         rollout = for_fixed_problems(experiment.rollout)
         # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:

@@ -148,7 +148,7 @@ class AddressedServer(Server):
         with self._changed:
             if address.epoch != self._epoch:
                 return  # the failure is that of a process that has been replaced
-            # The main thread loads nothing more into it, so that the server's own thread may meet it again.
+            # The main thread loads no more weights into the server, so the server's thread may meet it again.
             self._is_loading = False
             if self._address is None:
                 return  # reported already
@@ -189,11 +189,11 @@ class AddressedServer(Server):
 
     @override
     def end_weights(self, address: Address, weights: Path) -> Address:
-        self._weights = weights
+        self._weights = weights  # `_weights_name` is made from this folder
         self._name_weights(address, self._weights_name)
         with self._changed:
             self._is_loading = False
-            if self._address is not None:  # else the server was lost meanwhile, and `_meet` sets it
+            if self._address is not None:  # else the server was lost meanwhile, and `_meet` sets the address
                 self._address = self._make_address()
             self._changed.notify_all()
             return self._make_address()
@@ -201,8 +201,8 @@ class AddressedServer(Server):
     @override
     def use(self, weights: Path) -> None:
         with self._changed:
-            # On the first rank, `end_weights` has set them already. The other ranks learn of them here, and
-            # use the server again when it has them.
+            # On the first rank, `end_weights` has set these weights already. The other ranks learn of the new
+            # weights here. They use the server again when it has these weights.
             if weights != self._weights:
                 self._weights = weights
                 self._set_away("it was not checked yet whether it has the newest weights")
@@ -221,7 +221,10 @@ class AddressedServer(Server):
         self._thread.join(END_S)
 
     def check_now(self) -> None:
-        """Checks the server if it is present, in the caller's thread. Afterwards it is away if it failed."""
+        """Checks the server in the caller's thread, unless the server is away.
+
+        A server that fails the check is away from then on.
+        """
         if self._address is None:
             return
         try:
@@ -292,8 +295,13 @@ class AddressedServer(Server):
                 raise ServerFailure(f"its weights are {state.weights!r}, not {self._weights_name!r}")
 
     def _meet(self) -> None:
-        """Uses a server that was away, if it fits this run and has its weights. The first rank loads the
-        weights. Raises ServerFailure if the server can't be used yet."""
+        """Makes a server present that was away, if the server fits this run and has the run's weights.
+
+        The first rank loads the weights into the server if needed.
+
+        Raises:
+            ServerFailure: The server can't be used yet.
+        """
         state = self._introduce()
         weights_name = self._weights_name  # the main thread may change it meanwhile
         if self.loads_weights and (self._must_load or state.weights != weights_name):

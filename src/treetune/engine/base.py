@@ -128,8 +128,9 @@ class Rendezvous:
         self._meetings += 1
         write_json(self._file(self._meetings, self.rank), value, durable=False)
         self.barrier("engines agree")
-        # All ranks have come, so no rank still reads the file of the meeting before. Each meeting has file
-        # names of its own, since a network file system may show an old file under a name that is used again.
+        # A meeting is a call of `gather` on all ranks. All ranks have come to this meeting, so no rank still
+        # reads the files of the meeting before. Each meeting has file names of its own, since a network file
+        # system may show an old file under a name that is used again.
         self._file(self._meetings - 1, self.rank).unlink(missing_ok=True)
         return [json.loads(self._file(self._meetings, rank).read_text()) for rank in range(self.world_size)]
 
@@ -276,6 +277,8 @@ class Engine:
         Args:
             directory: The folder of the weights. It is complete when all chunks have been made.
             version: The number of iterations of the weights.
+            canary: The check that compares the log-probs: the engine samples after a few prompts, and the
+                trainer scores the samples. None: nothing is compared.
             chunks: Makes the weights one chunk after the other, while they are written into the directory.
                 Each chunk is sent as soon as it is made. Making them may be collective, so every rank makes
                 all of them. None: the directory is complete already.

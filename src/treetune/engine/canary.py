@@ -77,12 +77,15 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
 def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
     """Returns whether the engine certainly still has the previous weights.
 
+    Probes are the engine's samples after a few prompts, with the log-probs of their tokens by engine and
+    trainer. `probes` are of the new weights, which the engine should have, and `before` of the previous ones.
+
     Old and new weights sample the same tokens for the same prompts and seeds, until one token differs. Up to
     there, both have log-probs of the same tokens. Two differences must be significantly positive over these
     tokens:
 
     * ``abs(engine - trainer) - abs(engine - trainer_before)``: the old weights explain the engine's log-probs
-      better than the new ones. If the weights hardly changed, it is about 0.
+      better than the new ones. If the weights hardly changed, this difference is about 0.
     * ``abs(trainer - trainer_before) - abs(engine - engine_before)``: the trainer's log-probs changed more
       than the engine's. A constant difference between engine and trainer, which could make the first
       difference positive, cancels out here.
@@ -91,7 +94,7 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
     nearer_to_old, stayed = [], []
     for now, then in zip(probes, before, strict=False):  # `before` is empty at first
         if now.prompt_ids.tolist() != then.prompt_ids.tolist():
-            continue  # the caller has chosen other prompts for this canary
+            continue  # the caller has chosen other prompts than for the previous weights
         both = zip(now.token_ids.tolist(), then.token_ids.tolist(), strict=False)
         n_common_tokens = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
         for token in range(n_common_tokens):

@@ -156,10 +156,11 @@ def completions_of(
 def scored_completion(
     answer: Mapping[str, Any], request: ScoreRequest, version: int, seconds: float = 0.0
 ) -> Completion:
-    """Returns the text with its log-probs. Raises ServerFailure if the answer is incomplete."""
+    """Returns the request's text with its log-probs. Raises ServerFailure if the answer is incomplete."""
     logprobs, text_ids = answer.get("logprobs", ()), request.text_ids
     if len(logprobs) != len(text_ids):
         raise ServerFailure(f"it answered with {len(logprobs)} log-probs for {len(text_ids)} tokens")
+    # Nothing was sampled. The finish reason of given tokens is always "length".
     return Completion(text_ids, logprob_array(logprobs), "length", version, seconds)
 
 
@@ -204,7 +205,7 @@ class Client:
             ServerFailure: The server failed, or didn't answer within `timeout` seconds.
             EngineError: The server refused the request.
         """
-        # The request's own limit should end it first, since that error names the path.
+        # The request's own limit should end the wait first: the error of that limit names the path.
         return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:

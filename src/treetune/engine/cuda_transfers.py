@@ -126,7 +126,8 @@ class Nccl(ByRoutes):
         super().__init__(*arguments)
         import torch
 
-        # vLLM binds the process group to the thread's GPU, and a new thread uses the first one.
+        # `meet` joins the process group in a new thread. vLLM binds the group to that thread's GPU, which
+        # would be the machine's first GPU. So this rank's GPU is kept here, and set in the new thread.
         self._device = torch.cuda.current_device()
 
     @override

@@ -220,8 +220,11 @@ class VllmEngine(Engine):
         unfinished = _UnfinishedRequests()
 
         def split_requests(new: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
-            """Gives requests their indices, and cuts them into parts that are sent to one server each. What
-            depends on something unknown (`Later`) is returned as it is, and comes back as an event."""
+            """Gives requests their indices, and cuts them into parts that are sent to one server each.
+
+            A `Later` holds requests that can't be made yet, for example before an environment has replied.
+            Each `Later` is returned as it is. It comes back as an event once its requests can be made.
+            """
             parts: list[RequestPart] = []
             laters: list[Later] = []
             for request in new:
@@ -490,7 +493,8 @@ class VllmEngine(Engine):
         replicas_of_this_rank = [replica for replica in self._replicas if replica.server.loads_weights]
         # vLLM's level 1 keeps the weights in the host's memory, and level 2 drops them.
         self._each(replicas_of_this_rank, lambda replica: replica.fall_asleep(1 if keep_weights else 2))
-        # A server that dies while the trainer has its memory must not be started before the block ends.
+        # In the block the trainer uses the servers' memory. So a server that dies in the block must not be
+        # started again before the block ends.
         for replica in self._replicas:
             replica.server.hold(True)
         self._ranks.gather(None)  # every server sleeps, also those that other ranks have put to sleep
@@ -577,6 +581,7 @@ class Replica:
     ) -> None:
         self.number, self.server = number, server
         self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)
+        # The canary's samples with the present weights, and their log-probs by server and trainer.
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         # Each start of a server has its own epoch. A restarted server is awake and has weights again.

@@ -79,13 +79,14 @@ def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[S
     key = read_key(Path(settings.key_file).expanduser())
     interface = os.environ.get("NCCL_SOCKET_IFNAME")
     are_here = all("//127." in url for url in settings.addresses)
+    # NCCL takes "=lo" as the whole name of an interface, and "lo" as the beginning of its name.
     if launch.transfer == "nccl" and interface in ("lo", "=lo") and not are_here:
         raise ValueError(
             "engines.policy.weight_transfer is 'nccl' and the servers at addresses are on other machines,"
             " but NCCL_SOCKET_IFNAME is this machine's loopback: set it to the network interface that reaches"
             " the other machines"
         )
-    run = launch.ranks.gather(secrets.token_hex(8))[0]  # all ranks take the first rank's name of the run
+    run = launch.ranks.gather(secrets.token_hex(8))[0]  # the run's name, made by the first rank
     is_first = launch.ranks.rank == 0
     return [
         GivenServer(url, key, ServerLaunch(settings, launch), run, loads_weights=is_first)

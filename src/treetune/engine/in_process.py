@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,9 +36,12 @@ last bits. From four rows on, a row's result doesn't depend on their number (mea
 thread)."""
 BLOCK = 32
 """Prompts and caches are padded to a multiple of this, so that how a row is computed depends only on its own
-length, and not on the other rows."""
+length, and not on the other rows. It is also the number of tokens of a block of `_PromptBlocks`."""
 PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
+STORED_BYTES = 1 << 29
+"""The most bytes of keys and values that are stored for later prompts, 512 MiB: 11,000 tokens of a model with
+135 million weights."""
 MOST_LOGITS = 1 << 26
 """About the most logits of one forward pass over texts that are scored: 256 MB in float32."""
 
@@ -91,7 +94,11 @@ class InProcessEngine(Engine):
         laters: list[Later] = []
 
         def add_requests(new: Sequence[Request | Later]) -> None:
-            """Gives requests their indices, and puts samples before waiting ones of the same priority."""
+            """Gives requests their indices, and puts their samples before waiting ones of the same priority.
+
+            Requests that follow from a result continue an answer, and answers that have begun are finished
+            first. A `Later` stands for requests that aren't known yet, and is kept until they are.
+            """
             new_samples: dict[int, list[_Sample]] = {}  # by priority
             for request in new:
                 if isinstance(request, Later):
@@ -114,7 +121,7 @@ class InProcessEngine(Engine):
             for priority, samples in new_samples.items():
                 waiting.add_in_front(priority, samples)
 
-        batch = _RowBatch(self._model, self._device)
+        batch = _RowBatch(self._model, self._device, self._prompts)
         add_requests(requests)
         while batch.samples or laters or waiting or waiting_scores:
             if self._closed:
@@ -126,7 +133,7 @@ class InProcessEngine(Engine):
                 if on_result is not None:
                     add_requests(on_result(index, [completion]) or ())
             if laters and not batch.samples and not waiting and not waiting_scores:
-                # There is nothing to compute until one of them is ready.
+                # There is nothing to compute until the requests of one `Later` are known.
                 wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
@@ -163,6 +170,8 @@ class InProcessEngine(Engine):
             pass
         self._read(directory)
         self.version = version
+        # A canary has the engine sample after a few prompts, and the trainer score these samples. Without a
+        # canary, the difference of their log-probs is unknown.
         if canary is None:
             return SyncReport(time.monotonic() - started, math.nan)
         probes = self._probe(canary)
@@ -192,9 +201,8 @@ class InProcessEngine(Engine):
             .eval()
             .to(self._device)
         )
-        # The engine's masks show a token all tokens before it, so the attention has to apply the window.
-        if longest_window(self._model) is not None:
-            attach_windowed_attention(self._model)
+        self._prompts = _PromptBlocks(self._model, self._device)  # without blocks of earlier weights
+        attach_attention(self._model)
 
     def _step(self, batch: _RowBatch) -> list[_Sample]:
         """Draws one more token for every sample of the batch. Returns the samples that end, which leave the
@@ -307,8 +315,8 @@ class InProcessEngine(Engine):
         ]
 
 
-WINDOWED = "treetune_windowed"
-"""The name of this engine's attention for sliding windows, by which transformers finds it."""
+ATTENTION = "treetune_cached"
+"""The name of this engine's attention, by which transformers finds it."""
 LONGEST_PROBE = 600
 """The most tokens of a row with which the engine is compared with its model at the start."""
 PROBE_STEPS = 4
@@ -327,33 +335,44 @@ def longest_window(model: Any) -> int | None:
     return window
 
 
-def attach_windowed_attention(model: Any) -> None:
-    """Limits layers with a sliding window to that many tokens of the cache. The engine's masks are the same
-    for all layers, and each layer passes its window to its attention."""
+def attach_attention(model: Any) -> None:
+    """Has the model use this engine's attention, `cached_attention`, in place of PyTorch's.
+
+    Raises:
+        ValueError: The model has sliding windows, and can't use PyTorch's attention either. A model without
+            windows keeps its own attention then.
+    """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
 
-    if model.config._attn_implementation != "sdpa":
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register(ATTENTION, cached_attention)
+        AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # otherwise transformers would drop our masks
+        model.set_attn_implementation(ATTENTION)
+    elif longest_window(model) is not None:
+        # The engine's masks show a token all tokens before it, so that the attention has to apply the window.
         raise ValueError(
             f"the engine in_process doesn't support {type(model).__name__}, which has sliding windows and"
             " can't use PyTorch's scaled_dot_product_attention: set engines.policy to the type 'vllm'"
         )
-    AttentionInterface.register(WINDOWED, windowed_attention)
-    AttentionMaskInterface.register(WINDOWED, sdpa_mask)  # otherwise transformers would drop our masks
-    model.set_attn_implementation(WINDOWED)
 
 
-def windowed_attention(
+def cached_attention(
     module: Any,
     query_BHTD: Any,
-    key_BHKD: Any,
-    value_BHKD: Any,
+    key_BGKD: Any,
+    value_BGKD: Any,
     attention_mask: Any,
     *,
+    scaling: float | None = None,
     sliding_window: int | None = None,
     **settings: Any,
 ) -> Any:
     """Computes attention within the layer's window, [B, T, H, D]; see transformers' ``AttentionInterface``.
+
+    The engine's masks are the same for all layers, and each layer passes its window. H query heads share G
+    heads of keys and values. transformers repeats these for each query head, which took a third of the time
+    of a sampling step. Here the query heads that share a head become further tokens of it.
 
     Args:
         attention_mask: Whether each of the T new tokens sees each of the K tokens in the cache,
@@ -367,19 +386,34 @@ def windowed_attention(
         positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
         index_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         attention_mask = attention_mask & (index_K > positions_B1T1 - sliding_window)
-    sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    return sdpa(module, query_BHTD, key_BHKD, value_BHKD, attention_mask, **settings)
+    # Without a mask, a whole row is computed, and no cache. Position biases differ from head to head.
+    if attention_mask is None or settings.get("position_bias") is not None:
+        sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return sdpa(module, query_BHTD, key_BGKD, value_BGKD, attention_mask, scaling=scaling, **settings)
+    rows, heads, tokens, _ = query_BHTD.shape
+    shared_heads, seen_tokens = key_BGKD.shape[1], key_BGKD.shape[2]
+    heads_of_each = heads // shared_heads
+    query_BGTD = query_BHTD.reshape(rows, shared_heads, heads_of_each * tokens, -1)
+    mask_BT = attention_mask[:, :, None].expand(rows, 1, heads_of_each, tokens, seen_tokens)
+    results_BGTD = torch.nn.functional.scaled_dot_product_attention(
+        query_BGTD,
+        key_BGKD,
+        value_BGKD,
+        attn_mask=mask_BT.reshape(rows, 1, heads_of_each * tokens, seen_tokens),
+        scale=scaling,
+    )
+    return results_BGTD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
 
 def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
     """Compares this engine's log-probs, computed with its cache and its masks, with the model's own.
 
-    Both compute two rows of different lengths, which are longer than the model's sliding window if that is
-    short.
+    Both compute two rows of tokens of different lengths. The longer row is longer than the model's sliding
+    window, unless the window is wider than `LONGEST_PROBE` or the context.
 
     Raises:
-        ValueError: They differ. Recurrent states and convolutions, for example, are not in a cache of keys
-            and values.
+        ValueError: The log-probs differ. Recurrent states and convolutions, for example, are not in a cache
+            of keys and values.
     """
     import torch
 
@@ -391,12 +425,12 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
-    # At least 24 tokens, and some more than the window has, so that its end is compared, too.
-    longer_than_window = (longest_window(model) or 0) + 8
-    length = min(max(24, longer_than_window), LONGEST_PROBE, context_length)
+    # Some more tokens than a block and than the window have, so that their ends are compared, too.
+    longest_part = max(BLOCK, longest_window(model) or 0)
+    length = min(longest_part + 8, LONGEST_PROBE, context_length)
     # The shorter row needs a token of its prompt before the steps that are compared.
     if length // 2 <= PROBE_STEPS:
-        return
+        return  # the context is too short for the comparison
     gaps = []
     try:
         rows = probe_rows(model.config, (length, length // 2))
@@ -404,8 +438,9 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
         for number, row in enumerate(rows):
             prompt_ids = token_array(row[:-PROBE_STEPS])
             request = Request(prompt_ids, 0, 1, SamplingParams(max_tokens=PROBE_STEPS))
+            # The zeros, in place of random numbers, are never used: the loop below appends the row's tokens.
             samples.append(_Sample(number, 0, request, np.zeros(PROBE_STEPS)))
-        batch = _RowBatch(model, device)
+        batch = _RowBatch(model, device, _PromptBlocks(model, device))
         batch.admit(samples)
         expected = {}
         for sample, row in zip(samples, rows, strict=True):
@@ -433,6 +468,10 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
         )
 
 
+_Layers = dict[int, tuple[Any, Any]]
+"""Keys and values by layer, such as ``{0: (keys, values), 1: (keys, values)}``."""
+
+
 class _Cache:
     """The keys and values of each layer, with the interface that transformers' attention uses.
 
@@ -442,22 +481,167 @@ class _Cache:
     is_compileable = False
 
     def __init__(self) -> None:
-        self.layers: dict[int, tuple[Any, Any]] = {}
+        self.layers: _Layers = {}
         self.positions: Any = None
-        """The position of each row's new token; None while whole prompts are computed."""
+        """The position of each row's new token."""
         self.used = 0
         """The tokens of the longest row, padded."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all that its attention sees."""
-        if self.positions is None:  # whole prompts are computed
-            self.layers[layer] = keys, values
-            return keys, values
         rows = range(len(self.positions))
         for cached, new in zip(self.layers[layer], (keys, values), strict=True):
             cached[rows, :, self.positions] = new[:, :, 0]
         cached_keys, cached_values = self.layers[layer]
         return cached_keys[:, :, : self.used], cached_values[:, :, : self.used]
+
+
+class _BlockCache:
+    """The keys and values that a pass over one block of prompts reads and makes; see `_Cache`."""
+
+    is_compileable = False
+
+    def __init__(self, earlier: _Layers) -> None:
+        """Makes the cache of a pass.
+
+        Args:
+            earlier: Those of the tokens before the block; empty for the first block.
+        """
+        self._earlier = earlier
+        self.new: _Layers = {}
+        """Those of the block's own tokens."""
+
+    def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
+        """Stores new keys and values of a layer, and returns all that its attention sees."""
+        import torch
+
+        self.new[layer] = keys, values
+        if not self._earlier:
+            return keys, values
+        earlier_keys, earlier_values = self._earlier[layer]
+        return torch.cat([earlier_keys, keys], dim=2), torch.cat([earlier_values, values], dim=2)
+
+
+class _PromptBlocks:
+    """Computes keys and values of prompts block by block, and stores them for prompts that begin alike, such
+    as those of an answer's continuations.
+
+    The keys and values of a block of 32 tokens depend on these and all earlier tokens::
+
+        prompt             block 0      block 1       block 2
+        "… What is 7+8?"   tokens 0–31  tokens 32–63  tokens 64–70
+        "… What is 7+2?"   the same     the same      others
+
+    A block always has a pass of its own, with the same shape, whether earlier blocks were stored or have just
+    been computed. So what is stored changes the speed, and no bit of a result.
+    """
+
+    def __init__(self, model: Any, device: str) -> None:
+        self._model, self._device = model, device
+        self._stored: dict[bytes, _Layers] = {}
+        """The layers of a block, [heads, tokens, dimension], by the bytes of all tokens up to its end. The
+        block that was used last comes last."""
+        self._stored_bytes = 0
+
+    def layers_of(self, prompts: Mapping[bytes, TokenIds]) -> dict[bytes, _Layers]:
+        """Returns each prompt's keys and values by layer, [heads, tokens, dimension], without its last token.
+
+        Args:
+            prompts: The prompts, by their bytes, so that equal ones are computed once.
+        """
+        import torch
+
+        # The next sampling step computes the last token.
+        tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
+        blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
+        longest = max((len(ids) for ids in tokens_of.values()), default=0)
+        # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
+        for start in range(0, max(longest, 1), BLOCK):
+            prompts_of_prefix: dict[bytes, list[bytes]] = {}  # those that begin with the same tokens
+            for name, ids in tokens_of.items():
+                if start < max(len(ids), 1):
+                    prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(name)
+            missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
+            for first in range(0, len(missing), PREFILL_ROWS):
+                prefixes = missing[first : first + PREFILL_ROWS]
+                # Any of the prompts that begin with the prefix serves: their earlier blocks are the same.
+                examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
+                computed = self._compute(
+                    [tokens_of[name][start : start + BLOCK] for name in examples],
+                    [blocks_of[name] for name in examples],
+                )
+                for prefix, block in zip(prefixes, computed, strict=True):
+                    self._store(prefix, block)
+            for prefix, names in prompts_of_prefix.items():
+                block = self._stored.pop(prefix)
+                self._stored[prefix] = block  # now it is the one that was used last
+                for name in names:
+                    blocks_of[name].append(block)
+        self._forget()
+        layers_of_prompts = {}
+        for name, blocks in blocks_of.items():
+            layers: _Layers = {}
+            for layer in blocks[0]:
+                keys = torch.cat([block[layer][0] for block in blocks], dim=1)
+                values = torch.cat([block[layer][1] for block in blocks], dim=1)
+                layers[layer] = keys, values
+            layers_of_prompts[name] = layers
+        return layers_of_prompts
+
+    def _compute(
+        self, tokens_of_rows: Sequence[TokenIds], earlier_of_rows: Sequence[Sequence[_Layers]]
+    ) -> list[_Layers]:
+        """Returns the layers of one block of each row.
+
+        Args:
+            tokens_of_rows: The tokens of the block, at most `BLOCK`. Fewer are padded at the end, where no
+                token sees the padding.
+            earlier_of_rows: The blocks before it, equally many in all rows.
+        """
+        import torch
+
+        start = len(earlier_of_rows[0]) * BLOCK
+        ids_BT = torch.zeros((len(tokens_of_rows), BLOCK), dtype=torch.long)
+        for row, ids in enumerate(tokens_of_rows):
+            ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        earlier: _Layers = {}
+        for layer in earlier_of_rows[0][0] if start else ():
+            keys = torch.stack([torch.cat([b[layer][0] for b in blocks], 1) for blocks in earlier_of_rows])
+            values = torch.stack([torch.cat([b[layer][1] for b in blocks], 1) for blocks in earlier_of_rows])
+            earlier[layer] = keys, values
+        cache = _BlockCache(earlier)
+        # Token t of the block sees all earlier blocks, itself and the tokens before it. K counts all of them.
+        mask_TK = torch.ones((BLOCK, start + BLOCK), dtype=torch.bool, device=self._device).tril(start)
+        with torch.no_grad():
+            self._model.base_model(
+                input_ids=ids_BT.to(self._device),
+                position_ids=torch.arange(start, start + BLOCK, device=self._device).expand(len(ids_BT), -1),
+                attention_mask=mask_TK.expand(len(ids_BT), 1, -1, -1),
+                past_key_values=cache,
+                use_cache=True,
+            )
+        blocks = []
+        for row, ids in enumerate(tokens_of_rows):
+            block = {}
+            for layer, (keys, values) in cache.new.items():
+                # Copied, so that no block keeps the tensors of the whole pass in memory.
+                block[layer] = keys[row, :, : len(ids)].clone(), values[row, :, : len(ids)].clone()
+            blocks.append(block)
+        return blocks
+
+    def _store(self, prefix: bytes, block: _Layers) -> None:
+        self._stored[prefix] = block
+        self._stored_bytes += _bytes_of(block)
+
+    def _forget(self) -> None:
+        """Removes the blocks that were not used for the longest time, until the others fit."""
+        while self._stored_bytes > STORED_BYTES:
+            oldest = next(iter(self._stored))
+            self._stored_bytes -= _bytes_of(self._stored.pop(oldest))
+
+
+def _bytes_of(block: _Layers) -> int:
+    return sum(tensor.nbytes for keys_and_values in block.values() for tensor in keys_and_values)
 
 
 class _WaitingSamples:
@@ -486,27 +670,30 @@ class _WaitingSamples:
 class _RowBatch:
     """The samples that are being drawn, each in a row, and the cache of all rows."""
 
-    def __init__(self, model: Any, device: str) -> None:
+    def __init__(self, model: Any, device: str, prompts: _PromptBlocks) -> None:
         self.samples: dict[int, _Sample] = {}
         """The samples by their rows."""
-        self._model, self._device = model, device
+        self._model, self._device, self._prompts = model, device, prompts
         self._cache = _Cache()
         self._height = self._width = 0
         """The rows and the tokens for which the cache has room."""
 
     def admit(self, samples: Sequence[_Sample]) -> None:
-        """Puts samples into free rows, and computes the keys and values of their prompts, except for the last
-        token, which the next step computes."""
+        """Puts samples into free rows, and computes the keys and values of their prompts.
+
+        Those of a prompt's last token are left to the next step, which also needs the token's logits. If the
+        cache is too small, it first gets more rows or tokens. If half of its rows are free, it gets fewer.
+        """
         all_samples = [*self.samples.values(), *samples]
         if not all_samples:
             return
-        # If half of the rows are free, the batch is made smaller even without a new sample. It never has
+        # Without a new sample, the batch is only made smaller, once half of its rows are free. It never has
         # fewer than `FEWEST_ROWS` rows.
         is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
         if not samples and not is_half_empty:
             return
         prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
-        computed = dict(self._prefill(prompts))
+        computed = self._prompts.layers_of(prompts)
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
         width = max(_padded(length) for length in lengths)
         is_too_small = len(all_samples) > self._height or width > self._width
@@ -527,7 +714,8 @@ class _RowBatch:
         """Makes a cache of `height` rows and `width` tokens, and moves the present samples to its first rows.
 
         Args:
-            layers: Keys and values of each layer, from which the new ones take heads, dimension and dtype.
+            layers: Examples of each layer's keys and values, [heads, tokens, dimension] or [rows, heads,
+                tokens, dimension]. The new tensors have their number of heads, dimension, dtype and device.
         """
         rows = list(self.samples)
         for layer, examples in layers.items():
@@ -564,41 +752,6 @@ class _RowBatch:
                 past_key_values=self._cache,
                 use_cache=True,
             ).logits[:, -1]
-
-    def _prefill(self, prompts: dict[bytes, TokenIds]) -> Iterator[tuple[bytes, dict[int, tuple[Any, Any]]]]:
-        """Yields each prompt's keys and values by layer, [heads, tokens, dimension], without its last token.
-
-        Args:
-            prompts: The prompts, by their bytes, so that equal ones are computed once.
-        """
-        import torch
-
-        names_by_length: dict[int, list[bytes]] = {}
-        for name, ids in prompts.items():
-            names_by_length.setdefault(_padded(len(ids) - 1), []).append(name)
-        for length, names in sorted(names_by_length.items()):
-            mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
-            for first in range(0, len(names), PREFILL_ROWS):
-                batch = names[first : first + PREFILL_ROWS]
-                ids_BT = torch.zeros((len(batch), length), dtype=torch.long)
-                for row, name in enumerate(batch):
-                    ids = prompts[name][:-1]
-                    ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-                cache = _Cache()
-                with torch.no_grad():
-                    self._model.base_model(
-                        input_ids=ids_BT.to(self._device),
-                        position_ids=torch.arange(length, device=self._device).expand(len(batch), -1),
-                        attention_mask=mask_TT.expand(len(batch), 1, -1, -1),
-                        past_key_values=cache,
-                        use_cache=True,
-                    )
-                for row, name in enumerate(batch):
-                    end = len(prompts[name]) - 1
-                    layers_of_prompt = {}
-                    for layer, (keys, values) in cache.layers.items():
-                        layers_of_prompt[layer] = keys[row, :, :end], values[row, :, :end]
-                    yield name, layers_of_prompt
 
 
 def _padded(length: int) -> int:

@@ -104,11 +104,12 @@ class JournaledEngine(EngineWrapper):
 
     @override
     def run(self, program: Coroutine[Any, Any, T]) -> T:
-        """Runs a program by the engine, and adds its times to `calls`."""
+        """Runs a program with the engine, and adds the times of the program to `calls`."""
         # `sample` sets `_answers_end` whenever an answer ends, and `_continuations_begin` when the first
         # continuation is requested. Programs may request continuations of some answers while other answers
         # are still sampled.
         self._answers_end, self._continuations_begin = self.now(), None
+        # Closing a journal writes the rows that it still holds. The next row opens it again.
         with closing(self._answers), closing(self._continuations):
             try:
                 result = self.engine.run(program)
@@ -124,6 +125,7 @@ class JournaledEngine(EngineWrapper):
     @override
     async def sample(self, request: Request) -> list[Completion]:
         """Returns the samples of a request, from a journal or else from the engine."""
+        # Requests for answers have the priority `ANSWERS`, and requests for continuations another one.
         if request.priority != ANSWERS and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
@@ -175,7 +177,9 @@ class JournaledEngine(EngineWrapper):
                 await sample_all(on_result(index, results[index]) or ())
 
         async def sample_later(later: Later) -> None:
-            # After an error, `later.requests` is called too, and may raise the error.
+            # `later` stands for requests that are not known before `later.ready` is done, such as before an
+            # environment has replied. After an error, `later.requests` is called too, and may raise the
+            # error.
             with suppress(Exception):
                 await result_of(later.ready)
             await sample_all(later.requests())
@@ -241,7 +245,7 @@ def request_key(request: Request, version: int, *, n: int | None = None) -> str:
     content = (request.prompt_ids.tolist(), request.seed, samples, sampling)
     key_parts: list[Any] = [content, version]
     if not request.reads_logprobs:
-        # Its row in the journal has no log-probs, and can't answer a request that needs them.
+        # The journal's row of such a request has no log-probs, and can't answer a request that needs them.
         key_parts.append("without log-probs")
     if isinstance(request, ScoreRequest):
         key_parts.append(["text", *request.text_ids.tolist()])

@@ -145,7 +145,7 @@ class ServerLaunch:
         # The log-probs of the distribution that is sampled from, after temperature and top-p.
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
-        # A request passes the last middleware first.
+        # A request passes the last middleware first: `KeyRequired` sees a request before `SamplesRoute` does.
         command += ["--middleware", f"{WHOLE_ANSWERS}.SamplesRoute"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
         command += [f"--{'' if settings.caches_prefixes(device) else 'no-'}enable-prefix-caching"]
@@ -175,8 +175,12 @@ class ServerLaunch:
         return [*command, *settings.extra_arguments]
 
     def _model_arguments(self, weights: Path) -> list[str]:
-        """Returns the arguments for the model that is served: that of the folder `weights` or, if the folder
-        has an adapter, the model that the adapter belongs to, with the adapter."""
+        """Returns the arguments for the model that is served.
+
+        The folder `weights` has a whole model, or only an adapter. With an adapter, the server loads the
+        model that the adapter belongs to, and serves the adapter as `MODEL_NAME`. Raises ValueError for an
+        adapter of a rank that vLLM doesn't support.
+        """
         adapter_rank = self.run.adapter_rank
         if adapter_rank is None:
             return ["--model", str(weights), "--served-model-name", MODEL_NAME]
@@ -203,6 +207,8 @@ class ServerLaunch:
         settings, device = self.settings, self.run.device
         temporary_folder = tempfile.gettempdir()
         environment = {}
+        # The launcher started the ranks. With its variables, such as RANK, vLLM would try to join the ranks'
+        # process group.
         for name, value in without_secrets(inherited).items():
             if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES):
                 environment[name] = value
@@ -283,7 +289,10 @@ class ServerLaunch:
         """
         visible = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         settings, rank = self.settings, self.run.ranks.rank
+        # `size` is the number of a server's GPUs, `count` the number of servers of an engine.
         size, count = settings.tensor_parallel_size, settings.replicas_on(self.run.device)
+        # One engine for all ranks takes the first GPUs. With an engine for each rank, the GPUs of the
+        # machine's earlier ranks come first.
         local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
         start = (local_rank * count + self.replica) * size  # the GPUs of the servers before this one
         indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
@@ -361,7 +370,8 @@ class ServerProcess:
 
     def pid(self) -> int | None:
         """Returns the server's process ID; None once it has ended."""
-        # The guard starts the server first, and later adopts orphans of the server.
+        # The guard is a small program that starts and ends the server. Its first child is the server. Its
+        # later children are orphans of the server, which the guard adopts.
         try:
             return min(psutil.Process(self._guard.pid).children(), key=lambda child: child.create_time()).pid
         except (psutil.Error, ValueError):
@@ -437,7 +447,8 @@ def refuse_long_paths() -> None:
 def refuse_wider_windows(weights: Path, context_length: int) -> None:
     """Raises ValueError for a model whose sliding windows are wider in vLLM than in transformers.
 
-    The server's log-probs would differ from the trainer's. The canary is too short to notice it.
+    The server's log-probs would differ from the trainer's. The canary (a few answers by which new weights of
+    the engine are verified) is too short to notice the difference.
     """
     config_file = weights / "config.json"
     config = json.loads(config_file.read_text()) if config_file.is_file() else {}

@@ -113,6 +113,8 @@ class ServerFacts:
     def differs_from(self, earlier: ServerFacts, tolerance: float) -> str | None:
         """Returns how the server's weights differ from its earlier ones; None if no difference is seen.
 
+        `greedy` has the tokens that the server sampled as the most probable ones, each with its log-prob.
+
         Args:
             tolerance: The largest mean difference of log-probs that rounding explains.
         """
@@ -204,7 +206,9 @@ class PlainClient(Client):
                 " whose log-probs differ: start it with --logprobs-mode processed_logprobs, or sample with"
                 " temperature 1 alone"
             )
-        # Other weights need another salt: their name, or the version where the run doesn't name them.
+        # vLLM uses a cached prefix only for requests of the same salt. Prefixes that other weights computed
+        # must not be used, so each version of the weights has its own salt: the name of the weights. If the
+        # run doesn't name its weights, the salt is a text that only this run has, with the version's number.
         cache_salt = address.weights or f"{self._salt}version-{version}"
         body = self.body(facts, part, cache_salt)
         return await self.ask(address, PATHS[facts.route], body, timeout)
@@ -476,8 +480,8 @@ def samples_of_answer(
     """Returns the samples of a route's answer, in their order and in the form that `completions_of` reads.
 
     Args:
-        expected_weights: The name of the weights that all tokens must be sampled by; empty: any. The
-            completions route doesn't name them, and its answers aren't checked.
+        expected_weights: The name of the weights that all tokens must be sampled by; empty: any. Answers of
+            the completions route don't name the weights, so they aren't checked.
 
     Raises:
         ServerFailure: Other weights have sampled some tokens, or the answer has another form than vLLM's.
@@ -494,7 +498,9 @@ def samples_of_answer(
 
 
 def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequest) -> list[float]:
-    """Returns the log-probs of the text of a request, from those of all tokens in vLLM's prompt.
+    """Returns the log-probs of the tokens of a request's text.
+
+    vLLM got the request's prompt and text as one prompt. It returned a log-prob for each token but the first.
 
     Example: the tokens 17, 28 and the text 20 have ``[None, {"28": {"logprob": -2.1}}, {"20": {"logprob":
     -0.11}}]``, whose last entry is the text's.
@@ -503,7 +509,7 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         ServerFailure: The answer has another form than vLLM's.
         EngineError: The server returns no log-probs.
     """
-    # The completions route returns them with each sample, of which there is one.
+    # The completions route returns the log-probs within a sample. There is one sample.
     object_with_scores = answer if route == "tokens" else answer["choices"][0]
     entries = object_with_scores.get("prompt_logprobs")
     if entries is None:
@@ -522,7 +528,7 @@ def scores_of_answer(answer: Mapping[str, Any], route: Route, request: ScoreRequ
         if logprob is None or not _is_finite_number(logprob):
             raise _other_form(f"a log-prob of the token {token_id}", entry)
         logprobs.append(logprob)
-    if max(logprobs) > EQUAL:
+    if max(logprobs) > EQUAL:  # above 0 by more than rounding
         raise EngineError(
             f"the server returned {max(logprobs):g} as a log-prob, so it returns logits: start it with"
             " --logprobs-mode processed_logprobs"

@@ -62,6 +62,8 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
     # with the weights of another run is noticed.
     run = launch.ranks.gather(secrets.token_hex(8))[0]
     client = PlainClient(settings, launch.end_ids, launch.special_ids, salt=f"{run}-")
+    # Only the first rank loads weights. It loads them into the servers themselves, and not through a router.
+    # With a router, `settings.servers` are the servers behind it, and `settings.addresses` is its address.
     is_first = launch.ranks.rank == 0
     urls = settings.servers or settings.addresses
     servers = [PlainServer(url, key, settings, launch, run, client, loads_weights=is_first) for url in urls]
@@ -92,13 +94,14 @@ class PlainServer(AddressedServer):
         *,
         loads_weights: bool,
     ) -> None:
-        # Set first: the constructor of the base class starts the thread, which reads them.
+        # All of these are set first, since the constructor of the base class starts a thread that reads them.
         self._plain_client, self._trains = client, launch.trains
         self._context_length = launch.context_length
+        # Log-probs that differ by more than this on average are those of other weights.
         self._tolerance = OTHER_WEIGHTS * settings.tolerance(launch.device).mean
         self._first_facts: ServerFacts | None = None
         """The facts about the server when it was met first."""
-        self._meetings = 0
+        self._meetings = 0  # how often this process has met the server: at first, and after each absence
         super().__init__(url, key, settings, launch.weights, run, client, loads_weights=loads_weights)
 
     @override
@@ -158,7 +161,8 @@ class PlainServer(AddressedServer):
 
     @override
     def _describe(self) -> ServerState:
-        # vLLM doesn't tell one process from the next, so the number of the meeting stands for the process.
+        # No route of vLLM shows whether the server was restarted. So the number of times that this process
+        # has met the server stands for the server's process.
         process = str(self._meetings)
         if not self._takes_weights:
             # This only shows whether the server answers. `_refuse_change` notices a restart with other
@@ -222,8 +226,9 @@ class RouterOfServers(PlainServer):
             if server.now() is None:
                 raise ServerFailure(f"a server behind it is away: {server.reason_away}")
         facts_by_url = self._plain_client.facts
-        # The router passes this on to one of its servers. A later request may reach another one, so that
-        # log-probs count as processed only if those of all servers are.
+        # The requests of `meet` go through the router to one of its servers, and a later request may reach
+        # another server. So the router counts as returning processed log-probs only if all its servers do.
+        # (These are of the distribution after temperature, top-p and top-k.)
         facts_of_one = self._plain_client.meet(self._unnamed_address, ANSWER_S, is_router=True)
         all_processed = all(facts_by_url[server._url].has_processed_logprobs for server in self._servers)
         facts_by_url[self._url] = replace(facts_of_one, has_processed_logprobs=all_processed)
@@ -236,6 +241,7 @@ class RouterOfServers(PlainServer):
                 raise EngineError(server.error)
         # The router may answer with any server's state, so only the servers are asked for it.
         self._plain_client.get(self._unnamed_address, "/v1/models", ANSWER_S)
+        # As in `PlainServer._describe`, the number of meetings stands for the router's process.
         return ServerState(str(self._meetings), self._weights_name)
 
     @property

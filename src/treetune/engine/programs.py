@@ -73,6 +73,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
                 # engine, which may still be starting.
                 requests = self._wait_for_first(requests)
             if requests:
+                # For each answered request, the engine calls `_set_samples`, which returns further requests.
                 self._generate(requests, self._set_samples)
             assert self._program.done(), "all requests are answered, and the program still waits"
             result: T = self._program.result()
@@ -81,8 +82,10 @@ class ProgramLoop(asyncio.AbstractEventLoop):
             self._cancel_tasks()
 
     def _wait_for_first(self, requests: Sequence[Request | Later]) -> list[Request | Later]:
-        """Waits for the first of these, all of which are `Later`. Returns the others, and the requests that
-        follow from it."""
+        """Waits until one of these requests is ready, and returns the others and the requests that follow.
+
+        All of these requests are `Later`: each waits for the result of another thread, such as a grade.
+        """
         laters = [later for later in requests if isinstance(later, Later)]
         wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
         first = next(later for later in laters if later.ready.done())

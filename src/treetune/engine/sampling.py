@@ -105,6 +105,7 @@ class Sampling:
         prefixes: Prefixes | None = None,
     ) -> None:
         self._client, self._version, self._timeout = client, version, timeout
+        # Limits for each server: of parts of requests, and of samples, that are in flight.
         self._most_parts, self._most_samples = most_parts, most_samples
         self.outstanding = 0
         """The number of parts and `Later` that `next` hasn't returned yet."""
@@ -136,8 +137,11 @@ class Sampling:
         self._client.loop.call_soon_threadsafe(self._lose, number, reason)
 
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
-        """Sends the parts as soon as a server is free. `next` returns each part's samples, and each of
-        `laters` once it is ready."""
+        """Sends the parts of requests as soon as a server is free.
+
+        `next` returns each part's samples. It also returns each of `laters` once it is ready. A `Later` is
+        requests that wait for something, such as an environment's reply.
+        """
         self.outstanding += len(parts) + len(laters)
         if parts:
             self._client.loop.call_soon_threadsafe(self._queue_parts, list(parts))
@@ -145,9 +149,11 @@ class Sampling:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
     def next(self, timeout: float = POLL_S) -> Event | None:
-        """Returns the next event: a part's samples, a `Later` that is ready, or a server that was lost and is
-        no longer open; None if there is no event within `timeout` seconds. Raises EngineError if a server
-        refused a part."""
+        """Returns the next event; None if there is no event within `timeout` seconds.
+
+        An event is the samples of a part of a request, a `Later` (requests that waited for something) that is
+        ready, or a server that was lost and is no longer open. Raises EngineError if a server refused a part.
+        """
         try:
             result = self._results.get(timeout=timeout)
         except queue.Empty:
@@ -277,8 +283,11 @@ class Prefixes:
             self._holders[block] = holder
 
     def find(self, ids: TokenIds) -> int | None:
-        """Returns the server that has computed the longest prefix of `ids`, and of several the last one; None
-        if no server has computed any."""
+        """Returns the server that has computed the longest prefix of `ids`; None if none has computed any.
+
+        If several servers have computed this prefix, returns the one that was added last: for each block of
+        tokens, the index keeps one server.
+        """
         holder_of_longest = None
         for block in _blocks(ids):
             holder = self._holders.get(block)

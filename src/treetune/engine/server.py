@@ -179,6 +179,8 @@ class OwnServer(Server):
     @override
     def failed(self, address: Address, reason: str) -> None:
         with self._changed:
+            # An earlier epoch is that of a server that has been replaced. Without an address, the server has
+            # been reported already, or is being ended.
             if address.epoch == self._epoch and self._address is not None:
                 self._failed_epoch = (address.epoch, reason)
                 self._address = None

@@ -318,8 +318,9 @@ class VllmSettings(EngineSettings):
 
     @override
     def threads(self, ranks: int) -> int:
-        # One core is left for the server's HTTP process and its clients. If there are more threads than free
-        # cores, OpenMP's threads spin while they wait for each other.
+        # Each server gets an equal share of the cores. One core of the share is left for the server's HTTP
+        # process and its clients. If there are more threads than free cores, OpenMP's threads spin while they
+        # wait for each other.
         servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
         share = len(os.sched_getaffinity(0)) // servers
         return self.omp_threads or max(1, share - 1)
@@ -373,6 +374,7 @@ class VllmSettings(EngineSettings):
                 "the trainer is on a CPU: choose 'shared_memory' or 'file'"
             )
         else:
+            # Whether several ranks have the same servers. `machines` has an entry for each rank.
             is_shared = self.servers != "per_rank" and len(machines) > 1
             if self.devices or is_shared or self.replicas_on(device) > 1 or self.tensor_parallel_size > 1:
                 obstacles["cuda_ipc"] = (
@@ -380,7 +382,8 @@ class VllmSettings(EngineSettings):
                     " set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
                     " 'per_rank'"
                 )
-            # Each machine's ranks train on its first GPUs.
+            # The ranks of a machine train on its first GPUs, one for each rank. The machine with the most
+            # ranks has all GPU numbers that any rank trains on.
             trainers_gpus = set(range(max(Counter(machines).values())))
             if self.devices is None:
                 obstacles["nccl"] = (
@@ -640,7 +643,9 @@ def servers_that_fill(
 
 
 def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
-    """Returns the log-prob gap that the canary accepts for a vLLM server.
+    """Returns the difference of log-probs that the canary accepts for a vLLM server.
+
+    The canary is a check: the engine samples after a few prompts, and the trainer scores these samples.
 
     Args:
         mean: The configured bound of the mean; None: 1e-4 in float32 and 5e-2 otherwise.
@@ -649,10 +654,10 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
     """
     exact = dtype == "float32"
     mean = mean or (1e-4 if exact else 5e-2)
-    # The factor is the bound of a single token's gap, divided by the bound of the mean.
-    # The differences of a bfloat16 policy had a standard deviation of 0.05 and a maximum of 0.48; compared
-    # with the same policy and other kernels, a maximum of 0.66. In float32, a GPU's kernels sum in another
-    # order than the trainer's.
+    # `factor` is the bound of a single token's difference, divided by the bound of the mean.
+    # Measured with a policy in bfloat16: the differences had a standard deviation of 0.05, and the largest
+    # was 0.48. Against itself with other kernels, the policy differed by up to 0.66. In float32, a GPU's
+    # kernels sum in another order than the trainer's.
     if not exact:
         factor = 40
     else:
@@ -663,7 +668,7 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
     # ``--option=value`` is split, so that an option is always followed by its value. vLLM reads ``_`` in an
-    # option as ``-``.
+    # option as ``-``. The "" below follows the last word, so that this word is looked at, too.
     words: list[str] = []
     for argument in arguments:
         words += argument.replace("_", "-").split("=")
@@ -700,9 +705,10 @@ def _findings_on_temperatures(engine: EngineSettings, experiment: Experiment) ->
 
 
 def _temperatures(experiment: Experiment) -> Iterator[tuple[str, float]]:
-    """Yields the temperatures at which the policy is sampled, and their keys.
+    """Yields the key and the value of each temperature at which the policy is sampled.
 
-    `experiment` may also be a pipeline that estimates the difficulty of rows, whose key is `answers`.
+    `experiment` may also be a pipeline that estimates the difficulty of rows. The pipeline has its
+    temperature under the key `answers`.
     """
     evaluation = getattr(experiment, "evaluation", None)
     parts = {

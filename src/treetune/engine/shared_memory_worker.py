@@ -112,6 +112,7 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
             raise ValueError(
                 f"the update of the weights ended after {self._n_received} chunks, without the last one"
             )
+        # `_loaded` has the names of the weights that came. It is None if the model doesn't report them.
         if self._loaded is not None and (missing := self._names - self._loaded):
             shown = ", ".join(sorted(missing)[:8])
             raise ValueError(f"no chunk had {len(missing)} of the model's weights: {shown}")

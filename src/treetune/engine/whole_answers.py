@@ -68,15 +68,15 @@ class WholeAnswersScheduler(Scheduler):
             complete = [self._complete(output) for output in outputs.outputs]
             outputs.outputs = [output for output in complete if output is not None]
             has_content = outputs.outputs or outputs.finished_requests or outputs.scheduler_stats
-            if not has_content:  # a message would only cost time
+            if not has_content:  # an empty message would only cost time
                 del by_client[client]
         return by_client
 
     def _complete(self, output: EngineCoreOutput) -> EngineCoreOutput | None:
-        """Returns what is sent to the client for an output of the engine; None for nothing yet.
+        """Returns what is sent to the client after an output of the engine; None if nothing is sent yet.
 
-        If the request gets each output without a wait, that is the output itself. If not, it is the complete
-        answer, once an output ends the answer.
+        Requests that stream and requests with stop strings are sent each output. All others are sent nothing
+        before the last output, and then the complete answer.
         """
         unfinished = self._unfinished.get(output.request_id)
         if unfinished is None:  # the request's first output, or all its outputs are passed on
@@ -95,7 +95,8 @@ class WholeAnswersScheduler(Scheduler):
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
         if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
-            # The first three fields are arrays with a row for each token; the fourth is None here.
+            # An array for each token takes much memory, so the arrays are joined every JOIN_EVERY tokens. The
+            # first three fields are arrays with a row for each token; the fourth is None here.
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
         if not output.finished:
@@ -156,7 +157,7 @@ class SamplesRoute:
             params = SamplingParams(
                 **request["sampling"],
                 include_stop_str_in_output=True,
-                detokenize=bool(stop),
+                detokenize=bool(stop),  # text is only needed to look for stop strings in it
                 flat_logprobs=True,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
@@ -199,7 +200,7 @@ class SamplesRoute:
         params = SamplingParams(
             max_tokens=1,  # vLLM always samples
             temperature=0.0,
-            prompt_logprobs=0,
+            prompt_logprobs=0,  # 0: only those of the prompt's own tokens
             flat_logprobs=True,
             detokenize=False,
             skip_reading_prefix_cache=not reads_cache,

@@ -54,10 +54,9 @@ def certify(path: Path, config: PolicyIteration) -> Path:
 def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -> dict[str, Any]:
     """Returns hashes of everything that a run's results depend on.
 
-    The returned object also names what the last bits of the results depend on.
-
-    `source` is the hash of the code that is installed now. `bits_rest_on` has the processor, the number of
-    ranks and the versions of packages when the run began (`runtime.machine.bits_rest_on`)."""
+    `source` is the hash of the code that is installed now. `bits_rest_on` is not a hash: it has the
+    processor, the number of ranks and the versions of packages when the run began. The last bits of the
+    results depend on them (`runtime.machine.bits_rest_on`)."""
     manifest = read_manifest(directory)
     sources = sorted(Path(treetune.__file__).parent.glob("**/*.py"))
     return {
@@ -168,6 +167,10 @@ def _check_links(
     """Returns a certificate's hashes by iteration, and the chain of the last iteration.
 
     The chain of an iteration is the hash of the iteration's hashes and of the chain before it.
+
+    Args:
+        stated: The content of the certificate.
+        inputs: Hashes of the run's inputs as they are now. Only their names are used.
 
     Raises ValueError for a broken chain.
     """

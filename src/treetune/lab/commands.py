@@ -162,6 +162,7 @@ def arena(options: Options) -> int:
 
 
 def credit_worth(options: Options) -> int:
+    # This file replaces the experiment's analyzers by the one whose results `describe_worth` reads.
     options.configs = [*(options.configs or ()), "analyzers/credit_worth.jsonnet"]
     config, root = load_experiment(options)
     from treetune.lab.analyzers.command import run_analyzers

@@ -66,7 +66,7 @@ class HintedSums(AdditionChain):
         if not problem.data["hinted"]:
             return super().demonstration(problem, seed)
         # As without a hint, but with another rate of errors. A demonstration depends on the numbers to add,
-        # and not on the prompt.
+        # and not on the prompt. `careful.demonstration` would be this method again, without end.
         careful = replace(self, demonstration_noise=self.hinted_noise)
         demonstration = AdditionChain.demonstration(careful, problem, seed)
         if not self.copies_hint:
@@ -104,8 +104,8 @@ def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[s
 
     * ``underived`` is 1 if the answer contains the reference answer as a number, and doesn't begin with all
       right lines of the solution.
-    * ``contradicted`` is 1 if the number after the last marker differs from the result of the last line. It
-      is missing where one of the two is.
+    * ``contradicted`` is 1 if the number after the last marker ``#`` differs from the result of the last
+      line. Answers that lack the marker, the number after it or a line have no ``contradicted``.
     * ``repeated_hint`` is 1 if a marker comes before the first sum, as in a prompt with a hint.
     """
     numbers = []

@@ -81,7 +81,8 @@ class SignpostsGrader(Grader):
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
         is_right = [chosen == gold for chosen, gold in zip(extracted, problem.gold)]
-        # The answer may have fewer lines than the gold. A missing line is not right.
+        # Each group of lines needs at least one right line. The answer may have fewer lines than the gold,
+        # and a missing line is not right.
         for group in groups(problem):
             if not any(is_right[line] for line in group if line < len(is_right)):
                 return 0.0
@@ -89,7 +90,9 @@ class SignpostsGrader(Grader):
 
 
 def groups(problem: Problem) -> Sequence[Sequence[int]]:
-    """Returns the groups of lines, counted from 0, each of which needs one right direction.
+    """Returns the groups of lines. Each group needs a right direction on at least one of its lines.
+
+    Lines are counted from 0.
 
     Example: ``[[0, 3], [1, 4], [2, 5]]`` under the rule ``once``, for 6 lines and 3 signs.
     """
@@ -212,7 +215,7 @@ class Signposts(GeneratedTask):
         return self.rates[sign % len(self.rates)]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Returns the groups of lines, each of which needs one right direction."""
+        """Returns the groups of lines. Each group needs a right direction on at least one of its lines."""
         if self.rule == "once":
             return tuple(tuple(range(first, self.steps, self.period)) for first in range(self.period))
         lines = {"all": range(self.steps), "first": [0], "last": [self.steps - 1]}[self.rule]
@@ -220,7 +223,11 @@ class Signposts(GeneratedTask):
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns an answer of the teacher. Directions and chatter are drawn from `seed` and the problem."""
+        """Returns an answer of the teacher. Directions and chatter are drawn from `seed` and the problem.
+
+        At each sign the teacher takes the right direction with the probability `rate`, and otherwise one of
+        the others. With `wandering`, one more line has free directions that don't influence the reward.
+        """
         generator = derived_random(seed, problem.id, "demonstration")
         lines = []
         for sign in self._signs(problem):
@@ -345,7 +352,7 @@ class Decided(ValueEstimator):
             for answer_state in answer.states:
                 text = context.codec.decode(ids[: answer_state.length].tolist())
                 decided = task.decided(tree.problem, text)  # the reward, or None: not decided yet
-                # 0.0 is the variance of the value.
+                # 0.0 is the variance of the value: nothing is sampled to estimate it.
                 step_values.append(Value(mean_of_others if decided is None else decided, 0.0))
             values.append(step_values)
         return values

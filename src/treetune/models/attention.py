@@ -243,7 +243,10 @@ def tree_attention(
     tree: QueryBlocks | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """PyTorch's attention block by block; see transformers' ``AttentionInterface``. Returns [1, T, H, D]."""
+    """Computes PyTorch's attention block by block, and returns [1, T, H, D].
+
+    The arguments except `tree` are those of transformers' ``AttentionInterface``.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if tree is None:

@@ -209,7 +209,10 @@ def turn_frame(
     def render_chat(
         answer: str, messages: Sequence[Mapping[str, str]], turns: Sequence[Mapping[str, str]] = ()
     ) -> tuple[str, str, str]:
-        """Returns the text before the answer, the whole chat, and the text after the answer."""
+        """Returns the text before the answer, the whole chat, and the text after the answer.
+
+        The chat has the earlier `turns`, a question, the answer, and the `messages` after the answer.
+        """
         before = [*turns, user("1 + 1?")]
         prompt = render(tokenizer, chat, before)
         whole = render(tokenizer, chat, [*before, _assistant(answer), *messages])
@@ -265,6 +268,7 @@ def render(
     """
     system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
     arguments = {"add_generation_prompt": add_generation_prompt, **chat.template_arguments, **arguments}
+    # The template shows messages of these roles only if their content is a list of parts, and not a text.
     roles_in_parts = _roles_in_parts(tokenizer, chat)
     messages: list[Mapping[str, Any]] = []
     for turn in [*system, *turns]:
@@ -312,7 +316,10 @@ def _roles_in_parts(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> frozenset
         text = "Say 5 words."
 
         def shows_text(role: str, content: Any, question: Any) -> bool:
-            """Returns whether the text is in a chat with this content of a message of this role."""
+            """Returns whether the template shows `text` in a chat with a message of this role and content.
+
+            `question` is the content of the user's message in the chat, if that is another message.
+            """
             message = {"role": role, "content": content}
             user_message = {"role": "user", "content": question}
             chats = {

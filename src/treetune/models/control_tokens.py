@@ -136,7 +136,8 @@ class ControlTokens:
         """A copy of the tokenizer in which control tokens have the stand-ins as names, and a mapping from
         the copy's ids of added tokens to the tokenizer's ids.
 
-        The copy may number added tokens differently. Example: if it gives ``<|im_end|>`` the id 7, and the
+        A stand-in is a private-use character that replaces a control token which the template wrote. The copy
+        may number added tokens differently. Example: if it gives ``<|im_end|>`` the id 7, and the
         tokenizer the id 2, the mapping is ``{7: 2}``.
         """
         from tokenizers import Tokenizer

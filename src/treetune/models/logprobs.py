@@ -123,7 +123,9 @@ class PolicyModule(nn.Module):
     ) -> None:
         super().__init__()
         turn_dropout_off(model)
+        # `terms` computes numbers of the whole next-token distributions, which some losses need.
         self.model, self.parallel, self.terms = model, parallel, terms
+        # The rule by which a batch's longest row changes how other rows are computed; None for most models.
         self._length_rule = length_rule(model.config.to_dict())
         self._keeps_packed_apart = False
         """True once a probe has shown that packed sequences don't influence each other."""
@@ -148,7 +150,8 @@ class PolicyModule(nn.Module):
         Args:
             temperature: Divides the logits, as in the sampler.
             entropy_gradient: Whether the entropies have a gradient.
-            with_terms: Whether to compute the objective's terms.
+            with_terms: Whether to compute the objective's terms, which are numbers of the whole next-token
+                distributions that its loss needs.
             statistics: Computes further values of the distributions, such as `squared_probabilities`.
             nucleus: The cut whose mass is wanted; None for none.
             whole: Whether to compute only log-probs, by the model's own forward pass. Before training, the
@@ -197,8 +200,8 @@ class PolicyModule(nn.Module):
         label_chunks = labels_N.tensor_split(n_chunks)
         scores_by_chunk = []
         for hidden_CD, labels_C in zip(hidden_chunks, label_chunks, strict=True):
-            # The backward pass computes the chunk's logits once more, which takes less than keeping [N, V]
-            # in float32.
+            # The backward pass computes the chunk's logits once more. This needs less memory than keeping the
+            # logits of all positions, float32 [N, V].
             scores_by_chunk.append(checkpoint(score, hidden_CD, labels_C, use_reentrant=False))
         return tuple(torch.cat(columns) for columns in zip(*scores_by_chunk, strict=True))
 

@@ -97,6 +97,7 @@ class Lora:
             return
         layers = dict(model.named_modules())
         for target in self.target_modules:
+            # A target is a layer's whole name, or the last parts of it, such as "q_proj" or "mlp.down_proj".
             matching = [layer for name, layer in layers.items() if f".{name}".endswith(f".{target}")]
             if not matching:
                 linear_names = set()
@@ -115,9 +116,11 @@ class Lora:
                 )
 
     def _refuse_tensors(self, model: nn.Module) -> None:
-        """Raises ValueError if peft has added adapters to tensors that are not linear layers, such as the one
-        of all experts of a mixture. `merged` doesn't know their scales and names, and would leave them
-        out."""
+        """Raises ValueError if peft has added adapters to tensors that are not linear layers.
+
+        Such a tensor is, for example, the one that holds all experts of a mixture. `merged` doesn't know the
+        scales and names of these adapters, and would leave them out.
+        """
         from peft.tuners.lora.layer import ParamWrapper
 
         wrapped = sorted({path for path, part in model.named_modules() if isinstance(part, ParamWrapper)})
@@ -194,6 +197,7 @@ class Lora:
         adapters = {}
         for name, weight in weights.items():
             if name.endswith((_A, _B)):
+                # In peft's format, names don't contain the name of the adapter (`_NAME`).
                 adapters["base_model.model." + name.replace(f".{_NAME}.weight", ".weight")] = weight
         return adapters
 

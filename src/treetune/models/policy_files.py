@@ -94,8 +94,10 @@ def resolve_policy(name_or_path: str) -> str:
 
 
 def _how_to_make(path: Path) -> str:
-    """Returns a sentence on how to make the missing model: the command of the experiment, if the path is that
-    of its checkpoint."""
+    """Returns a sentence on how to make the model that is missing at `path`.
+
+    If the path leads to an experiment's checkpoints, the sentence has the command that runs the experiment.
+    """
     if CHECKPOINTS not in path.parts:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
     experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
@@ -107,6 +109,7 @@ def _how_to_make(path: Path) -> str:
     elif (CONFIGS / nested_name).is_file():  # a shipped one, which is found from any folder
         config = nested_name
     else:
+        # CONFIG.jsonnet is a placeholder: the user has to know the file.
         config = name if Path(name).is_file() else "CONFIG.jsonnet"
     command = f"treetune run --configs {shlex.quote(config)}"
     return f"Run the experiment {experiment.name!r} to its end first: {command}"
@@ -153,7 +156,7 @@ def write_policy(
         _save_config(config_to_write, tokenizer, unfinished)
         tokenizer.save_pretrained(unfinished)
         if generation_config is not None:
-            # Not `save_pretrained`: it refuses what some models on the hub come with.
+            # `generation_config.save_pretrained` would refuse the generation configs of some hub models.
             generation_config.to_json_file(unfinished / "generation_config.json")
 
 
@@ -278,10 +281,14 @@ def has_no_head_in_engine(config: PretrainedConfig) -> bool:
 def describe_for_engine(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path, dtype: torch.dtype
 ) -> None:
-    """Writes the configuration and tokenizer for weights of `dtype` with a head that is not tied."""
+    """Writes the configuration and the tokenizer for an engine that loads weights of `dtype`.
+
+    `write_for_engine` also writes the head. So the configuration says that the head is not tied to the
+    embeddings. Models of `has_no_head_in_engine` are written without a head, and their head stays tied.
+    """
     tokenizer.save_pretrained(directory)
     untied = copy.deepcopy(config)
-    # For some models, the engine computes logits with the embeddings and refuses the weight of a head.
+    # For these models, the engine computes logits with the embeddings and refuses the weight of a head.
     untied.tie_word_embeddings = has_no_head_in_engine(config)
     untied.dtype = dtype
     _save_config(untied, tokenizer, directory)

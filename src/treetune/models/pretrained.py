@@ -106,7 +106,8 @@ class PretrainedModel(ModelSource):
     @override
     def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
         vocabulary = self._characters()
-        # Only with characters as tokens, and without a chat around the prompt, is the tokenizer not needed.
+        # Without a tokenizer, tokens can be counted only if they are characters, and if no chat is written
+        # around the prompt.
         if vocabulary is None or self.chat is not None:
             return None
         added = [token for token in vocabulary if len(token) > 1]  # such as tags
@@ -371,8 +372,10 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.m
 
 
 def refuse_tekken_alone(folder: Path) -> None:
-    """Raises ValueError for a folder whose only tokenizer has Mistral's format. The program that reads it
-    doesn't have the interface that a run needs."""
+    """Raises ValueError for a folder whose only tokenizer has Mistral's format.
+
+    The program that reads this format doesn't have the interface of a tokenizer that a run needs.
+    """
     if (folder / "tekken.json").is_file() and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise ValueError(
             f"the only tokenizer in {folder} is tekken.json, in Mistral's format, which is not supported: add"

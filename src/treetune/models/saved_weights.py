@@ -79,8 +79,13 @@ class Architecture:
         return all_names - self.names
 
     def refuse_other_weights(self, names: Iterable[str], where: object) -> None:
-        """Raises ValueError if weights are missing among `names` (those in memory), or if some are not the
-        architecture's."""
+        """Raises ValueError unless the weights with these names are those of the architecture.
+
+        Args:
+            names: The names of the weights in memory. `self.tied` has further names of tied weights. They may
+                be among `names`, and need not be.
+            where: What the weights are for, as the message names it.
+        """
         given_names = set(names)
         missing = self.names - given_names - self.tied
         unexpected = given_names - self.names - self.tied
@@ -190,6 +195,7 @@ def model_class(config: PretrainedConfig) -> type[PreTrainedModel]:
     if is_remote(config):
         from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+        # The class is in a Python file that came with the model, in the repository or folder `_name_or_path`.
         reference = config.auto_map["AutoModelForCausalLM"]
         return get_class_from_dynamic_module(reference, config._name_or_path)
     from transformers import AutoModelForCausalLM

@@ -132,12 +132,13 @@ class SequenceParallel:
     def gather(self, values_KM: Tensor, index_M: Tensor, count: int) -> Tensor:
         """Returns the values of all ranks in the group, on every rank, shape [K, count].
 
-        Every rank computes the whole loss from them. In the backward pass, the gradients of all ranks are
-        summed and go to the rank that has computed the value.
+        Every rank computes the whole loss from these values, and scales the loss by 1 / `size` (see
+        ``MicroBatch.loss_scale``). So in the backward pass, the gradients of all ranks are summed. The sum
+        goes to the rank that has computed the value.
 
         Args:
-            values_KM: This rank's values.
-            index_M: Their indices among all `count`.
+            values_KM: This rank's values: K numbers, such as log-prob and entropy, at each of M positions.
+            index_M: The indices of the M positions among all `count` positions.
         """
         values_KN = values_KM.new_zeros(len(values_KM), count).index_copy(1, index_M, values_KM)
         return _Sum.apply(values_KN, self.group)
@@ -172,8 +173,16 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Computes the attention of all tokens with this rank's heads, between two exchanges.
 
-    H are the heads, D their size, t the tokens of this rank, T all tokens, P the ranks. See transformers'
-    ``AttentionInterface``. Returns [B, t, H, D].
+    The first exchange gives each rank all tokens of some heads. The second one gives each rank all heads of
+    its own tokens again. H are all heads, h the heads of a rank, D their size, t the tokens of this rank, T
+    all tokens, P the ranks of the group.
+
+    Args:
+        shared: The group, and the attention function that the model had before `SequenceParallel.attach`.
+            The other arguments are those of transformers' ``AttentionInterface``.
+
+    Returns:
+        The result for this rank's tokens, [B, t, H, D]. None stands for the attention weights.
     """
     if shared is None:
         raise ValueError(
@@ -184,7 +193,7 @@ def _attention(
     size, group = parallel.size, parallel.group
     parts = []
     for heads_BHtD in (query_BHtD, key_BHtD, value_BHtD):
-        # With fewer heads of keys than ranks, several ranks get the same head.
+        # There may be fewer heads of keys than ranks. Then each head is copied, and several ranks get it.
         copies = max(size // heads_BHtD.shape[1], 1)
         heads_BHtD = heads_BHtD.repeat_interleave(copies, dim=1)
         parts.append(heads_BHtD.unflatten(1, (size, -1)).transpose(0, 1))  # [P, B, h, t, D]

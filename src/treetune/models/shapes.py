@@ -95,6 +95,7 @@ def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
         intermediate=config["intermediate_size"],
         vocabulary=config["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
+        # Attention always has biases in qwen2, whose config.json has no key for them.
         biases=kind == "qwen2" or bool(config.get("attention_bias")),
         head_norms=kind == "qwen3",
         source=source,

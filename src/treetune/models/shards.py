@@ -137,7 +137,7 @@ class InTurn(nn.Module):
                 if self.reads:
                     parameter.data = _read(parameter)
                 else:
-                    # The first rank sends the values.
+                    # Memory for the values. DeepSpeed sends them from the first rank, which alone `reads`.
                     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 

@@ -183,7 +183,7 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
         )
     grows = max(words) >= rows
     if grows:
-        with torch.random.fork_rng(devices=[]):  # the values that it draws for new rows are replaced below
+        with torch.random.fork_rng(devices=[]):  # new rows get random values here, which are replaced below
             model.resize_token_embeddings(max(words) + 1, pad_to_multiple_of=MULTIPLE, mean_resizing=False)
     head = model.get_output_embeddings()
     tables = [model.get_input_embeddings().weight]
@@ -293,7 +293,7 @@ def _decoder(tokenizer: PreTrainedTokenizerBase, hidden: frozenset[int]) -> Call
         if skip and hidden:
             ids = [token_id for token_id in ids if token_id not in hidden]
         if backend is not None:
-            # Ten times faster than `tokenizer.decode`, with the text that it has before it cleans up spaces.
+            # Ten times faster than `tokenizer.decode`. The text is the same: neither call cleans up spaces.
             return str(backend.decode(ids, skip_special_tokens=skip))
         return str(tokenizer.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False))
 
@@ -309,13 +309,15 @@ def _with_chat(
     end_ids: Sequence[int],
 ) -> TextCodec:
     """Returns the codec with the chat template around prompts, replies and tools; see `codec_of`."""
-    # A template may write this token as text. The text is removed, so that the token isn't there twice.
+    # A template may write the begin-of-text token as text. If `begin_of_text` is True or False, the codec
+    # decides about this token, and the template's text of it is removed. With None, the text stays.
     begin_text = "" if begin_of_text is None or tokenizer.bos_token is None else str(tokenizer.bos_token)
 
     def without_begin(text_of: Callable[[T], str]) -> Callable[[T], str]:
         return lambda prompt: text_of(prompt).removeprefix(begin_text)
 
-    # Some templates can't render several turns. They are refused only when such a frame is needed.
+    # A frame is the text that the template writes around messages. Some templates can't render several turns.
+    # They are refused only when a frame between two turns is needed.
     @cache
     def frame_between_turns(role: str) -> Callable[[Sequence[Mapping[str, str]]], str]:
         example = user("2 + 2?") if role == "user" else TOOL_RESULT
@@ -403,7 +405,8 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
     offsets = _offsets_by_window(ids, codec, text)
     if offsets is not None:
         return offsets
-    # By definition, with quadratic work: the beginning that every prefix has in common with the whole text.
+    # The definition itself, with quadratic work: the offset of a token is the length of the beginning that
+    # the whole text shares with the text of the tokens before this one.
     common_lengths = (_common_length(codec.decode(ids[:end]), text) for end in range(len(ids)))
     return list(itertools.accumulate(common_lengths, max))
 
@@ -437,13 +440,15 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
         if not window.startswith(first_run):
             return None
         second_run = window[len(first_run) :]
+        # The characters of the present run that agree with `text`. If the run's last tokens are a part of a
+        # character, they are decoded as a replacement character, which is not the one in `text`.
         n_equal = _common_length(second_run, text[decoded_chars : decoded_chars + len(second_run)])
         shown_chars = max(shown_chars, decoded_chars + n_equal)
         ends_on_whole_character = not window.endswith(_REPLACEMENT)
         if ends_on_whole_character:
             decoded_chars += len(second_run)
             window_start, n_decoded = n_decoded, end
-            if shown_chars != decoded_chars:
+            if shown_chars != decoded_chars:  # the run is finished, and its text differs from `text`
                 return None
             first_run = codec.decode(token_ids[window_start:n_decoded])
     # If the last tokens end within a character, their run was never finished.

@@ -146,8 +146,9 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
     Args:
         launcher: The processes of the launcher that exist, nearest first.
     """
-    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. It may itself be process 1, as in
-    # a container.
+    # DeepSpeed's per-node launcher sets CROSS_SIZE, the number of machines. Without CROSS_SIZE, this process
+    # has no launcher. In a container the launcher may itself be process 1. A parent with the number 1 is then
+    # no sign that a process is gone.
     if "CROSS_SIZE" not in os.environ or "deepspeed" in _command(1):
         return False
     if not launcher:
@@ -159,7 +160,8 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         return True
     started_by = os.environ.get(STARTED_BY)
     if started_by is not None:
-        # Started by `treetune run`, which may be process 1 itself.
+        # `treetune run` started the launcher, and STARTED_BY is the process id of `treetune run`. This id may
+        # itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
     # On a single machine, the per-node launcher has a parent of its own, the `deepspeed` command.
     should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(
@@ -221,38 +223,45 @@ class GracefulStop:
         if started_by is not None and psutil.pid_exists(int(started_by)):
             # `treetune run` sends signals to the ranks alone, so that the launcher doesn't kill them.
             return self._configured_grace_s
+        # DeepSpeed's own command kills its ranks 30 s after the signal. Then the checkpoint must be there.
         return min(self._configured_grace_s, OTHERS_GRACE_S)
 
     def begin(self, boundary: str, would_lose: str | None, expected_s: float | None) -> None:
-        """Says which boundary comes next.
+        """Says which boundary comes next: a point at which the loop can end and lose nothing.
 
         Args:
-            boundary: Its name, such as "the end of iteration 11".
-            would_lose: What an end before it would lose of earlier work; None for nothing.
-            expected_s: The seconds until then; None if unknown.
+            boundary: The name of the boundary in messages, such as "the end of iteration 11".
+            would_lose: Says in messages which earlier work is lost if the process ends before the boundary,
+                such as "the next start does iterations 8 to 10 again". None: no earlier work is lost.
+            expected_s: The seconds until the boundary; None if unknown.
         """
         self._boundary, self._would_lose = boundary, would_lose
         self._expected_end = None if expected_s is None else time.monotonic() + expected_s
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Lets a signal raise Stopped at once within the block. The caller catches it to write a
+        """Lets a signal raise Stopped at once within the block. The caller catches Stopped to write a
         checkpoint."""
         self._may_interrupt = True
         try:
-            if self.asked_by is not None:
+            if self.asked_by is not None:  # a signal has come before the block
                 raise Stopped(128 + self.asked_by)
             yield
         finally:
             self._may_interrupt = False
 
     def take_signal(self, number: int) -> bool:
-        """Decides on a signal: returns True if it ends the process now. If not, asks the loop to end at its
-        next boundary, starts the grace and reports it."""
-        if self._may_interrupt:
+        """Decides what a signal does: returns True if the signal ends the process now.
+
+        If not, the signal asks the loop to end at its next boundary, a point at which nothing is lost. A
+        signal of ENDING also starts the timer of the grace, which is the longest wait for the boundary. A
+        signal that adds nothing to an earlier one is ignored.
+        """
+        if self._may_interrupt:  # the caller of `interruptible` then writes a checkpoint
             return True
         if self.asked_by in ENDING and number in ENDING:
-            # A second signal ends the process, unless it is an echo of the first one.
+            # A second signal ends the process, unless it is an echo: the launcher got the first signal, too,
+            # and then sent this one.
             return not self._is_echo(number)
         if number in ENDING and self.asked_by is None:
             if self._would_lose is None:  # an end now loses no finished iteration
@@ -446,7 +455,10 @@ def started(
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = GRACE_S) -> None:
-    """Ends a process by SIGTERM and, after `grace_s`, all that is left of its group by SIGKILL."""
+    """Ends a process by SIGTERM and, after `grace_s`, all that is left of its group by SIGKILL.
+
+    The process was started in a group of its own, so the group's number is the process's id.
+    """
     deadline = time.monotonic() + grace_s
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)

@@ -92,6 +92,7 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
 
     setup = read(requests)
     sys.path[:] = setup["path"]
+    # The user's modules are looked for in the same folders as in the parent.
     folders.search_in(*setup["own_folders"])
     if (memory := setup["memory_bytes"]) is not None:
         # A process may lower its hard limit, but not raise it.
@@ -102,7 +103,10 @@ def become_worker() -> tuple[BinaryIO, Callable[..., None]]:
 
 
 def load(pickled: bytes, send: Callable[..., None]) -> Any:
-    """Unpickles and prepares a servant. If that fails, sends the reason to the parent, and exits."""
+    """Unpickles and prepares a servant, which then answers the calls that the parent sends.
+
+    If that fails, sends the reason to the parent, and exits.
+    """
     try:
         servant = pickle.loads(pickled)
         servant.prepare()

@@ -68,7 +68,8 @@ class SampledRollout(Rollout):
         for task in experiment.task.parts():
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
-            # The tokenizer has to be loaded first, or `check_lengths` has found the mistake already.
+            # `lengths` is None if only a loaded tokenizer can tell the lengths. If `max_tokens` is too large,
+            # `check_lengths` has found the mistake already.
             if not lengths or max_tokens >= context_length:
                 continue
             if longest_prompt is not None and min(lengths) > longest_prompt:
@@ -347,8 +348,9 @@ def split_steps(
 
     Example: ``(6, 12, 15)`` for an answer of three lines and 15 tokens.
 
-    An answer ends with an end token or a stop string. This end is a step of its own where another token could
-    have begun a step (`Task.answer_boundaries`). Otherwise it belongs to the last step.
+    An answer ends with an end token or a stop string. If another token in place of this end could have begun
+    a step, the end is a step of its own. Otherwise the end belongs to the last step.
+    `Task.answer_boundaries` decides this.
     """
     graded_text = before_stop(text, stop)
     boundaries = context.task.of(problem).answer_boundaries(graded_text)

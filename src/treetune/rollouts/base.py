@@ -113,7 +113,7 @@ class Shaping(Registrable):
         )
 
     def prepare(self, problems: Sequence[Problem]) -> None:
-        """Checks that everything that it needs for these training problems is there.
+        """Checks that all that the shaping needs for these training problems is there.
 
         Called when a run begins, before anything heavy is imported.
 

@@ -71,7 +71,7 @@ class Demonstrations(Rollout):
         for task in experiment.task.parts():
             problems += task.examples(EXAMPLES)
         try:
-            # With seed 0, any other would do: these are only examples of the demonstrations.
+            # The seed 0 is arbitrary, since these demonstrations are only examples.
             texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
         except ValueError as error:
             yield Finding.of(error, "$.task")

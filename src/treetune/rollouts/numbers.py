@@ -116,7 +116,11 @@ def full_name(name: str) -> str | None:
 
 
 def declared_ratios() -> dict[str, tuple[str, str]]:
-    """Returns all groups' ratios, of full names."""
+    """Returns the ratios of all groups by name, each with the full names of its two numbers.
+
+    A ratio compares an experiment with a baseline: the baseline's mean of the first number, divided by the
+    experiment's mean of the second.
+    """
     ratios = {}
     for group in _groups.values():
         for name, (of_baseline, of_experiment) in group.ratios.items():

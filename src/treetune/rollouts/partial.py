@@ -115,7 +115,8 @@ class PartialAnswers(RolloutAround):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         carry_over = context.get(CarryOver)
-        in_flight: dict[str, Answers] = {}  # by problem, the earliest begun first
+        # The carried answers of each problem, by their numbers. The problem that was begun first comes first.
+        in_flight: dict[str, Answers] = {}
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
         # Carried problems come first, and new ones take the places that are free.
@@ -130,14 +131,14 @@ class PartialAnswers(RolloutAround):
 
         ready: list[str] = []  # the problems of all ranks whose answers have all ended
         sampling_round = 0
-        while not ready:
+        while not ready:  # until at least one problem can be trained on
             self._sample_further(context, groups, sampling_round)
             sampling_round += 1
             local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
             ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
             # Ranks have contiguous parts of `all_problems`, so that the earliest begun are first here, too.
             ready = [problem_id for ready_of_rank in ready_by_rank for problem_id in ready_of_rank]
-        trained_problems = set(ready[: self.groups])
+        trained_problems = set(ready[: self.groups])  # all that are ready if `groups` is None
 
         carried_answers: list[Trajectory] = []
         trained_answers: list[Trajectory] = []
@@ -150,7 +151,7 @@ class PartialAnswers(RolloutAround):
         carry_over.keep(carried_answers)
         trees, metrics = measure_trees(context, trees_of(trained_answers))
 
-        versions = 0
+        versions = 0  # the number of policy versions that sampled an answer, summed over the answers
         for answer in trained_answers:
             versions += len({segment.policy_version for segment in answer.segments})
         local_counts = [versions, len(trained_answers), len(trees)]
@@ -237,7 +238,9 @@ class PartialAnswers(RolloutAround):
         async def continue_answer(answer: Trajectory, remaining_tokens: int) -> None:
             request = Request(
                 joined([answer.prompt_ids, answer.response_ids]),
-                seed=seed + answer.sample,  # as the engine seeds sample i of a request for several
+                # The engine draws sample i of a request with `seed + i`. Here each sample has a request of
+                # its own.
+                seed=seed + answer.sample,
                 n=1,
                 sampling=limit_tokens(remaining_tokens),
             )

@@ -233,6 +233,7 @@ class SomeTokens(Selection):
         kept = []
         for episode in episodes:
             assert episode.advantages is not None and episode.behaviour_logprobs is not None
+            # A token that was nearly certain, or that has the advantage 0, is no longer trained.
             is_uncertain_T = episode.behaviour_logprobs < math.log(self.below)
             trained_T = episode.trained & is_uncertain_T & (episode.advantages != 0)
             if trained_T.any():

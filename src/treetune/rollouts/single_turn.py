@@ -66,7 +66,8 @@ def sample_each_in_one_turn(
 ) -> tuple[list[Tree], Metrics]:
     """Returns the trees of this rank's share of the problems, and their metrics. Each answer is one request,
     without turns. Collective."""
-    # Every rank encodes the prompts of all ranks, so that one that is too long stops all of them.
+    # Every rank encodes the prompts of all ranks. So a prompt that is too long stops all ranks, and no rank
+    # waits for another.
     rollout.encode_prompts(context, problems)
     trees = sample_answers(
         context,

@@ -115,7 +115,8 @@ class UntilMixed(RolloutAround):
         further_problems: list[Problem] | None = None  # drawn when they are needed
         problems_of_round = list(problems)
         mixed_groups = 0  # problems whose answers differ in score
-        # A round's metrics are of all ranks, so that all ranks decide alike.
+        # Each rank decides by itself whether a further round follows. All ranks decide alike, since a round's
+        # metrics are of all ranks.
         while True:
             answers_so_far = len(answers_of(trees))
             round_context = _context_after(context, answers_so_far)
@@ -138,6 +139,7 @@ class UntilMixed(RolloutAround):
             self._log_missing_groups(context, mixed_groups, len(sampled_problems), len(rounds))
         if len(rounds) > 1:
             trees = _share_between_ranks(context, sampled_problems, trees)
+        # Metrics of all answers take the place of the rounds' means with the same names.
         metrics_of_answers = trajectory_metrics(context, answers_of(trees))
         return trees, _average(rounds) | metrics_of_answers | {
             "rollout/rounds": float(len(rounds)),
@@ -175,8 +177,12 @@ def _average(rounds: Sequence[_Round]) -> Metrics:
 
 
 def _context_after(context: RolloutContext, answers: int) -> RolloutContext:
-    """Returns the context for a round that comes after so many answers of this rank: its progress counts
-    them."""
+    """Returns the context for a round of this rank, whose display of progress counts earlier answers, too.
+
+    Args:
+        context: The context of the rollout.
+        answers: The number of answers that this rank has sampled in earlier rounds.
+    """
 
     def show_progress(done: int, total: int) -> None:
         context.log.progress(answers + done, answers + total)

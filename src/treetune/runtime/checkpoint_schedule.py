@@ -54,9 +54,15 @@ def tidy_checkpoints(
 ) -> list[int]:
     """Deletes checkpoints that are no longer needed, and returns their numbers.
 
-    The two newest checkpoints are kept whole. Of older checkpoints, these keep their weights and lose the
-    trainer's state: every `keep_every`-th; the newest one up to `last_good` (see `diagnostics`); and the two
-    newest that were due by iterations, since an evaluation may still wait for them. All others are deleted.
+    The two newest checkpoints are kept whole. Some older checkpoints keep their weights and lose the
+    trainer's state:
+
+    * every `keep_every`-th checkpoint;
+    * the newest checkpoint up to `last_good`, the number of iterations after which the weights last showed no
+      sign of a collapse (`diagnostics.last_good`);
+    * the two newest checkpoints that were due by iterations, since an evaluation may still wait for them.
+
+    All others are deleted.
     """
     numbers = directory.checkpoints()
     regular = directory.regular_checkpoints()
@@ -64,7 +70,7 @@ def tidy_checkpoints(
     if keep_every is not None:
         kept_weights |= {number for number in regular if number % keep_every == 0}
     if last_good is not None:
-        # 0 if there is none. No checkpoint has this number, since it means the start weights.
+        # 0 if no checkpoint is that old: 0 means the start weights, which are no checkpoint.
         kept_weights |= {max((number for number in numbers if number <= last_good), default=0)}
     deleted = []
     for number in numbers[:-KEPT_WHOLE]:

@@ -90,7 +90,10 @@ class Claims:
         change."""
 
     def take(self, folder: Path) -> Claim | None:
-        """Claims the work of `folder`. Returns None if another process holds the claim."""
+        """Claims the work of `folder`. Returns None if another process holds the claim.
+
+        A claim is a numbered file in the folder. The process that has created the newest one holds the claim.
+        """
         newest = _newest(folder)
         if newest is not None and not self._is_free(newest):
             return None
@@ -142,7 +145,10 @@ def _newest(folder: Path) -> Path | None:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Returns the content of a claim; empty if its holder has not written it yet, or died before it could."""
+    """Returns the content of a claim: a file by which its holder, a process, has taken over some work.
+
+    The content is empty if the holder has not written it yet, or died before it could.
+    """
     try:
         return dict(json.loads(file.read_text()))
     except ValueError:

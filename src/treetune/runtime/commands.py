@@ -70,7 +70,7 @@ def preflight(config: PolicyIteration) -> None:
 
 
 def prepare_shaping(config: PolicyIteration) -> None:
-    """Raises ValueError if shaping can't be used for the training problems."""
+    """Raises ValueError if shaping, which adds bonuses to scores, can't be used for the training problems."""
     if config.shaping:
         problems = config.task.problems("train")
         for part in config.shaping:
@@ -169,7 +169,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             return
         if server.engine is not None:
             server.load_checkpoint(iteration)
-        # Such credit needs the critic, the reference or the distributions, which the trainer computes.
+        # Some credit asks the trainer for numbers of critic, reference or next-token distributions.
         if config.credit.asks_trainer:
             state = directory.checkpoint(iteration) / "trainer" if iteration else None
             stack.enter_context(open_trainer(resources, state=state, trains=False))

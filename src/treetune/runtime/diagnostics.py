@@ -96,8 +96,8 @@ class Diagnostics:
         """Returns the number of iterations with the sign's metric that are needed to check the sign."""
         if sign == "gradient_noise":
             return self.window
-        # The lower bound as a share of the metric's mean over the first `beginning` iterations; None without.
-        # The first iteration that can be compared with this mean is the one after.
+        # `share` is a lower bound: a share of the metric's mean over the first `beginning` iterations. It is
+        # None if the sign has no such bound. The next iteration is the first to be compared with this mean.
         share = {"entropy_low": self.entropy_share, "answers_short": self.length_share}.get(sign)
         return 1 if share is None else self.beginning + 1
 
@@ -162,12 +162,16 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
 
 
 def _check_sign(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
-    """Checks a sign after the last row, and whether enough rows in a row, up to the last, show it."""
+    """Checks a sign after the last row.
+
+    The sign counts if the last row and enough rows directly before it show the sign (`patience` in all).
+    """
     check = _CHECKS[sign]
     message = check(settings, watched, rows)
     if message is None:
         return CollapseSign(sign, early=len(rows) < settings.needs(sign))
-    # Backwards from the last row: the check of `rows[:-n]` has the result that it had n iterations ago.
+    # Goes backwards from the last row. The check of `rows[:-n]` gives the result that the check gave n rows
+    # earlier.
     n_rows_with_sign = 1
     while n_rows_with_sign < len(rows) and check(settings, watched, rows[:-n_rows_with_sign]) is not None:
         n_rows_with_sign += 1

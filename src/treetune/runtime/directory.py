@@ -361,7 +361,9 @@ def will_sample_from(config: PolicyIteration, directory: ExperimentDirectory, do
 def expected_iterations(
     max_iterations: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
 ) -> int:
-    """Returns the number of iterations of a run with a budget, from the tokens of its first `done`.
+    """Estimates the number of iterations of a run that a budget of sampled tokens may end.
+
+    The estimate uses the tokens that the first `done` iterations have sampled.
 
     Args:
         max_iterations: The number of iterations if the budget doesn't end the run earlier.
@@ -369,6 +371,7 @@ def expected_iterations(
     if budget is None or done >= max_iterations:
         return max_iterations
     further = budget.further_iterations(tokens_sampled(directory, done))
+    # `further` is None before the first iteration.
     return max_iterations if further is None else min(max_iterations, done + further)
 
 

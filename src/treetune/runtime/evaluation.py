@@ -294,9 +294,9 @@ def summarise(
       frequent ones, the first). Samples without an extracted answer don't vote. Answers that `same_answer`
       finds equal vote together, and so do all correct ones. If a domain's grader gives no extracted answer
       for a correct sample, its problems are left out; None if all are.
-    * ``unavailable``: the number of answers that could not be graded. The other numbers ignore them: a
-      problem counts with its graded samples, is left out of pass@k if it has fewer than k of them, and is
-      left out of everything if it has none.
+    * ``unavailable``: the number of answers that could not be graded. ``unfinished`` and ``mean_tokens``
+      include these answers. The other numbers ignore them: a problem counts with its graded samples, is left
+      out of pass@k if it has fewer than k of them, and is left out of all these numbers if it has none.
     """
     groups: dict[str, list[Trajectory]] = {}
     samples: Counter[str] = Counter()
@@ -466,7 +466,14 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
 def measure_claimed(
     resources: RunResources, number: int, evaluation_set: EvaluationSet, claims: Claims
 ) -> Verdict:
-    """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective."""
+    """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective.
+
+    A claim is a lock on this work, which keeps other evaluators from it. The first rank takes the claim.
+
+    Returns:
+        "ours" if this process took the claim, "another's" if another process has the claim, and "measured"
+        if the set was measured already.
+    """
     session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
     verdict: Verdict = "measured"  # on the other ranks until `from_first` gives them the first rank's verdict

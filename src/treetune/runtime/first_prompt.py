@@ -22,7 +22,7 @@ SHOWN = 600
 
 
 def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence[str]) -> Iterator[str]:
-    """Yields the ends of an answer and the first prompt, each as a line for people.
+    """Yields lines for people: what ends an answer, and the first prompt as the model gets it.
 
     Yields nothing for a model that is not in a local folder, since a download of the model may take minutes.
     For the same reason, yields no prompt for a task that can't make a problem at once.
@@ -53,6 +53,8 @@ def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence
     if len(shown) > SHOWN:
         shown = f"{shown[: SHOWN // 2]} … {shown[-SHOWN // 2 :]}"
     yield f"the first prompt as the model gets it ({len(prompt_ids)} tokens): {shown}"
+    # A control token structures a conversation, such as <|im_end|>. Without a chat template, text of the
+    # prompt that looks like a control token becomes this token. An `as_is` problem never gets a template.
     control = ControlTokens(tokenizer)
     if model.chat is None and not problem.as_is and control.is_marked(control.mark(problem.prompt)):
         yield (

@@ -85,8 +85,12 @@ def plan_here(config: PolicyIteration) -> Plan | None:
 
 
 def size_engine(config: PolicyIteration, settings: VllmSettings) -> VllmSettings:
-    """Returns the settings of engines.policy with the plan's share of a GPU, unless they set it, and with no
-    more sequences than fit into the KV cache. Returns them unchanged if no plan can be made."""
+    """Returns the settings of engines.policy with the sizes that the run's plan chooses.
+
+    The plan chooses the engine's share of a GPU, unless the settings have a share. It also lowers the number
+    of sequences at once to the number that fits into the KV cache. Without a plan for an engine on a GPU, the
+    settings are returned unchanged.
+    """
     with contextlib.suppress(ValueError):
         plan = plan_here(config)
         if plan is not None and plan.engine is not None and plan.machine.device == "cuda":

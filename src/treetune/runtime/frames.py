@@ -82,9 +82,10 @@ class RunFrames:
     def values(self) -> pd.DataFrame:
         """A row for each step of each training row, for credits that divide answers into steps.
 
-        The step covers response tokens from `start` up to and without `end`. `value` is that of the state
-        before it (NaN if the credit has no values), `error` the value's standard error (infinite for a step
-        that shares the credit of the one before it), `advantage` the mean over the step's trained tokens.
+        A step covers the response tokens from `start` up to and without `end`. `value` is the value of the
+        state before the step (NaN if the credit has no values). `error` is the standard error of this value.
+        The error is infinite for a step that is credited as one with the step before. `advantage` is the mean
+        over the step's trained tokens.
         """
         return _frame(row for iteration, episode in self._episodes() for row in _steps(iteration, episode))
 

@@ -40,13 +40,16 @@ END_S = 60.0
 def ranks_here(num_gpus: int | None = None, ranks: int | None = None) -> int:
     """Returns the number of ranks on this machine.
 
+    If the user asked for no number, this is NUM_GPUS from the environment. Without NUM_GPUS, there is one
+    rank for each GPU, or a single rank on a machine without GPUs.
+
     Args:
-        num_gpus: The number of GPUs that were asked for, with a rank on each.
-        ranks: The number of ranks that was asked for, on GPUs or on a CPU. Without either, it is NUM_GPUS
-            from the environment, else one for each GPU, or one on a CPU.
+        num_gpus: The number of GPUs that the user asked for, with a rank on each.
+        ranks: The number of ranks that the user asked for, on GPUs or on a CPU.
 
     Raises:
-        ValueError: A number is not above 0, or there are fewer GPUs.
+        ValueError: A number is not above 0, the two numbers differ, the machine has fewer GPUs, or several
+            ranks would use parts of GPUs (MIG).
     """
     available = gpus()
     for option, number in (("--num_gpus", num_gpus), ("--ranks", ranks)):
@@ -102,7 +105,7 @@ def start_ranks(
 
     Returns:
         The exit code: 0 if all ranks ended with 0; 128 + the number of a signal that ended a rank, the node
-        launcher or the run.
+        launcher or the run; else the node launcher's exit code.
     """
     if not port:
         # The kernel chooses a free port. A fixed one might be taken by another run on this machine.
@@ -125,12 +128,12 @@ def start_ranks(
     launcher = subprocess.Popen(
         command,
         env=environment,
-        # In a session of its own, it doesn't get a terminal's Ctrl-C, which `pass_on` sends once instead.
+        # In a session of its own, the launcher doesn't get a terminal's Ctrl-C. `pass_on` sends the signal.
         start_new_session=True,
-        # It gets SIGTERM if this process is killed, so that no ranks stay behind.
+        # The launcher gets SIGTERM if this process is killed, so that no ranks stay behind.
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )
-    received: list[int] = []
+    received: list[int] = []  # the signals so far, in order
 
     def pass_on(number: int, _: object) -> None:
         """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
@@ -188,9 +191,10 @@ def signal_for_group(number: int, earlier: Sequence[int]) -> int | None:
         earlier: The numbers of the signals that came before, in order.
 
     Returns:
-        None for a signal that is passed on to the ranks alone: the first of ENDING, after which they write a
-        checkpoint and end, while the launcher would kill them after 30 seconds; and CHECKPOINT, which asks
-        for the same without haste. The second signal of ENDING ends them (SIGTERM), the third kills them.
+        None for a signal that only the ranks get: the first signal of ENDING, and CHECKPOINT. After either,
+        the ranks write a checkpoint and end; after CHECKPOINT they take as long as they need. The launcher
+        doesn't get these signals, since it would kill the ranks 30 seconds later. The second signal of ENDING
+        ends launcher and ranks (SIGTERM), and each later one kills them.
     """
     n_endings = sum(earlier_number in ENDING for earlier_number in earlier)
     if n_endings == 0 or number == CHECKPOINT:

@@ -97,7 +97,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
-        refuse_another_iterations(path, iteration)
+        refuse_another_iterations(path, iteration)  # raises if the file is of another iteration
         metrics = _read_phase(folder / "rollout.json", clock, "generation")
         metrics |= _read_phase(folder / "credit.json", clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
@@ -140,6 +140,7 @@ def _run_rollout_phase(
     session = resources.session
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
+        # Raises if the file is of another iteration.
         refuse_another_iterations(folder / "trajectories.arrow", iteration)
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
         metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
@@ -150,6 +151,7 @@ def _run_rollout_phase(
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
     problems = config.task.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
+    # Services are objects that the rollout finds in its context by their types.
     services: list[object] = [
         FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
     ]
@@ -174,6 +176,7 @@ def _run_rollout_phase(
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= config.task.drawing_metrics(all_problems, drawing)
+        # What the graders' services have counted, such as the questions to a judge
         metrics |= resources.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Raises if no answer could be graded. Nothing is written before, so that the next start asks the

@@ -145,11 +145,13 @@ class Lookahead:
         return episodes, metrics
 
     def _generate_now(self, iteration: int, clock: Clock) -> Generated:
-        """Generates in the main thread what no second thread has begun: the first iteration, and the first
-        one after a restart."""
+        """Generates an iteration that the second thread hasn't begun, in the main thread.
+
+        Such an iteration is the first one, or the first one after a restart.
+        """
         session = self._resources.session
         is_on_disk = is_generated(session.directory, iteration)
-        # Whether the weights of the iteration before should have sampled this one, during its training.
+        # Whether this iteration should have been sampled while the iteration before was trained.
         was_to_overlap = sampling_version(session.config, iteration) != iteration
         if not is_on_disk and was_to_overlap:
             session.console.say(

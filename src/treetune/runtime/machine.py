@@ -114,8 +114,8 @@ def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: fl
 def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
     """Returns this machine, with the ranks that a launcher started on it.
 
-    Without a launcher, it has a rank for each GPU, as a run will have. It runs nvidia-smi, since importing
-    PyTorch takes seconds.
+    Without a launcher, the machine has a rank for each GPU, as a run will have. The GPUs are read from
+    nvidia-smi, since importing PyTorch takes seconds.
 
     Args:
         started: Whether this process is the run already, so that without a launcher it is the only rank.

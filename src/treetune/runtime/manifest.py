@@ -129,7 +129,14 @@ def _first_manifest(
     inputs: Mapping[str, Any],
     bits: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Returns the content of a new run's `manifest.json`."""
+    """Returns the content of a new run's `manifest.json`.
+
+    Args:
+        config: The configuration.
+        plain: The same configuration before it was built, as `config.json` has it.
+        inputs: The digests of the inputs, such as the start model and the rows (`inputs_of`).
+        bits: The facts that decide the last bits of a result, such as the processor (`bits_rest_on`).
+    """
     return {
         "config": config_hash(plain),
         "config_is_sealed": True,
@@ -138,7 +145,7 @@ def _first_manifest(
         "system": platform.platform(),
         "commit": code_commit(),
         "own_modules": own_modules(),
-        "own_folders": searched()[0],
+        "own_folders": searched()[0],  # where the user's own modules are looked for
         "without_sandbox": without_sandbox(plain),
         "data": {split: data_hash(config.task, split) for split in SPLITS},
         "inputs": inputs,
@@ -393,7 +400,7 @@ def _stable(value: Any) -> str:
 def data_hash(task: Task, split: Any) -> str | None:
     """Returns a fingerprint of the texts of a split's problems; None for a split that the task doesn't have.
 
-    Manifests of earlier versions have only this one, and not `rows_digest`.
+    Manifests of earlier versions have only this fingerprint, and not the digest of `rows_digest`.
     """
     digest = hashlib.blake2b(digest_size=8)
     try:

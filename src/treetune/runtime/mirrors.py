@@ -65,9 +65,10 @@ class Mirrors:
 
 
 def _rows_of(directory: Path, done: int | None) -> dict[int, Metrics]:
-    """Returns the rows of `metrics.jsonl` by iteration, in order: the first `done`, or all if that is None.
+    """Returns the rows of `metrics.jsonl` by iteration, in order, of the first `done` iterations (None: all).
 
-    If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them.
+    If an iteration was done twice, the last row counts. Damaged lines are left out: the run reports them, so
+    their messages go into a list that nobody reads.
     """
     rows = {int(row["iteration"]): row for row in ExperimentDirectory(directory).read_metrics([])}
     return {iteration: rows[iteration] for iteration in sorted(rows) if done is None or iteration < done}

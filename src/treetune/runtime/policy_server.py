@@ -203,7 +203,7 @@ class PolicyServer:
         trainer, version = self._offer
         self._offer = None
         with self._session.console.phase(f"weights after iteration {version} into the engine"):
-            chunks = None
+            chunks = None  # None: the engine reads the files in the version's folder
             if self.folder.adapters is not None:
                 self.folder.write_adapters(trainer, version)
             else:
@@ -242,8 +242,10 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
 
 
 def _canary(session: Session, score: Score) -> Canary:
-    """Returns a canary: the prompts that the engine answers, and `score`, whose log-probs the engine's must
-    equal."""
+    """Returns a canary, which checks the engine's weights.
+
+    The engine answers a few prompts. Its log-probs of these answers must equal those that `score` computes.
+    """
     return Canary(
         prompts=[session.model.codec.encode_prompt(p) for p in session.train_problems[:CANARY_PROMPTS]],
         score=score,

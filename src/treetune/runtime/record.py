@@ -214,11 +214,14 @@ class Record:
 
     @contextmanager
     def before_training(self, iteration: int) -> Iterator[None]:
-        """Ends the run within or after the block, which samples an iteration, if a signal asks for it.
+        """Ends the run before an iteration's training if a signal asks for the end. Collective.
 
-        Before training, the weights are still those that the iteration began with. A checkpoint of them loses
-        nothing, since samples are on disk already. A single rank without overlap stops within the block.
-        Several ranks have to stop at the same point, so they agree at the end of the block. Collective.
+        The block samples the iteration. Until training begins, the weights are still those that the iteration
+        began with. A checkpoint of them loses nothing, since samples are on disk already.
+
+        A single rank stops within the block. Several ranks have to stop at the same point, so they agree at
+        the end of the block. So does a run with an `overlap`, where a second thread samples while the first
+        one trains.
 
         Raises:
             Stopped: A signal asked for the end, and the checkpoint is written.
@@ -405,8 +408,10 @@ def generation_config(session: Session, trainer: PolicyTrainer) -> GenerationCon
 
 @contextmanager
 def _explain_failure(folder: Path) -> Iterator[None]:
-    """Turns a failure to write a checkpoint into a message with its reason, such as a full disk, for which
-    each library has another error."""
+    """Raises OSError with the reason, such as a full disk, if the block can't write a checkpoint.
+
+    Each library that writes has its own type of error for the same reason.
+    """
     from safetensors import SafetensorError
 
     try:
@@ -488,7 +493,7 @@ class CollapseWatch:
         return CollapseWatch(session, rows, _look(session.config, rows))
 
     def look(self, iteration: int, metrics: Metrics) -> Metrics:
-        """Returns the metrics of the signs after an iteration, and logs each sign that begins or ends.
+        """Returns metrics that say which signs of collapse there are, and logs each that begins or ends.
 
         A sign counts if enough iterations in a row show it. Collective.
         """
@@ -533,7 +538,10 @@ class CollapseWatch:
 
 
 def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) -> None:
-    """Raises Collapsed if the run was stopped by a sign of collapse, or was killed before it could be."""
+    """Raises Collapsed if a sign of collapse has stopped the run.
+
+    Also raises it if the run showed the sign, and was killed before the sign could stop the run.
+    """
     rows = history(directory, directory.resumable() or 0)
     signs = _look(config, rows)
     if verdict(config.diagnostics, signs):

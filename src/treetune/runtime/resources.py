@@ -47,7 +47,12 @@ class RunResources:
         grader: GraderPool,
         services: ServiceContext,
     ) -> None:
-        """`services` are used by graders; rollouts get them from the context by their types."""
+        """Keeps what the run's rollouts need.
+
+        Args:
+            services: Objects such as a judge's server. Graders use them, and a rollout finds each of them in
+                its context by the object's type.
+        """
         self.session, self.server, self.grader, self._services = session, server, grader, services
         self._services_were_checked = False
         self.critic: Critic | None = None
@@ -244,5 +249,6 @@ def grader_pool(session: Session, task: Task, services: ServiceContext) -> Grade
         workers=config.grader_workers,
         deadline=config.grader_deadline,
         context=services,
+        # `framed` returns a prompt with the chat template, which may open a thought.
         whole_prompt=session.model.codec.framed,
     )

@@ -84,6 +84,9 @@ def refuse_machines_that_differ(
     other machines.
 
     Args:
+        meeting: Exchanges values between all ranks.
+        directory: The run's folder.
+        plain: The evaluated configuration of this rank's machine.
         share: Makes the directory readable for other users.
 
     Raises:
@@ -119,8 +122,10 @@ def refuse_machines_that_differ(
 
 
 def differences(facts: Sequence[Facts], views: Sequence[MachineView], directory: Path) -> list[str]:
-    """Returns a line for each difference, which begins with the machine's name. Machines are compared with
-    the first rank's.
+    """Returns a line for each difference between the first rank's machine and another one.
+
+    There are also lines on files that a machine doesn't see, and on machines that it can't reach. Each line
+    begins with the name of the machine with the problem.
 
     Args:
         facts: The facts of each rank's machine, in rank order.
@@ -155,7 +160,9 @@ def _facts(machine: int, listens_at: tuple[str, str, int], plain: Mapping[str, A
     """Returns this rank's facts.
 
     Args:
-        listens_at: The interface, address and port where it listens: ``("eth0", "10.0.0.4", 41873)``.
+        machine: The number of the rank's machine.
+        listens_at: The interface, address and port where the rank listens: ``("eth0", "10.0.0.4", 41873)``.
+        plain: The evaluated configuration, of which the facts have a hash.
     """
     interface, address, port = listens_at
     return Facts(
@@ -245,7 +252,11 @@ def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Itera
 
 
 def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
-    """Returns the machines whose marks haven't appeared before a common deadline."""
+    """Returns the machines whose marks have not appeared before the deadline, which all marks share.
+
+    A mark is a file by which other machines see that they share a folder. `marks` has the path of each
+    machine's mark.
+    """
     deadline = time.monotonic() + SEEN_WITHIN_S
     while True:
         missing = tuple(number for number, path in marks.items() if not path.exists())

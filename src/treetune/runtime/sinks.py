@@ -214,6 +214,7 @@ class WandbSink(Sink):
             first_missing = _first_missing_offline(directory, state.values)
         folder = Path(str(getattr(run, "dir", ""))).parent
         relative_folder = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
+        # `began` stays the first iteration that this process logs, and `first_missing` grows with each one.
         state.write(began=first_missing, first_missing=first_missing, folder=relative_folder)
         return _CountedRun(run, state, first_missing)
 

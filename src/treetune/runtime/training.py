@@ -130,8 +130,8 @@ def critic_for_credit(
     configured.
 
     Args:
-        values: Computes the value of the state before each trained token, of all ranks' answers, on all
-            ranks.
+        values: Computes the value of the state before each trained token. All ranks call it together, each
+            with the answers of all ranks.
     """
     settings = session.config.credit.critic_settings
     assert settings is not None, "a credit that asks the critic has settings for it"
@@ -144,11 +144,11 @@ def critic_for_credit(
         from treetune.trainer.tokens import Sequences
 
         ranks = session.ranks
-        # All ranks compute the values of all answers together, and each keeps those of its own.
+        # All ranks compute the values of all answers together. Each rank keeps the values of its own answers.
         counts = ranks.exchange("critic-counts", len(answers))
         rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
         rows = episodes_on_all(ranks, "critic-answers", rows_of_rank)
-        if not rows:  # on no rank, so that all ranks return here
+        if not rows:  # no rank has an answer, so all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
@@ -175,17 +175,18 @@ def reference_for_credit(
     so configured.
 
     Args:
-        logprobs: Computes the log-prob of each trained token, of all ranks' rows, on all ranks.
+        logprobs: Computes the log-prob of each trained token. All ranks call it together, each with the rows
+            of all ranks.
     """
 
     def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
         from treetune.trainer.tokens import Sequences
 
         ranks = session.ranks
-        # All ranks compute the scores of all texts together, and each keeps those of its own.
+        # All ranks compute the scores of all texts together. Each rank keeps the scores of its own texts.
         counts = ranks.exchange("reference-counts", len(texts))
         rows = episodes_on_all(ranks, "reference-texts", [_row_of_text(text) for text in texts])
-        if not rows:  # on no rank, so that all ranks return here
+        if not rows:  # no rank has a text, so all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
@@ -221,8 +222,8 @@ def distributions_for_credit(
     if so configured.
 
     Args:
-        score_distributions: Computes Σ π² and the entropy at each trained token, of all ranks' rows, on all
-            ranks.
+        score_distributions: Computes Σ π² and the entropy at each trained token. All ranks call it together,
+            each with the rows of all ranks.
     """
 
     def squares_and_entropies(episodes: Sequence[Episode]) -> list[tuple[Column, Column]]:
@@ -253,8 +254,8 @@ def divergences_for_credit(
     while divergences are computed, if so configured.
 
     Args:
-        score_divergences: Computes the divergence at each trained token, of all ranks' rows, on all ranks,
-            from the rows and the position of each trained token in its answer.
+        score_divergences: Computes the divergence at each trained token, from the rows and the position of
+            each trained token in its answer. All ranks call it together, each with the rows of all ranks.
     """
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
@@ -288,12 +289,13 @@ def _score_rows(
     score: Callable[[Sequences, Sequence[Episode]], tuple[Tensor, ...]],
     columns: int,
 ) -> list[list[Column]]:
-    """Returns columns of values for each episode of this rank, with a value for each response token: 0 at
-    tokens that aren't trained. Collective.
+    """Returns columns of values for each episode of this rank. Collective.
+
+    A column has a value for each token of the response: 0 for a token that isn't trained.
 
     Args:
-        score: Computes the columns, with a value for each trained token. All ranks call it together, and
-            each gets the rows of all ranks.
+        score: Computes the columns, with a value for each trained token. All ranks call it together, each
+            with the rows of all ranks.
         columns: The number of columns that `score` computes.
     """
     import numpy as np
@@ -304,7 +306,7 @@ def _score_rows(
     # Rows without a trained token are left out, since the trainer takes none. In a tree there may be such
     # rows: all tokens of an answer may be trained in an earlier row.
     trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
-    # All ranks compute the values of all rows together, and each keeps those of its own.
+    # All ranks compute the values of all rows together. Each rank keeps the values of its own rows.
     counts = ranks.exchange("distribution-counts", len(trained_rows))
     rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
     columns_by_episode = [
@@ -580,8 +582,11 @@ class _EpochChoice:
                 seal_folder(self._state)
 
     def _find_measurement(self, point: int) -> Path | None:
-        """Returns the folder in which these weights were measured already, before the run was interrupted;
-        None if they weren't."""
+        """Returns the folder in which the weights after `point` epochs or steps were measured already.
+
+        Returns None if there is no such folder. There is one if the run was interrupted after this
+        measurement, or if these are start weights that an earlier iteration has measured.
+        """
         iterations = [self.iteration]
         if point == 0 and self.session.config.restart == "every_iteration":
             # Every iteration begins with the same start weights.

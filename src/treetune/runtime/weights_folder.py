@@ -72,6 +72,8 @@ class WeightsFolder:
     ) -> None:
         self.adapters, self.transfer = adapters, transfer
         self._session = session
+        # The folder of the weights, the folder in which the engines of all ranks exchange values, and whether
+        # this rank writes weights.
         self.path, self.meeting, self._writes = make_weights_folder(
             session.directory.path, session.purpose, session.ranks, in_memory
         )
@@ -310,11 +312,13 @@ def make_weights_folder(
     def make_name(*identity: str) -> str:
         return held_folders.PREFIX + hashlib.blake2b(" ".join(identity).encode(), digest_size=8).hexdigest()
 
-    # Evaluators on several machines may share the experiment's folder, so the machine is part of their names.
-    # Two machines that are containers may share /dev/shm, so the machine is part of the names there, too.
+    # Evaluators on several machines may share the experiment's folder. So the names of their folders contain
+    # the machine of their first rank.
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
+    # In memory each machine has a folder of its own, and a file with its name in the experiment's folder. The
+    # machines of a run share the experiment's folder. So the name of this file contains the machine.
     folder_name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None
@@ -347,8 +351,11 @@ def make_weights_folder(
 
 
 def read_name_file(name_file: Path) -> Path | None:
-    """Returns the folder in memory whose name a run's last start has written to a file; None if it doesn't
-    exist, or is not a folder of this user made by this program."""
+    """Returns the folder in memory that a run's last start has named in a file.
+
+    Returns None if there is no such file or folder, if the folder belongs to another user, or if its place
+    and name are not those of this program's folders.
+    """
     try:
         folder = Path(name_file.read_text())
         status = folder.lstat()

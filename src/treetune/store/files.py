@@ -109,7 +109,8 @@ def own_folder(path: Path, *, share: bool = False) -> None:
         path.mkdir(mode=permissions)
     except FileExistsError:
         status = path.stat()
-        # Read from /proc, since os.umask can only return it by setting another one, for all threads.
+        # The umask is read from /proc, because os.umask returns it only by setting another umask, and that
+        # holds for all threads.
         lines = Path("/proc/self/status").read_text().splitlines()
         umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
         mode_before = stat.S_IMODE(status.st_mode)

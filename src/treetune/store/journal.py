@@ -196,7 +196,7 @@ def row_of(line: bytes) -> bytes:
         if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")
         return line
-    # The row begins after the eight digits of the checksum and its own key.
+    # `_HEAD`, the eight digits of the checksum and the key "row" come before the row.
     row_start = len(_HEAD) + len('00000000","row":')
     row = line[row_start : -len(_END)]
     if line != sealed_line(row.decode(errors="replace")).encode():

@@ -136,7 +136,9 @@ class ProcessRows:
 
 
 def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessRows]:
-    """Returns the processes of a file, in their order, without damaged lines and lines cut short.
+    """Returns the processes that wrote a timeline's file, in the order of the file.
+
+    Damaged lines and lines cut short are left out.
 
     Args:
         damaged: Gets the numbers of damaged lines, from 1.
@@ -145,6 +147,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
         FileNotFoundError: There is no such file.
     """
     processes: list[ProcessRows] = []
+    # The spans of the last process so far, by number. `_finish_last` moves them into that process.
     spans: dict[int, Span] = {}
     for line_number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:

@@ -185,9 +185,9 @@ def check_table(table: Reproduction) -> None:
 
 
 def refuse_unwritten(plan: TableRuns) -> None:
-    """Raises ConfigError if the contents of a column or panel, or a start model, would be missing.
+    """Raises ConfigError if no run writes what a column or panel shows, or if a start model would be missing.
 
-    No run writes such contents, and no needed experiment makes such a start model.
+    A start model would be missing if it doesn't exist and no needed experiment makes it.
     """
     issues = [*missing_start_models(plan), *unwritten(plan)]
     if issues:
@@ -197,12 +197,12 @@ def refuse_unwritten(plan: TableRuns) -> None:
 def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
     """Yields an issue for every missing start model in the table's folders that no needed experiment makes.
 
-    A configuration that works alone fails here: `directory` is another folder for each seed of a table, so
-    that a start model trained before, outside of the table, isn't found.
+    A configuration may work alone and fail in a table. A table gives each seed a `directory` of its own. So a
+    start model that was trained outside of the table isn't found there.
     """
     base = Path(plan.table.directory)
     for name, recipe in plan.table.experiments.items():
-        run = plan.of(name)[0]  # the same holds for all seeds; `root` has the first one in its paths
+        run = plan.of(name)[0]  # the first seed's run, of which `root` has the paths; other seeds are alike
         if run.root is None or not isinstance(run.root.model, PretrainedModel):
             continue
         path = Path(run.root.model.name_or_path)
@@ -222,7 +222,7 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
 
 def _how_to_make(plan: TableRuns, path: Path) -> str:
     """Returns the remedy for a start model that no needed experiment writes."""
-    # Without the table's directory and the folder of the seed in it.
+    # The path without its beginning: the table's directory and the seed's folder in it.
     below_seed = Path(*path.relative_to(plan.table.directory).parts[1:])
     for run in plan.runs:
         if below_seed.is_relative_to(run.experiment_name):

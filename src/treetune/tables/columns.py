@@ -51,8 +51,9 @@ def value_named(name: str) -> ValueKind:
 
     * the numbers of every evaluation (``pass_at_1``, ``unfinished``, …), and ``pass_at_K`` for every K that
       its samples allow;
-    * declared numbers of answers, with or without their group (``threads/num_tokens_in_the_longest_thread``),
-      and with ``_right`` at the end for the mean over correct answers alone;
+    * the numbers of answers that a group declares, such as ``threads/num_tokens_in_the_longest_thread``. The
+      group's name ``threads/`` may be left out. With ``_right`` at the end, the number is the mean over
+      correct answers alone;
     * ratios to another row (``speed_up``);
     * the numbers of every evaluation for a single domain (``domains/logic/pass_at_1``).
 

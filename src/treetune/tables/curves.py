@@ -110,7 +110,8 @@ def costs_of(plan: TableRuns, name: str) -> list[Cost]:
     """Returns the costs of an experiment's finished runs."""
     costs = []
     for run in finished(plan, name):
-        # Only the type of the rollout is read from the configuration, and it is the same for all seeds.
+        # `template` is the configuration with the table's first seed. Below, only the type of the rollout is
+        # read from it, and that is the same for all seeds.
         if (config := run.template) is None:
             continue
         rows = run.directory.read_metrics()
@@ -141,9 +142,10 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
 
 
 def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
-    """Returns the accuracy, or another number of the set, along training. At 0 it is the start weights'.
+    """Returns the accuracy, or another number of the set `label`, after each measured iteration.
 
-    Checkpoints whose summary has no such number are left out.
+    The number after 0 iterations is that of the start weights. Checkpoints whose summary has no such number
+    are left out.
     """
     rows, costs = _costs_along(run)
     summaries = read_summaries(run.directory.path / "evaluations", label)
@@ -360,6 +362,11 @@ def curves_json(curves: Sequence[Curve], **panel_keys: str) -> list[dict[str, An
 
 
 def _curve_json(curve: Curve, panel_keys: Mapping[str, str]) -> dict[str, Any]:
+    """Returns a curve as JSON.
+
+    `panel_keys` are further keys, each with the name of an attribute of the curve's panel. The key gets the
+    value of that attribute.
+    """
     values_of_panel = {key: getattr(curve.panel, attribute) for key, attribute in panel_keys.items()}
     points = [
         {

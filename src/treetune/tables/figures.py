@@ -39,7 +39,7 @@ def row_colours(table: Reproduction) -> dict[str, str]:
 def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     """Returns the charts of columns that have a curve of more than one point, each column over every cost.
 
-    The title names the evaluation set that is drawn. It is seldom the one that the column reports.
+    A chart's title names the evaluation set of its curves, which is seldom the set that the column reports.
     """
     drawn_columns = {curve.panel.name for curve in curves if len(curve.points) > 1}
     columns = [column for column in results.plan.table.columns if column.name in drawn_columns]
@@ -81,7 +81,7 @@ def _series(results: Results, curves: Sequence[Curve], panel: Panel, axis: Panel
             ranges = {
                 x: (scale * point.low, scale * point.high) for x, point in zip(xs, curve.points, strict=True)
             }
-            is_level = len(curve.points) == 1
+            is_level = len(curve.points) == 1  # then it is drawn as a line across the whole chart
             series = Series(curve.row.name, means, colours[curve.row.name], ranges, is_level=is_level)
             all_series.append(series)
     return all_series
@@ -142,6 +142,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
         # A little below the mean. The y axis goes down.
         panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
+        # The mark shows a significant difference from the row that this row is compared with.
         panel.annotate(
             f"{number_text(cell.estimate.mean, column)} {MARKS[cell.called]}",
             (scale * cell.estimate.mean, y),
@@ -162,7 +163,7 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
 def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """Draws all panels in one figure: mean over seeds with their range."""
     charts = panel_charts(results, curves)
-    # If the charts need more rows than a row has charts, each row gets one more chart.
+    # A row has PANELS_ACROSS charts, or one more if there would be more than PANELS_ACROSS rows.
     across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1
     return _draw_charts(results, charts, min(len(charts), across), paths)
 

@@ -169,8 +169,9 @@ class Launcher:
         return Launcher(ranks, int(threads_each(ranks * at_once)))
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
+        """Returns the command line of one command of a run; `more` are the command's arguments."""
         program = self.program or ("python", "-u", relative(MAIN))
-        # The commands in ONE_RANK take a single process, however many ranks train.
+        # `run` starts the ranks. The commands in ONE_RANK take a single process, however many ranks train.
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--ranks={self.ranks}"
         overrides = []
@@ -204,8 +205,8 @@ def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tup
         start = plan.run(run.recipe.fork, run.seed)
         commands.append(("fork", str(start.directory.path)))
     if status.state in TO_DO:
-        # It evaluates as well, but doesn't analyse. Afterwards the state is "unmeasured" if analyses are
-        # missing, and `run_analyzers` follows.
+        # This command trains and evaluates, but it doesn't analyse. If the table shows analyses, the state is
+        # "unmeasured" afterwards, and `run_analyzers` follows.
         commands.append(("run_iteration_loop",))
     return commands
 
@@ -224,7 +225,7 @@ class _Attempt:
         """
         self.run, self.command, self.label, self.announce = run, command, label, announce
         self.start = self._last_progress = time.monotonic()
-        self._earlier = run.attempts()
+        self._earlier = run.attempts()  # the rows of earlier attempts, which the record keeps
         self._row = {"command": command, "started": time.time(), "seconds": 0.0, "exit_code": None}
         run.log.parent.mkdir(parents=True, exist_ok=True)
         self.record()
@@ -256,8 +257,9 @@ class _Attempt:
     def error_message(self) -> str:
         """Returns the line of the log that says best what went wrong.
 
-        This is the first line in main.py's format, else the last line of the last traceback, else the last
-        line that isn't DeepSpeed's launcher's.
+        This is the first line in which main.py reports a failure. If there is none, it is the last line that
+        begins with the name of an exception. If there is none either, it is the last line that DeepSpeed's
+        launcher didn't write.
         """
         with self.run.log.open("rb") as file:
             file.seek(max(self._log_start, self.run.log.stat().st_size - TAIL_BYTES))
@@ -314,6 +316,7 @@ def carry_out(
     def begin(run: PlannedRun) -> None:
         """Starts a run's first command; ends the run where it is finished already or can't be run."""
         status, label = inspect(run), labels[run.key]
+        # The needed runs that are not trained to the end.
         missing = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
         if status.state in TO_DO and not missing:
             start_next_command(run, status)
@@ -459,10 +462,11 @@ class RunCost(NamedTuple):
 
 
 def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
-    """Estimates the cost of a run.
+    """Estimates the cost of a run from the first of these sources that there is.
 
-    From finished runs of other seeds; else from measured iterations of this run or of other seeds; else from
-    the seconds that the table's configuration has.
+    1. Only for a run that has not begun: finished runs of other seeds, then the table's `seconds_per_run`.
+    2. Measured iterations of the run itself, then measured iterations of other seeds.
+    3. The table's `seconds_per_iteration`, then its `seconds_per_run`.
     """
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
@@ -480,6 +484,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     if status.state == "unmeasured":
         return RunCost(None, "evaluation alone")
     iterations_left = run.iterations - status.done
+    # `template` is the configuration of a run; None if it is wrong.
     peers = [other for other in plan.runs if other.name == run.name and other.template]
     peers.sort(key=lambda other: other.seed != run.seed)  # the run's own iterations first
     for peer in peers:
@@ -513,6 +518,7 @@ def plan_text(plan: TableRuns, at_once: int = 1) -> str:
         # How far an interrupted run has come is in its row already.
         if status.why and status.state != "interrupted":
             labels_by_reason.setdefault(status.why, []).append(run.label)
+        # `template` is the configuration; None if it is wrong. Then folder and iterations are unknown.
         folder = str(run.directory.path) if run.template else DASH
         iterations = f"{status.done}/{run.iterations}" if run.template else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)

@@ -178,7 +178,7 @@ def measure(plan: TableRuns) -> Results:
         for row, to in dict.fromkeys([*with_baseline, *with_others]):
             try:
                 comparison = _compare(table, cells[row, column.name], cells[to, column.name])
-            except ValueError as error:
+            except ValueError as error:  # such as seeds that were measured on different problems
                 remarks[row, column.name] = (str(error),)
                 continue
             if comparison is not None:
@@ -235,8 +235,9 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
     differences = [result.value - other_result.value for result, other_result in pairs]
     names, kind = (cell.row.name, other.row.name), table.interval
     if table.comparisons and table.until is not None:
-        # The results decide how many seeds are run. Only a confidence sequence is valid at each such look at
-        # the results. Declared differences have one. All others are exploratory. None has a p-value.
+        # The results decide how many seeds are run, so they are looked at again and again. Only a confidence
+        # sequence is valid at every look. Differences that the table declared have such a sequence. All other
+        # differences are exploratory, and have an ordinary interval. No difference has a p-value.
         declared = cell.column == table.judged and names in table.decisive_pairs
         if declared:
             difference = table.until.sequence(differences, table.level)
@@ -254,7 +255,8 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         difference = over_seeds_and_problems(differences_by_problem, kind)
     else:
         difference = over_seeds(differences, kind)
-        differences_by_problem = [{"": number} for number in differences]  # as if there were one problem
+        # As if there were one problem: `paired` then tests over seeds alone.
+        differences_by_problem = [{"": number} for number in differences]
     *_, p = paired(differences_by_problem)
     return Comparison(*names, cell.column, len(seeds), difference, p)
 

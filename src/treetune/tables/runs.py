@@ -198,7 +198,8 @@ class TableRuns:
             status = self.statuses[needed_key]
             if status.state not in ("finished", *TO_DO):
                 blocking.append(f"{needed_key[0]} ({status.state})")
-            elif status.state not in MEASURABLE:  # it can be run, unless it is blocked itself
+            elif status.state not in MEASURABLE:
+                # The needed run isn't trained to the end. It can be run, unless it is blocked itself.
                 blocking += self.blocked_by(self.run(*needed_key))
         return blocking
 
@@ -516,7 +517,11 @@ def failure(run: PlannedRun) -> str:
 
 
 def problem_means(evaluation: Path, value: str) -> dict[str, float] | None:
-    """Returns each problem's mean in the answers of an evaluation's folder; see `by_problem`."""
+    """Returns the mean of a number over the answers to each problem, by the problem's name.
+
+    `evaluation` is the folder of an evaluation, and `value` the name of the number. Returns None where
+    `by_problem` does.
+    """
     answers = evaluation / "answers.jsonl"
     verify_answers(answers)
     with answers.open() as file:

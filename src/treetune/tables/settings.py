@@ -409,7 +409,8 @@ class Reproduction(Table):
     def _check_judged_rows(self, until: Until) -> Iterator[Finding]:
         """Yields a finding for each compared row that has no experiment in the column of `until`.
 
-        Without the row's number, no difference is ever known, and no seed would be added.
+        Nothing is measured for such a row. So its difference to another row would never be known, and no seed
+        would be added. (`judged` is the column.)
         """
         keys = {f"until.rows.{number}": name for number, name in enumerate(until.rows)}
         if until.rows and self.baseline is not None:

@@ -74,7 +74,10 @@ def seeds_note(cell: CellResult) -> str:
 
 
 def _plain_cell(cell: CellResult) -> str:
-    """Returns mean, interval, mark and missing seeds ("53.1 [51.0, 55.2] ▲ (2 of 3 seeds)"), or why empty."""
+    """Returns the mean, interval, mark and missing seeds of a cell, or the reason why it is empty.
+
+    Example: "53.1 [51.0, 55.2] ▲ (2 of 3 seeds)".
+    """
     if cell.estimate is None:
         return why_empty(cell)
     note = seeds_note(cell)
@@ -156,6 +159,8 @@ def legend(results: Results) -> list[str]:
 def until_lines(plan: TableRuns) -> list[str]:
     """Returns a line for each difference that `until` looks at: its interval, and what more seeds would cost.
 
+    `until` is the table's rule that adds seeds until these differences are known well enough.
+
     Example: "PPO − GRPO: difference +6.0 ± 7.0 after 8 seeds, 12 more seeds, about 3 h of runs, until ± 5.0."
     """
     until, column = plan.table.until, plan.table.judged
@@ -175,12 +180,12 @@ def until_lines(plan: TableRuns) -> list[str]:
     }
     for verdict in verdicts(plan):
         reason = reason_texts[verdict.reason]
-        if verdict.further is not None:
+        if verdict.further is not None:  # so many more seeds like these would be enough
             seconds = seconds_a_seed(plan, verdict)
             cost = "" if seconds is None else f", about {duration(verdict.further * seconds)} of runs,"
             reason = f"{verdict.further} more seed{'s' if verdict.further > 1 else ''}{cost} until ± {goal}"
         elif verdict.reason == "more" and verdict.seeds < until.seeds.at_least:
-            # All rows have these seeds, whether or not the interval then becomes narrow enough.
+            # Both rows get `at_least` seeds, even if no number of seeds makes the interval narrow enough.
             reason = "and further seeds are to be run"
         mean, half_width = None, None
         if verdict.known is not None:
@@ -198,7 +203,8 @@ def main_grid(
 ) -> DataFrame:
     """Returns the table's main part: a row for each method, with published numbers next to the measured ones.
 
-    `cell_text` formats a measured cell; `escape` makes any other text safe for the output format.
+    `cell_text` formats a measured cell; `escape` makes any other text safe for the output format. The last
+    column, with the head `FATE`, says how many of a method's runs failed and how many collapsed.
     """
     table = results.plan.table
     heads, rows = [""], [[escape(row.name)] for row in table.rows]
@@ -307,6 +313,9 @@ def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
 
 
 def _ends_text(curve: Curve | None, panel: Panel) -> str:
+    """Returns a curve's first and last mean, and the range over seeds of the last one, as `panel_grid` shows
+    them."""
+
     def text(value: float) -> str:
         return (f"{100 * value:.1f}" if panel.in_percent else _three_digits(value)).replace("-", "−")
 

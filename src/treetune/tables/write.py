@@ -142,6 +142,7 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
         "pairs": pairs,
         "comparisons": results.comparisons,
         "failed_and_collapsed": dict(results.fates),
+        # The verdicts of the rule that says when there are enough seeds. `known` is a confidence sequence.
         "until": [
             vars(verdict) | {"known": _estimate_json(verdict.known)} for verdict in verdicts(results.plan)
         ],
@@ -177,14 +178,15 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
 
 
 def _comparison_json(comparison: Comparison | None) -> dict[str, Any]:
+    """Returns a comparison as JSON. Without a comparison, every entry is null."""
     if comparison is None:
         return dict.fromkeys(("difference", "p", "p_holm", "declared", "called"))
     return {
         "difference": _estimate_json(comparison.difference),
         "p": comparison.p,
         "p_holm": comparison.adjusted,
-        "declared": comparison.declared,
-        "called": comparison.called,
+        "declared": comparison.declared,  # before anything ran
+        "called": comparison.called,  # the direction if it is significant, such as "better"
     }
 
 
@@ -210,7 +212,7 @@ def as_html(
                 "name": row.name,
                 "colour": colours[row.name],
                 "cells": [_cell_values(results.cells[row.name, column.name]) for column in table.columns],
-                "fate": results.fates[row.name],
+                "fate": results.fates[row.name],  # how many runs failed, and how many collapsed
             }
             for row in table.rows
         ],
@@ -246,7 +248,7 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
     return values | {
         "text": number_text(estimate.mean, column),
         "title": "\n".join(seed_values),
-        "mark": MARKS[cell.called],
+        "mark": MARKS[cell.called],  # the direction of a significant difference to the baseline
         "interval": interval_text(estimate, column),
         "seeds": seeds_note(cell),
         "interval_drawing": drawing,

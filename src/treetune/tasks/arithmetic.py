@@ -242,10 +242,13 @@ def in_lines(lines: Sequence[WrittenLine]) -> str:
 
 
 def _probability_of_sum(missing: int, weights: Sequence[int], noise: float) -> float:
-    """Returns the probability that errors in lines with these weights add up to exactly `missing`.
+    """Returns the probability that errors in some lines make the answer larger by exactly `missing`.
 
-    Sums that are too large, or so small that the remaining lines can't complete them, are dropped. Large
-    weights come first, so that few sums remain at any time.
+    A line's weight is the increase of the answer if the line's number is 1 too large. With probability
+    `noise` a line has an error: its number is too large by one of `SLIPS`.
+
+    Sums of errors that are too large, or so small that the remaining lines can't complete them, are dropped.
+    Large weights come first, so that few sums remain at any time.
     """
     probabilities = {missing: 1.0}  # by the sum that is still missing after the lines so far
     reach = max(SLIPS) * sum(weights)  # the most that the remaining lines can add

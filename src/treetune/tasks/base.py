@@ -128,10 +128,11 @@ class Task(Registrable):
     def answer_boundaries(self, response: str) -> list[int]:
         """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-        They are the boundaries that the answer would have if another line followed. A boundary at the end of
-        the answer is listed twice, because the end token is then a step of its own. The reason: a token's
-        baseline must not depend on the token itself. Where another token in place of the end token would
-        begin a step, the end token begins a step, too.
+        They are the boundaries that the answer would have if another line followed. If there is a boundary at
+        the end of the answer, its offset is listed twice: the end token, which is not in `response`, is then
+        a step of its own. So the end token begins a step wherever another token in its place would begin one.
+        Credit needs this: the baseline that is subtracted from a token's return must not depend on the token
+        itself.
         """
         return boundaries_if_continued(self.step_boundaries, response)
 

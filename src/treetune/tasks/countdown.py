@@ -127,9 +127,9 @@ class Countdown(GeneratedTask):
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns a search for the target: it tries sums, and gives the last one as the answer.
 
-        The last sum is the first one with the target as its value or, with the probability
-        `demonstration_noise` at each wrong sum, a wrong one. The order of the sums and the wrong answers
-        depend on `seed` and the problem.
+        The search ends at the first sum whose value is the target. At each wrong sum, the search also ends
+        with the probability `demonstration_noise`, and the answer is wrong. The order of the sums and the
+        wrong answers depend on `seed` and the problem.
 
         Raises ValueError if the task has no demonstrations (`check_demonstrations`).
         """
@@ -158,11 +158,11 @@ class Countdown(GeneratedTask):
 def signed_sums(
     numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
 ) -> Iterator[tuple[str, str, int]]:
-    """Yields every different sum of the numbers with signs that has a positive value.
+    """Yields all ways to add and subtract the numbers that give a positive value, each once.
 
-    Each is an expression, the same with running totals, and the value: ("34+7-12", "34+7=41-12=29", 29).
-    Added numbers come first, so that no running total is negative. Without ``-`` in `operators` nothing is
-    subtracted.
+    Each item has an expression, the expression with its running totals, and its value:
+    ("34+7-12", "34+7=41-12=29", 29). Added numbers come first, so that no running total is negative. Without
+    ``-`` in `operators` nothing is subtracted.
     """
     seen: set[str] = set()
     # If bit i of the mask is set, number i is subtracted. At least one number is added.
@@ -192,15 +192,21 @@ def _distinct_puzzles(
     count: int,
     seed: int,
 ) -> Sequence[Puzzle]:
-    """Returns `count` different problems.
+    """Returns `count` different problems. Raises ValueError if so many can't be found.
 
-    The first ones do not depend on `count`. Raises ValueError if so many can't be found.
+    With a smaller `count`, the problems are the first of these.
+
+    Args:
+        numbers: The smallest and the largest count of numbers in a problem.
+        operands: The smallest and the largest number.
+        targets: The smallest and the largest target.
+        natural: Whether each step of the expression that makes a problem gives a positive whole number.
     """
     generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
     puzzles: list[Puzzle] = []
     seen: set[Puzzle] = set()
     draws = 0
-    # Draws since the last new problem, and those among them that gave a known problem
+    # `vain` counts the draws since the last new problem, and `repeated` those of them that gave a known one.
     vain = repeated = 0
     while len(puzzles) < count:
         draws += 1

@@ -91,7 +91,9 @@ def further_problems(
 def slice_of_epochs(
     size: int, counts: Sequence[int], generator_of: Callable[[int], random.Random]
 ) -> list[int]:
-    """Returns the last of several consecutive slices of a sequence of shuffles of `size` indices.
+    """Returns the last of several consecutive slices of a long sequence of indices.
+
+    The sequence is one shuffle of `size` indices after the other.
 
     A slice may contain the end of a shuffle and the beginning of the next shuffle. Then the indices
     that the slice already has are moved behind the slice in the next shuffle, so that no slice has an index
@@ -111,11 +113,12 @@ def slice_of_epochs(
         open_slice = bisect_right(ends, len(order))  # the slice that contains the beginning of this shuffle
         slice_start = ends[open_slice] - counts[open_slice]
         in_slice = set(order[slice_start:])
-        # The indices that the slice needs; 0 if it begins with this shuffle, and takes it as it is.
+        # The number of indices that the slice still needs. 0 if the slice begins with this shuffle: then no
+        # index has to be moved.
         missing = ends[open_slice] - len(order) if in_slice else 0
         # First the slice is filled with indices that it doesn't have. Then the others follow in their order.
         filling = [index for index in shuffled if index not in in_slice][:missing]
-        is_filling = set(filling)
+        is_filling = set(filling)  # for quick look-ups
         order += filling + [index for index in shuffled if index not in is_filling]
         epoch += 1
     return order[ends[-1] - counts[-1] : ends[-1]]

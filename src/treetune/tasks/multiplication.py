@@ -114,6 +114,7 @@ class Multiplication(WrittenArithmetic):
         factor if they differ from the others'."""
 
         def of_digits(digits: int) -> range:
+            """Returns the numbers of so many digits; for one digit, 2 to 9."""
             return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
 
         values = of_digits(self.digits)
@@ -167,6 +168,7 @@ class Multiplication(WrittenArithmetic):
     @override
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
         """Returns the demonstration: all lines, some blocks of them in threads, and the answer."""
+        # Each of `lines` is a pair: the line, and the number that is written in it.
         generator = derived_random(seed, problem.id, "threads")
         text = ""
         for _, together in itertools.groupby(lines, key=lambda written: written[0].block):
@@ -305,7 +307,11 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
 
 
 def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Lines:
-    """Multiplies `a` by a number with one place. The lines are copies of the template with other numbers."""
+    """Yields the lines of `a` times `part`, a digit with zeros after it such as 40; returns the product.
+
+    The lines are copies of the template with other numbers. Each `yield` gives a line away and receives the
+    number that was written in the line. This number may be wrong, and the next lines continue with it.
+    """
     total = None
     for digit in places(a) if detail == "digits" else [a]:
         product = yield replace(template, lead=f"{digit}*{part}=", value=digit * part)
@@ -318,7 +324,11 @@ def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Line
 
 
 def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Lines:
-    """Yields the lines of a pair's product, all of them with the same thread."""
+    """Yields the lines of a pair's product, all of them with the same thread; returns the product.
+
+    The number that was written in a line is received here, and passed on to the generator `lines`. So this
+    is written as a loop: ``yield from`` would not change the lines.
+    """
     thread = next(threads)
     try:
         line = next(lines)

@@ -158,9 +158,11 @@ def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
 def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
     """Returns the floats of a column that were whole numbers before a null turned the column into floats.
 
-    These are whole or missing in all rows, and missing in some. (If none is missing, the column was written
-    with floats.) The result is ``{"": True}`` if the column itself has such floats. For a column of objects
-    it has this for each field: ``{"index": {"": True}}``. It is empty if there are none.
+    A column has such floats if some of its numbers are missing, and all others are whole. (If no number is
+    missing, the column was written with floats.)
+
+    The result is ``{"": True}`` for a column of such floats, and empty for any other column of numbers. For a
+    column of objects, it has the result of each field with such floats: ``{"index": {"": True}}``.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -218,7 +220,8 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
 
 
 def _objects_within(column: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every array of objects in a column, with its path. It includes those in lists and in objects."""
+    """Yields every array of objects in a column, with its path. Arrays within lists and objects are yielded,
+    too."""
     import pyarrow as pa
     import pyarrow.compute as compute
 

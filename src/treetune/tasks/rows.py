@@ -154,7 +154,7 @@ class RowsTask(SplitterTask):
     def _count(self, split: Split) -> int | None:
         """Returns the number of rows of a split; None if counting takes long. Raises NoSplit."""
         if self.source is not None:
-            self.source.name_of(split)
+            self.source.name_of(split)  # raises NoSplit if the data set has no such split
             return None
         files = [Path(name) for name in self._files(split)]
         if not all(is_quickly_read(file) for file in files):
@@ -287,7 +287,7 @@ def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
-        # Some messages have a remedy after a colon, which `Finding.of` takes.
+        # If the message ends with a remedy after a colon, `Finding.of` takes that remedy.
         return Finding.of(error, setting, "" if ": " in str(error) else "fix the file")
 
 

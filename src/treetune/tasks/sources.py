@@ -185,6 +185,7 @@ def no_such_file(path: Path) -> str:
         neighbours = []
     if near := nearest(path.stem, neighbours):
         return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
+    # A script makes some folders below data/ (`FETCHED`), and data pipelines of the same names make others.
     if path.parts[:1] == ("data",) and path.parts[1:2] and path.parts[1] in FETCHED:
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
@@ -197,13 +198,13 @@ def no_such_file(path: Path) -> str:
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
-    """Yields the rows of a ``.parquet`` or ``.jsonl`` file, each with its place.
+    """Yields the rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with its place.
 
     A Parquet file is read a few rows at a time, and only its `columns` (None: all). A null in a column means
     that the row doesn't have the key, so the yielded row has no such key. Nulls within objects are kept.
 
-    Raises ValueError for a file that doesn't exist or can't be read. Also raises it for golds (reference
-    answers) with nulls that are probably missing keys (`refuse_unclear_nulls`).
+    Raises ValueError for a file that doesn't exist or can't be read. Also raises ValueError if golds
+    (reference answers) have nulls that probably stand for missing keys (`refuse_unclear_nulls`).
     """
     if path.suffix in (".jsonl", ".json"):
         yield from json_lines(path)
@@ -314,6 +315,7 @@ class _ParquetDecoder:
         """Yields the rows of a batch, whose first row has the number `first`. Raises ValueError."""
         import pyarrow as pa
 
+        # Floats that were whole numbers before a null made them floats (`_whole`) become integers again.
         columns = [
             restore_integers(column, self._whole.get(name, {}))
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -326,8 +328,9 @@ class _ParquetDecoder:
             raise ValueError(f"{self._where}[{first}] to [{last}] can't be read: {error}") from error
         for number, values in enumerate(rows, start=first):
             row = {name: plain_value(value) for name, value in values.items() if value is not None}
+            # `_json_fields` names the fields with JSON text, by column. Under "" it names whole columns.
             for column, names in self._json_fields.items():
-                fields = row.get(column, {}) if column else row  # "" means columns themselves
+                fields = row.get(column, {}) if column else row
                 try:
                     for name in names:
                         if fields.get(name) is not None:

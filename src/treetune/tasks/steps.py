@@ -47,10 +47,11 @@ class StepSplitter(Registrable):
         raise NotImplementedError
 
     def answer_boundaries(self, response: str) -> list[int]:
-        """Returns the boundaries of an answer after which the end token follows (`Task.answer_boundaries`).
+        """Returns the boundaries of an answer that ends here: character offsets, from 0 to its length.
 
-        If `end_token` is 'last_step', the end token belongs to the last step. Otherwise it is a step of
-        its own where another token could have begun a step.
+        If `end_token` is 'last_step', the end token belongs to the last step. Otherwise the boundaries are
+        those that the answer would have if another line followed. A boundary at the answer's end is then
+        listed twice, and the end token is a step of its own. `Task.answer_boundaries` says why.
         """
         if self.end_token == "last_step":
             return self.boundaries(response)
@@ -77,6 +78,7 @@ class Lines(StepSplitter):
             return [0]
         offsets, position = [0], 0
         if self.newline == "ends":
+            # A newline ends a step, unless its line is blank: a blank line belongs to the next line.
             for line in response.split("\n")[:-1]:  # the text after the last newline ends at the end
                 position += len(line) + 1
                 if line.strip() and position < len(response):
@@ -111,6 +113,7 @@ class Gsm8kReference(StepSplitter):
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
+        # The line with the answer (``#### 42``) is part of the last step, and begins none.
         body, marker, _ = response.rpartition("\n#### ")
         if not marker:
             body = response

@@ -8,7 +8,10 @@ from treetune.cli.command import PATH, Command, Options, say
 
 
 def chat_template(options: Options) -> int:
-    """Runs the command, and prints a prompt before and after."""
+    """Writes a copy of a model whose chat template makes it think, and prints what has changed.
+
+    The output shows a prompt of the old template, and the same prompt of the new one.
+    """
     from treetune.threads.think_template import OPENING, SYSTEM, write_think_model
 
     think_model = write_think_model(

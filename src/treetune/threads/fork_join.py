@@ -83,7 +83,7 @@ class Glue:
 
         Args:
             codec: The model's tokenizer.
-            conclusion: Whether a join begins the text that concludes a block.
+            conclusion: Whether the text after the threads of a block is a conclusion in tags.
 
         Raises:
             ValueError: The tokenizer does not have the tags as single tokens.
@@ -96,6 +96,8 @@ class Glue:
                 " configs/models/thread_tokens.jsonnet to --configs (model.added_tokens), or start from"
                 " weights that were trained with them"
             )
+        # After the threads of a block, `join` is injected if the line continues, and `end_block` if the
+        # answer has ended.
         end_block, join = "\n</Parallel>", "\n"
         if conclusion:
             end_block, join = "\n<Conclusion>\n</Conclusion>\n</Parallel>", "\n<Conclusion>\n"
@@ -212,8 +214,8 @@ class ForkJoin:
         self._glue, self._limits, self._sample = glue, limits, sample
         self._is_left_out = is_left_out  # says which threads are not sampled, on purpose
         self._main = Line((), prompt_ids, budget)
-        self._forks = 0
-        self._finish: FinishReason | None = None
+        self._forks = 0  # the blocks of the whole answer so far
+        self._finish: FinishReason | None = None  # why the answer has ended; None while it goes on
         self.events: Counter[str] = Counter()
 
     @property
@@ -334,6 +336,7 @@ class ForkJoin:
         # The text after the threads is a join if the line continues, and the block's end if the answer ends.
         # Space is left for the longer one.
         after_threads = max(len(glue.join), len(glue.end_block))
+        # `_closing_tokens` end the line itself, if it is a thread.
         around_threads = len(glue.newline) + after_threads + self._closing_tokens(line)
         share = (line.budget - line.length() - around_threads) // len(headers)
         longest_header = max(len(header) for header in headers)
@@ -369,7 +372,7 @@ class ForkJoin:
         """Returns how many tokens the line's next sample may have."""
         max_tokens = self._remaining_tokens(line)
         thread_tokens = self._limits.thread_tokens
-        # With ``go_on``, a straggler may use all of its share.
+        # A straggler is a thread that reaches `thread_tokens`. With ``go_on`` this limit doesn't count.
         if line.is_thread and thread_tokens and self._limits.stragglers != "go_on":
             max_tokens = min(max_tokens, thread_tokens - self._tokens_after_header(line))
         return max_tokens

@@ -292,8 +292,8 @@ def faults(
     """Returns each rule of ThreadWeaver's format (version 2) that a text breaks, and where.
 
     There are as many ``<Parallel>`` as ``</Parallel>``, and no block is within another. A block has outlines,
-    then as many threads, then perhaps a conclusion that isn't empty. Only white space is between them, and
-    there are no tags in them. Each outline and each thread begins with its number and a colon.
+    then as many threads, then perhaps a conclusion that isn't empty. Only white space is between these parts,
+    and no part has tags in it. Each outline and each thread begins with its number and a colon.
     The numbers are 1, 2, 3, … for the outlines, and the same for the threads.
 
     This check is more lenient than `text_segments` about white space, and stricter about numbers.

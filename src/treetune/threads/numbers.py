@@ -70,7 +70,7 @@ class ThreadCounts:
 
 
 def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> ThreadCounts:
-    """Returns the lengths of a response.
+    """Counts the tokens of a response: all, those of the critical path, and those within blocks of threads.
 
     The critical path counts every token outside of blocks, the tags of blocks included. In a block, it counts
     the tokens outside of threads, the tags of all threads, and the inner tokens of the longest thread.
@@ -96,16 +96,19 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     #     len(paths) == len(open_blocks) + 1    in a text (the main text, or a thread of the innermost block)
     #     len(paths) == len(open_blocks)        in the innermost block, outside of its threads
     open_blocks: list[_Block] = []
-    parallel_tokens = 0
+    parallel_tokens = 0  # within the outermost blocks
+    # The numbers of threads and of tokens of each block, in the order in which the blocks end.
     threads_of_blocks: list[int] = []
     tokens_of_blocks: list[int] = []
 
     def end_thread() -> None:
+        """Ends the innermost thread, whose length counts in its block if it is the longest so far."""
         block = open_blocks[-1]
         block.threads += 1
         block.longest_thread = max(block.longest_thread, paths.pop())
 
     def end_block(position: int) -> None:
+        """Ends the innermost block, whose last token is the one before `position`."""
         nonlocal parallel_tokens
         block = open_blocks.pop()
         paths[-1] += block.outside_threads + block.longest_thread
@@ -241,6 +244,8 @@ def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[s
 
 
 def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
+    """Returns the numbers of an answer, by the names of `NUMBERS`. Blocks within threads break the format
+    unless the rollout has forked within threads."""
     counts = counts_of(trajectory, tags)
     numbers = {
         "total_num_tokens": float(counts.total_num_tokens),

@@ -173,6 +173,7 @@ class ParallelThreads(GrowingRollout):
         """Samples and grades one answer, which may begin with given segments (`start.segments`).
 
         Args:
+            glue: The tokens that are injected between the samples, such as the header of a thread.
             complete_blocks: The number of blocks on the main text that get no further threads. A block is a
                 fork with its threads. In these blocks, a thread without a segment in `start.segments` is left
                 out.
@@ -210,6 +211,7 @@ class ParallelThreads(GrowingRollout):
         fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget, is_left_out)
         await fork_join.write()
         answer = self._trajectory(context, start, fork_join)
+        # Whether the answer was cut off, so that its reward doesn't depend on its grade.
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(answer.text, start.problem, decided=decided))
         answer = replace(

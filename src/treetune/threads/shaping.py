@@ -315,7 +315,8 @@ class Acceleration(Shaping):
         for index, (thread_counts, reference) in enumerate(zip(counts, references, strict=True)):
             if not trajectories[index].grade.correct:
                 continue
-            # The bonus for opening a parallel block, once an answer; then the one for being shorter.
+            # An answer gets the bonus `opening` once if it has a parallel block. The bonus for being shorter
+            # than the reference is added below.
             bonuses[index] = self.opening * thread_counts.with_parallel
             measured["without_reference"].append(float(reference is None))
             if reference is None:

@@ -209,7 +209,7 @@ class ThreadShapley(Credit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
-        if orders:
+        if orders:  # there are none if the values go through all sets
             sets = [frozenset(order[:size]) for order in orders for size in range(len(order) + 1)]
             return list(dict.fromkeys(sets))
         return subsets(threads)
@@ -221,7 +221,7 @@ class ThreadShapley(Credit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
-        if orders:
+        if orders:  # there are none if the values go through all sets
             return mean_marginals(orders, worth.__getitem__)
         return shapley_values(threads, worth.__getitem__)
 
@@ -241,7 +241,7 @@ class ThreadShapley(Credit):
         rollout = context.get(GrowingRollout)
         assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
         starts: list[Start] = []
-        blocks: list[int] = []
+        blocks: list[int] = []  # for each start the number of its block
         for counterfactual in wanted:
             answer = answers[counterfactual.answer]
             block = blocks_by_answer[counterfactual.answer][counterfactual.block]
@@ -251,7 +251,8 @@ class ThreadShapley(Credit):
             for number in range(self.samples):
                 starts.append(Start(answer.problem, answer.prompt_ids, derive_seed(seed, number), segments))
                 blocks.append(block.number)
-        # Counterfactual answers wait for answers in the queue, and their log-probs are not read.
+        # The engine samples waiting answers of the rollout before counterfactual answers. The log-probs of
+        # counterfactual answers are not read, since nothing is trained on them.
         settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
         sampling_context = replace(context, settings=settings)
         sampled: list[Trajectory] = []
@@ -261,7 +262,7 @@ class ThreadShapley(Credit):
         rewards: dict[Counterfactual, list[float]] = {}
         tokens = unfinished = ungraded = 0
         for index, (start, answer) in enumerate(zip(starts, sampled, strict=True)):
-            counterfactual = wanted[index // self.samples]  # `starts` has `samples` neighbours for each
+            counterfactual = wanted[index // self.samples]  # each has `samples` starts, one after the other
             tokens += _sampled_tokens(answer.segments) - _sampled_tokens(start.segments)
             unfinished += answer.unfinished
             rewards_of_set = rewards.setdefault(counterfactual, [])
@@ -373,8 +374,8 @@ def _mean_rewards(
     for threads, rewards in rewards_of_sets.items():
         counted = list(rewards)
         if len(threads) == len(block.threads):  # the set of all threads
-            # The answer itself is one more sample with all threads. `reward` would contain shaping; sampled
-            # answers have none.
+            # The answer itself is one more sample with all threads. Its `score` is without shaping, as the
+            # rewards of the sampled answers are.
             counted.append(answer.score)
         if not counted:
             return None

@@ -164,7 +164,8 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
     if opening:
         thinks = "add_generation_prompt and not (enable_thinking is defined and not enable_thinking)"
         after = f"{{{{ {_literal(opening)} if {thinks} else '' }}}}"
-    # Jinja removes a template's last newline. With an expression after it, it would no longer be the last.
+    # Jinja removes a newline at the end of a template. If an expression followed the newline, Jinja would
+    # keep the newline.
     return before + template.removesuffix("\n") + after
 
 

@@ -254,6 +254,7 @@ class Trainer(Part):
             return ()
         because = "skip_without_advantage looks at the advantages that credit gives"
         remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        # Credit has to give advantages before training, and the objective has to learn from them.
         return (
             Need(Advantages(before_training=True), because, remedy),
             Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
@@ -265,13 +266,14 @@ class Trainer(Part):
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     def scores_old_logprobs(self, *, several_steps: bool) -> bool:
-        """Returns whether the policy is scored before the first step, in a forward pass of its own.
+        """Returns whether a forward pass before an iteration's first step computes the old log-probs.
 
-        That pass gives the old log-probs. If an iteration has a single step, the step's own forward pass
-        gives them, and saves a pass. Two uses need them before the step: a KL penalty in rewards or
-        advantages, and an objective that computes numbers in advance (`needs_reference_kl`).
+        Two uses need the old log-probs before the first step: a KL penalty in rewards or advantages, and an
+        objective that computes numbers in advance (`needs_reference_kl`). Without these uses, an iteration of
+        one step saves the pass: the step's own forward pass gives the old log-probs.
         """
         objective = self.objective
+        # A loss with advantages and ``train/kl`` are computed from the old log-probs.
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
         has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
         return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)

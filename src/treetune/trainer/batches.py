@@ -55,12 +55,14 @@ class Minibatch:
     def with_marked_tokens(
         self, objective: Objective, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random
     ) -> Minibatch:
-        """Returns the minibatch with the tokens that the objective marks among its tokens; see
-        `Objective.marked_tokens`.
+        """Returns the minibatch with `marked_N`: which of its tokens the objective marks.
+
+        See `Objective.marked_tokens`.
 
         Args:
             logprobs_N: The log-probs of all trained tokens of the iteration.
-            advantages_N: Their advantages.
+            advantages_N: The advantages of all trained tokens of the iteration.
+            draw: Draws random numbers, the same ones on every rank.
         """
         is_trained_N = self.weights_N != 0
         marked_N = torch.zeros_like(is_trained_N)
@@ -144,8 +146,9 @@ def plan_micro_batches(
     then share a micro-batch.
 
     Args:
-        lengths: The lengths of all rows of the iteration.
-        units: The units of this minibatch.
+        lengths: The lengths of all rows of the iteration; with the layout ``tree``, of all trees of rows.
+        units: The units of this minibatch. A unit has the indices of rows that must share a micro-batch, or
+            the index of a tree.
         max_tokens: The most tokens of a micro-batch, with padding. A longer unit has one to itself.
         max_rows: The most rows of a micro-batch; None for no limit.
     """
@@ -248,11 +251,12 @@ def sequences_of_rank(
 ) -> Sequences:
     """Returns the episodes' sequences, with the tokens of only those rows that this rank computes.
 
-    A sequence is an episode; its rows are the inputs of the model, of which an answer with threads has
-    several.
+    A sequence is an episode, and a row is an input of the model. A sequence has one row or, if its answer has
+    threads, one for each sampled part.
 
     Args:
-        units_by_step: The units of each step. A unit has the index of a sequence, or those of a pair's two.
+        units_by_step: The units of each step. A unit has the index of a sequence, or the two indices of a
+            pair of sequences.
         scores_all: Whether models are run over all sequences before the first step.
     """
     # The plan of trees depends on the tokens themselves, so that every rank needs all of them.
@@ -365,8 +369,9 @@ def micro_batch(
     """Makes the tensors of a micro-batch of rows, which `ranks_together` ranks compute together.
 
     Args:
-        max_positions: The most trained positions in a micro-batch that any rank computes at the same time
-            as this one. All ranks compute the head in as many chunks as these need.
+        max_positions: All ranks compute a micro-batch at the same time. This is the highest number of
+            trained positions in one of these micro-batches. It decides in how many chunks all ranks compute
+            the head (the output layer).
     """
     rows = [sequences.rows[i] for i in indices]
     inputs, computed_tokens = _lay_out(rows, layout)
@@ -440,7 +445,7 @@ def _grow_trees(
 ) -> tuple[list[Unit], list[int]]:
     """Packs the units of each problem into prefix trees of at most `max_tokens` tokens.
 
-    A unit that alone exceeds them is split into its rows, unless `keep_units` is set.
+    A unit that alone has more tokens is split into its rows, unless `keep_units` is set.
 
     Returns:
         The rows of each tree, and its number of tokens.

@@ -119,7 +119,7 @@ class PolicyTrainer:
         self.reward_model: RewardModelTraining | None = None
         if reward_model is not None:
             model = self.factory.reward_model(load_reward_model)
-            if load_reward_model is not None:  # else it is the policy's model, which has been probed
+            if load_reward_model is not None:  # else it is the policy's model, which was compared above
                 refuse_unlike_model(model, settings, ranks)
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
@@ -138,8 +138,10 @@ class PolicyTrainer:
         progress: Callable[[int, int], None] | None = None,
         on_signals: OnSignals | None = None,
     ) -> Metrics:
-        """Trains on these episodes, all epochs, and returns the metrics. Every rank is given the same ones,
-        and keeps the tokens of those that it runs. Collective."""
+        """Trains on these episodes, in all epochs, and returns the metrics. Collective.
+
+        Every rank is given the same episodes, and keeps the tokens of only those rows that it computes.
+        """
         training = self.begin(iteration, episodes)
         for step in training.steps():
             if progress is not None:
@@ -211,9 +213,11 @@ class PolicyTrainer:
                 are then the old ones, and are recorded in `tensors`.
         """
         settings, objective = self.settings, self.settings.objective
+        # The recorder keeps the scores of the forward passes; None if nothing needs them.
         recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
+        # `keep_units`: whether the objective needs all rows of a sequence or pair in one micro-batch.
         for batch in micro_batches(
             sequences, minibatch.units, settings, self.ranks, keep_units=minibatch.keep_units
         ):
@@ -231,6 +235,7 @@ class PolicyTrainer:
             # The losses of all micro-batches of all ranks add up to the minibatch's loss, so their gradients
             # are summed and not averaged.
             self.policy.backward(loss)
+            # Of the ranks that compute a micro-batch together, one reports its scores. None reports a dummy.
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
             # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
@@ -381,6 +386,7 @@ class PolicyTrainer:
         assert self.reward_model is None, "a reward model is trained on from iteration to iteration"
         settings, tensors = self.settings, None
         if episodes and (settings.measure_kl or settings.token_signals == "all"):
+            # []: the episodes are only scored, and no step is taken on them.
             sequences = sequences_of_rank(episodes, settings, self.ranks, [], scores_all=True)
             tensors = IterationTensors.of(episodes)
             tensors.set_old_scores(self.old_logprobs(sequences))
@@ -508,7 +514,15 @@ class PolicyTrainer:
 def _keep_scores(
     tensors: IterationTensors, scores: PolicyScores, is_known_N: Tensor, *, are_old: bool
 ) -> None:
-    """Keeps a step's scores as the old ones, or as those of each token's last training."""
+    """Keeps a step's scores as the old ones, or else as the last ones.
+
+    The old scores are those before the first step. The last ones are those at the last step that trained a
+    token.
+
+    Args:
+        is_known_N: The tokens that the step computed. The others have no score.
+        are_old: Whether these are the old scores.
+    """
     if are_old:
         tensors.set_old_scores(scores)
         tensors.old_logprobs_mask_N = is_known_N
@@ -582,6 +596,7 @@ class IterationTraining:
         scores_old = settings.scores_old_logprobs(several_steps=steps > 1)
         learned_rewards = None
         if trainer.reward_model is None:
+            # Whether a model is run over all sequences before the first step.
             scores_all = settings.token_signals == "all" or (
                 scores_old or settings.keeps_reference or trainer.critic is not None
             )
@@ -625,8 +640,9 @@ class IterationTraining:
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
             if objective.marks_tokens and minibatch.units:
-                # Tokens are marked by their old log-probs, or else by the engine's: an iteration's only step
-                # computes the old log-probs in its own forward pass, which is too late here.
+                # The loss treats marked tokens differently. The objective chooses these tokens by the old
+                # log-probs. An iteration's only step computes the old log-probs in its own forward pass,
+                # which is too late here. Then the engine's log-probs replace the old ones.
                 logprobs_N = tensors.old_logprobs_N
                 if logprobs_N is None:
                     logprobs_N = tensors.behaviour_logprobs_N
@@ -651,6 +667,7 @@ class IterationTraining:
         Metrics are means over the steps, but for counts (steps, tokens), which are sums.
         """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
+        # The tensors with the old log-probs that token signals need: `tensors`, or a copy (see `steps`).
         tensors_of_signals = self._tensors_of_signals
         has_signals = settings.token_signals != "none" and tensors_of_signals.old_logprobs_N is not None
         if on_signals is not None and has_signals:

@@ -178,9 +178,9 @@ class DeepSpeedModel:
         from deepspeed.runtime.zero.config import ZeroStageEnum
         from deepspeed.utils.tensor_fragment import fragment_address
 
-        # A pickle can run any code. DeepSpeed asks PyTorch to load whatever it holds, which only this
-        # variable overrides: then PyTorch loads tensors, plain values, and the classes that DeepSpeed stores
-        # with them.
+        # A pickle can run any code. DeepSpeed asks PyTorch to load whatever the pickle holds, and only this
+        # environment variable overrides DeepSpeed. With it, PyTorch loads only tensors, plain values, and the
+        # classes in `allowed`, which DeepSpeed stores with the tensors.
         weights_only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
         allowed = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
         with weights_only, torch.serialization.safe_globals(allowed):

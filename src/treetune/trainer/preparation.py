@@ -92,8 +92,8 @@ class IterationTensors:
         """Returns the trainer's log-probs minus the engine's; None without the engine's.
 
         The engine reports log-probs of the distribution that it sampled from: cut by top-p and top-k, and
-        normalised again. The trainer's log-probs are of the whole distribution. Dividing a probability by the
-        mass that the cut leaves makes them comparable: ``log p - log mass``.
+        normalised again. The trainer's log-probs are of the whole distribution. So the trainer's probability
+        is divided by the mass that the cut leaves: ``log p - log mass`` is comparable with the engine's.
         """
         assert self.old_logprobs_N is not None
         if self.behaviour_logprobs_N is None:
@@ -103,7 +103,7 @@ class IterationTensors:
 
     def gap_metrics(self) -> Metrics:
         """Returns the distance of the trainer's log-probs from the engine's: the mean and the maximum of
-        |`gap_N`| over the tokens whose old log-probs are known. Empty without the engine's.
+        |`gap_N`| over the tokens whose old log-probs are known. Empty without the engine's log-probs.
 
         ``engine/nucleus_log_mass`` is the mean log of the mass that top-p and top-k leave.
         """
@@ -143,8 +143,8 @@ class IterationTensors:
         assert self.old_logprobs_N is not None and self.entropies_N is not None
         columns = {"logprobs": self.old_logprobs_N, "entropies": self.entropies_N}
         if (gap_N := self.gap_N()) is not None:
-            columns["gaps"] = gap_N
-        if self.last_logprobs_N is not None:
+            columns["gaps"] = gap_N  # to the engine's log-probs
+        if self.last_logprobs_N is not None:  # those at the last step that trained each token
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
         is_known_N = self.old_logprobs_mask_N
         if is_known_N is not None:
@@ -208,6 +208,7 @@ def prepare(
     if objective.needs_reference_kl:
         assert tensors.old_logprobs_N is not None and tensors.ref_logprobs_N is not None
         tensors.ref_kl_N = models.reference_kl(sequences)
+        # Advantages that the objective computes itself, for its loss.
         tensors.own_advantages_N = objective.precompute(
             tensors.old_logprobs_N, tensors.ref_logprobs_N, tensors.ref_kl_N, starts
         )

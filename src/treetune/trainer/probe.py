@@ -32,8 +32,9 @@ def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks)
     """Compares the log-probs of a few rows. Collective.
 
     Raises:
-        ValueError: They differ when computed twice, from the model's own forward pass, or when rows are
-            computed together in the configured layout.
+        ValueError: The log-probs of the same tokens differ between two computations, or between the trainer
+            and the model's own forward pass, or between a row alone and rows together in the configured
+            layout.
     """
     model: Any = policy.module.model
     name = type(model).__name__
@@ -109,14 +110,14 @@ def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
     sequences = Sequences.empty()
     for number in range(copies * len(rows)):
         row_T = rows[number % len(rows)]
-        predicting = torch.arange(len(row_T) - 1)
+        predicting = torch.arange(len(row_T) - 1)  # the tokens that predict a trained one: all but the last
         # The number makes the hash of each copy different, since rows with equal hashes are computed once.
         content_hash = content_hash_of(row_T.numpy(), predicting.numpy()) + number.to_bytes(4, "little")
         start = sequences.starts[-1]
         row = Row(len(row_T), len(predicting), start, number, content_hash, row_T, predicting)
         sequences.rows.append(row)
         sequences.starts.append(start + len(predicting))
-        sequences.first_rows.append(number + 1)
+        sequences.first_rows.append(number + 1)  # each sequence has one row
         sequences.rewards.append(0.0)
         sequences.early_rewards.append([])
         sequences.scores.append(0.0)

@@ -270,7 +270,8 @@ class Ranks:
         import deepspeed
         import deepspeed.ops
 
-        # DeepSpeed looks for MPI if one of these variables, or of the two below, isn't set.
+        # DeepSpeed looks for MPI if a variable is missing. So these three variables are set here, and
+        # MASTER_ADDR and MASTER_PORT below.
         for name, value_if_alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
             os.environ.setdefault(name, value_if_alone)
         world_size = int(os.environ["WORLD_SIZE"])
@@ -326,14 +327,16 @@ class Ranks:
         return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
-        """Waits until all ranks have called this. If one doesn't, the message has the `name` and that rank.
+        """Waits until all ranks have called this method.
 
-        The methods below that exchange objects begin with it, since their own errors don't say which rank is
-        missing.
+        If a rank doesn't call it in time, the error's message has the `name` and the missing rank. The
+        methods below that exchange objects first call `barrier`, since the errors of the exchanges don't say
+        which rank is missing.
         """
         if self.world_size == 1:
             return
         try:
+            # `self.objects` is the process group for Python objects.
             dist.monitored_barrier(self.objects, datetime.timedelta(seconds=self.deadline_s))
         except RuntimeError as error:
             raise RuntimeError(

@@ -56,14 +56,15 @@ class RewardModelTraining:
     ) -> Tensor:
         """Learns the outcomes of an iteration's answers. Sets `metrics`. Collective.
 
-        Returns the implicit reward of every trained token, float32 [N]. `RewardModelSettings.scores` says
-        whether the model before or after this learning computes the rewards.
+        Returns the implicit reward of every trained token, float32 [N]: β times the log-ratio of the reward
+        model to the reference. `RewardModelSettings.scores` says whether the model before or after this
+        learning computes the rewards.
 
         Args:
             sequences: The answers, with all of their tokens on every rank.
-            ref_logprobs_N: The reference's log-probs of their trained tokens.
-            schedule: Returns the factor of the learning rate from the number of steps that are done in this
-                iteration, and the number of its steps.
+            ref_logprobs_N: The reference's log-probs of the answers' trained tokens.
+            schedule: Returns the factor of the learning rate. Its arguments are the number of the iteration's
+                steps that are done, and the number of all steps of the iteration.
         """
         if self.settings.scores == "before_update":
             rewards_N = self.rewards(sequences, ref_logprobs_N)

@@ -297,7 +297,7 @@ class Scorer:
         self, reference: Reference, batch: MicroBatch, comparison: _ChunkComparison
     ) -> Tensor:
         """Runs the reference over a micro-batch and returns the comparison of each position, [N]."""
-        # With adapters the reference is the policy without them, so the two take turns.
+        # With adapters, the reference is the policy without its adapters. So policy and reference take turns.
         with reference() as reference_model:
             *_, compared_N = reference_model(batch.inputs, self.temperature, statistics=comparison)
         assert comparison.has_all_positions, "the reference has scored each position once"

@@ -158,7 +158,11 @@ class Sequences:
         return [first_row_of_hash.setdefault(row.content_hash, index) for index, row in enumerate(self.rows)]
 
     def distinct_rows(self) -> list[Unit]:
-        """Returns the rows of each sequence without repetitions of earlier rows."""
+        """Returns a unit for each sequence: its rows, without rows that are equal to an earlier row.
+
+        A sequence has no unit if all of its rows are equal to earlier rows. Rows are equal if they have the
+        same tokens and the same trained tokens.
+        """
         first_equal = self.first_equal_rows()
         units = []
         for sequence in range(len(self)):

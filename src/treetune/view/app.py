@@ -84,7 +84,7 @@ class Guard:
     """Middleware that checks host, method, origin and token, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> None:
-        outside = urlsplit(base_url)
+        outside = urlsplit(base_url)  # the public address, at a proxy; all parts are empty without one
         self._app, self._token, self._base = app, token, outside.path.rstrip("/")
         self._hosts = [*hosts, *([outside.hostname] if outside.hostname else [])]
         self._origin = f"{outside.scheme}://{outside.netloc}"
@@ -94,14 +94,18 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # `serve` turns websockets and lifespan events off
             return
-        # A proxy may or may not remove its prefix from the path. Links of pages have it
-        # (`PageRequest.render`).
-        path = "/" + scope["path"].removeprefix(self._base).lstrip("/")
+        # `_base` is the prefix of a proxy's paths. A proxy may or may not remove the prefix from the path.
+        # Links of pages have the prefix (`PageRequest.render`).
+        path = scope["path"]
+        if path == self._base or path.startswith(self._base + "/"):  # with the prefix /r, /run is a page
+            path = path.removeprefix(self._base)
+        path = "/" + path.lstrip("/")
         scope = {**scope, "path": path, "base": self._base}
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
+                # The browser needs the address of a redirect with the proxy's prefix.
                 if headers.get("Location", "").startswith("/"):
                     headers["Location"] = self._base + headers["Location"]
                 for name, value in HEADERS.items():
@@ -126,7 +130,8 @@ class Guard:
             return _refuse(f"This viewer is available as {names}, but not as {host_header!r}.")
         if request.method not in (*READING, *WRITING):
             return _refuse(f"This viewer doesn't support the method {request.method}.", 405)
-        # A proxy may speak TLS with the browser, so that the origin is https.
+        # A proxy may speak TLS with the browser, so that the origin is https. `_origin` is the origin of the
+        # public address at the proxy.
         origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._origin]
         if request.method in WRITING and request.headers.get("origin") not in origins:
             return _refuse("Only pages of this viewer may send data to it.")

@@ -349,7 +349,11 @@ def _mark_radius(turn: int, turns: int) -> float:
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns at most about `TICKS` round numbers from `low` to `high`, or with `whole` whole numbers."""
+    """Returns round numbers from `low` to `high` for the ticks of an axis, at most about `TICKS`.
+
+    Args:
+        whole: Whether all ticks must be whole numbers.
+    """
     power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))  # 1 for an axis without length
     steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
     if whole:

@@ -95,8 +95,11 @@ class Bunch:
 def bunches(
     experiments: Mapping[str, StoredExperiment], together: bool, over: str = "finished iterations"
 ) -> list[Bunch]:
-    """Returns a bunch for each experiment, or with `together` one for those that differ only in their
-    seed."""
+    """Groups experiments into bunches, each of which is drawn as one curve.
+
+    With `together`, experiments that differ only in their seed are one bunch. Otherwise each experiment is a
+    bunch by itself. `over` is the axis, one of `OVER`.
+    """
     groups: dict[str, list[str]] = {}
     for name, experiment in experiments.items():
         key = setting_of(experiment.config) if together else name
@@ -111,7 +114,11 @@ def bunches(
 
 
 def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
-    """Returns the position on an axis by finished iterations, as the mean over experiments."""
+    """Returns the position on the axis `over` for each number of finished iterations.
+
+    Several experiments have the mean of their positions. The result is empty if the axis is finished
+    iterations.
+    """
     if not OVER[over]:  # the axis of iterations: the position of an iteration is its own number
         return {}
     if len(members) == 1:
@@ -229,6 +236,7 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
     The second metric of a chart has the same colour as the first, and is dashed.
     """
     experiments = [member for bunch in all_bunches for member in bunch.members]
+    # `trained_on` is "sampled answers" or "demonstrations".
     data = " and ".join(sorted({experiment.trained_on for experiment in experiments}))
     shaping_metrics: set[str] = set()
     for experiment in experiments:
@@ -302,6 +310,8 @@ def _line(
     all_iterations: set[float] = set()
     for curve in curves:
         all_iterations |= set(curve)
+    # `bunch.places` has the position on the axis for each number of finished iterations. It is empty if the
+    # axis is finished iterations.
     xs = sorted(x for x in all_iterations if x in bunch.places or not bunch.places)
     if not xs:
         return None
@@ -368,7 +378,8 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
     for change in experiment.manifest.get("continued", ()):
-        # The manifest records a resume only if settings or the machine changed.
+        # The manifest records a resume only if settings, the machine, software, inputs or the user's code
+        # changed.
         settings = ", ".join((change.get("changed") or {}).values()) or "on another machine"
         events.append(Event(float(change.get("after", 0)), "resume", f"continued with {settings}"))
     events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
@@ -395,7 +406,7 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
         if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
-            # An iteration that didn't check a sign begins and ends none.
+            # If a row doesn't have a sign, the sign keeps the value of the row before.
             value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
             if bool(value) == bool(before.get(key, 0)):
                 continue

@@ -135,9 +135,10 @@ class ThreadedAnswer:
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
         """Counts the tokens ``[start, end)``, which are inside of `above` blocks.
 
-        A block counts if the answer was split into threads there. A block outside of all threads counts in
-        any case. The tags in a thread that was not split further are text.
+        Blocks count down to the depth at which this answer was split into threads, and in any case outside of
+        all threads. The tags of deeper blocks are text.
         """
+        # The numbers of tags, and 0 for all other tokens.
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
         deepest = max((len(placed.segment.branch) for placed in self.line), default=0)
         # Blocks of the whole answer count even if the model wrote them without being split.
@@ -475,12 +476,13 @@ def _tree_rectangles(
     def href_of(step: SharedStep, above: SharedStep | None) -> str | None:
         if address is None:
             return None
-        number = this if id(step) in on_path else step.answers[0]  # the answer that is linked
-        if step.branches > 1:  # the tree from the step before, in which the branches are higher
+        number = this if id(step) in on_path else step.answers[0]  # the answer that the link leads to
+        # Merged branches lead to the tree from the node before them, where each branch is drawn higher.
+        if step.branches > 1:
             return address(number, above.depth if above else 0)
-        if not step.following:
+        if not step.following:  # an answer's last step leads to the answer itself
             return address(number, None)
-        if above is None:  # the top leads back up
+        if above is None:  # the top of this tree leads to the tree that begins one step earlier
             return address(number, max(0, step.depth - 1))
         return address(number, step.depth)
 
@@ -512,6 +514,7 @@ def _tree_rectangles(
                 "thread": step.thread,
             }
         )
+        # Branches that would be lower than `FOLDED_BELOW` are merged with similar ones.
         for following in _merge_small_branches(step.following, FOLDED_BELOW / height_of_answer, on_path):
             unvisited.append((following, step, y))
             y += height_of_answer * len(following.answers)
@@ -609,7 +612,10 @@ def _shared_steps(group: Sequence[Episode]) -> SharedStep:
 
 
 def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch) -> SharedStep:
-    """Returns the node of an episode's step with tokens ``[begin, end)``, the `depth`-th, counted from 1."""
+    """Returns the node of an episode's step that has the tokens ``[begin, end)``.
+
+    The step is the `depth`-th of the answer, counted from 1.
+    """
     value, earned = None, None
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
         # These belong to the state before each step: the value after the `depth`-th step is at `depth`.
@@ -617,6 +623,7 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
         error = errors[depth] if depth < len(errors) else None
         # The error is infinite where credit merged two steps: the second repeats the value of the first.
         if depth < len(values) and (error is None or math.isfinite(error)):
+            # The interval of the value is cut off at 0, and at 1 or the answer's reward if that is higher.
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
         if depth <= len(episode.step_rewards):
             earned = episode.step_rewards[depth - 1]

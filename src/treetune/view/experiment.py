@@ -201,7 +201,10 @@ def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:
-    """Returns a row for each iteration, without integers that are too large for a float."""
+    """Returns a row for each iteration, without integers that are too large for a float.
+
+    Adds a message to `missing` for each number that is left out, and for each line that can't be read.
+    """
     rows = []
     for row in directory.read_metrics(missing):
         huge = {

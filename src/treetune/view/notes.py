@@ -222,6 +222,7 @@ class Notes:
             answers_by_source.setdefault(note.about.source, {})[note.about.answer] = None
         if not notes_by_name:
             return {}
+        # By source: its mark, a text that changes whenever the source's files change.
         marks = {item.source.name: item.about.mark for item in self._answers.indexed() if item.about}
         rows: dict[tuple[str, int], list[Note]] = {}
         for source, answers in answers_by_source.items():
@@ -238,7 +239,10 @@ class Notes:
         return rows
 
     def _read_names(self, source: str, mark: str, answers: Sequence[str]) -> None:
-        """Adds to `_names` the answers that are not there yet. Names need the texts, so they are kept."""
+        """Adds the names of answers to `_names`, if they are not there yet.
+
+        A name is a hash of the answer's place and text. So each new name needs the text to be read.
+        """
         unread = [answer for answer in answers if (source, mark, answer) not in self._names]
         if not unread:
             return

@@ -178,7 +178,13 @@ def _experiments_table(
 
 
 def _accuracy_cell(status: RunProgress, *, bounds: bool, label: bool) -> Text:
-    """Returns the accuracy on the set called test where there is one, else on the first set."""
+    """Returns the accuracy on the set called test where there is one, else on the first set.
+
+    Args:
+        bounds: Whether the interval of the accuracy is shown.
+        label: Whether the name of the set is shown.
+    """
+    # False comes before True, so that the set called test is the first.
     accuracies = sorted(status.accuracies, key=lambda accuracy: accuracy.label != "test")
     if not accuracies:
         return Text("–", style="dim")
@@ -411,7 +417,7 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = Tr
 
 
 def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> str:
-    """Returns the character with the dots of the grid's 4 × 2 cells from there on."""
+    """Returns the character with the dots of 4 × 2 cells of the grid, from row `top` and column `left` on."""
     code = BRAILLE
     for row, codes_of_row in enumerate(DOTS):
         for column, code_of_dot in enumerate(codes_of_row):
@@ -569,7 +575,8 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
         raise ValueError("standard input or output is not a terminal: use --once to print a single page")
-    with TemporaryDirectory() as cache:  # nothing here makes an index of answers
+    # The store needs a folder for indexes of answers. No page here makes an index.
+    with TemporaryDirectory() as cache:
         store = Store(folders, Path(cache))
         watched, runs = TerminalView(store, console, metrics), store.runs()
         if name is not None:
@@ -601,7 +608,9 @@ def keys_in(data: bytes) -> list[str]:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], list[str]]]:
-    """Gives a function that waits for keys, at most so many seconds, and returns their names.
+    """Yields a function that waits for keys and returns their names.
+
+    The function's argument is the longest wait in seconds.
 
     Restores the terminal's mode afterwards, also after SIGTERM.
     """

@@ -115,9 +115,9 @@ def one_line(text: str, most: int = 200) -> str:
 
 
 def one_line_with_end(text: str, most: int = 200) -> str:
-    """Returns a text on one line, for a table; of a longer one, as much of its beginning as of its end.
+    """Returns a text on one line, for a table. A text of more than `most` characters loses its middle.
 
-    Prompts with solved examples begin alike, and differ at their ends.
+    Its end is kept, because prompts with solved examples begin alike and differ at their ends.
     """
     if len(text) <= most:
         return one_line(text, most)
@@ -162,9 +162,9 @@ def _markdown() -> MarkdownIt:
 
 
 def _bold(state: StateInline, silent: bool) -> bool:
-    """Reads stars as markdown-it's own rule does, but only pairs make bold type: a single star is a product.
+    """Reads stars as markdown-it's own rule does, but only ``**`` at the ends of words makes bold type.
 
-    Pairs within a word make none either: ``2**3`` is a power.
+    A single star is a product, and ``**`` within a word is a power, as in ``2**3``.
     """
     from markdown_it.rules_inline.state_inline import Delimiter
 
@@ -172,7 +172,8 @@ def _bold(state: StateInline, silent: bool) -> bool:
         return False
     stars = state.scanDelims(state.pos, False)
     for _ in range(stars.length):
-        # Each star is text at first. markdown-it makes bold type of two pairs of delimiters afterwards.
+        # Each star is text at first. Later markdown-it makes bold type between two opening and two closing
+        # delimiters.
         state.push("text", "", 0).content = "*"
         if stars.length == 2:
             token_index = len(state.tokens) - 1

@@ -213,11 +213,11 @@ def _messages(body: bytes) -> Iterator[pa.Message]:
 def _refuse_compression(message: pa.Message) -> None:
     """Raises ValueError for a message with dictionaries or with compressed buffers.
 
-    pyarrow doesn't show whether a batch is compressed, so its metadata is read here. It is a flatbuffer, in
-    which a table begins with the distance to the offsets of its fields.
+    pyarrow doesn't show whether a batch is compressed, so the metadata of the message is read here. The
+    metadata is a flatbuffer: tables with fields. A field for another table holds the distance to that table.
     """
     metadata = message.metadata.to_pybytes()
-    (root,) = struct.unpack_from("<I", metadata, 0)
+    (root,) = struct.unpack_from("<I", metadata, 0)  # the position of the outermost table
     type_position = _field_position(metadata, root, HEADER_TYPE)
     header_position = _field_position(metadata, root, HEADER)
     if type_position is None or header_position is None:

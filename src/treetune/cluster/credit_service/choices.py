@@ -61,7 +61,8 @@ def _read_part(
     family: type[Family], setting: str | Mapping[str, Any], name: str, allowed: Collection[str]
 ) -> Family:
     """Returns the part that a setting describes: its `type` alone, or an object. `name` is for messages."""
-    # A name stays a name here. In the library, a text may also be a Jsonnet program.
+    # A client's text is only the name of a part here. In a configuration file, a text may also be a Jsonnet
+    # program, and a client must not run programs.
     configuration = {"type": setting} if isinstance(setting, str) else dict(setting)
     _refuse_more_than_plain_data(configuration, name, allowed, 0)
     return build(family, configuration, key=(name,))

@@ -92,7 +92,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         if unknown:
             raise ValueError(f"there is no credit {unknown[0]!r}: `treetune parts credit` lists them")
         self._settings = settings
-        servers = read_servers(settings.engine)
+        servers = read_servers(settings.engine)  # None if the engine is not given by addresses of servers
         if servers is not None:
             servers.api_key()  # now, and not at the first request
         tokenizer = settings.tokenizer
@@ -105,6 +105,7 @@ class CreditService(AbstractContextManager["CreditService"]):
         self._engine: Engine | CallersServers | None = servers or settings.engine
         self._opened: Engine | None = None
         """The engine that this object has opened and closes."""
+        # Anything but servers and an open engine, such as a model's folder, is opened as an engine here.
         if self._engine is not None and not isinstance(self._engine, Engine | CallersServers):
             codec, special_ids = read_tokenizer(tokenizer)
             assert codec is not None, "there is a tokenizer"
@@ -114,6 +115,7 @@ class CreditService(AbstractContextManager["CreditService"]):
             grader = build(Grader, dict(grader), key=("grader",))
         # An engine in this process samples for one call at a time.
         self.calls = 1 if isinstance(self._engine, Engine) else settings.calls
+        # A slot has a tokenizer and a grader, for one call at a time.
         self._slots: asyncio.Queue[_Slot] = asyncio.Queue()
         self._graders: list[GraderPool] = []
         for _ in range(self.calls):
@@ -171,7 +173,8 @@ class CreditService(AbstractContextManager["CreditService"]):
                 seed=settings.seed,
             )
             with assigner:
-                # A deadline has to be positive, and it is printed in the message.
+                # At least 0.01, since a deadline has to be positive. Rounded, since a message prints the
+                # deadline.
                 remaining_s = max(0.01, round(deadline - (time.monotonic() - started), 2))
                 return await assigner.advantages_async(
                     answers, iteration=settings.iteration, budget=budget, deadline=remaining_s
@@ -196,7 +199,7 @@ async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **
     """Returns the result of a function that is called in a thread.
 
     If the awaiting task is cancelled, this waits until the function has returned. The function uses the
-    caller's slot, and the caller gives the slot to another call afterwards.
+    tokenizer and the grader of the caller's slot, and the caller gives the slot to another call afterwards.
     """
     work = asyncio.ensure_future(asyncio.to_thread(function, *arguments, **settings))
     try:

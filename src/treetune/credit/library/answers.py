@@ -342,12 +342,18 @@ def _make_trajectory(
     cuts: set[int],
     has_text: bool,
 ) -> Trajectory:
-    """Returns an answer as a rollout would have made it."""
+    """Returns an answer as a rollout would have made it.
+
+    Args:
+        number: The number of the answer in its group.
+        cuts: The numbers of tokens at which the answer is cut into segments; see `_cuts_at_forks`.
+        has_text: Whether the codec can decode the answer.
+    """
     import numpy as np
 
     tokens = len(answer.response_ids)
     sampled = _sampled_mask(answer)
-    # The positions at which an environment's tokens begin or end. A segment is of one kind.
+    # A segment ends at a cut, and where sampled tokens follow an environment's tokens or the other way round.
     changes = (np.flatnonzero(np.diff(sampled)) + 1).tolist()
     starts = sorted({0, *changes, *cuts} - {tokens})
     segments = []

@@ -100,6 +100,7 @@ def check_credit(
             f"the credit {name!r} learns a critic, which only a run of treetune trains: choose one without,"
             " such as 'group' or 'monte_carlo'"
         )
+    # `reference` is a model that a run's trainer scores in place of the start model.
     if Advantages(before_training=True) not in credit.gives or credit.reference is not None:
         raise ValueError(
             f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
@@ -162,7 +163,7 @@ def check_answers(
 ) -> None:
     """Raises ValueError for answers that the credit can't be assigned to."""
     name = credit.registered_name() or type(credit).__name__
-    sizes = Counter(answer.group for answer in answers)
+    sizes = Counter(answer.group for answer in answers)  # the number of answers of each group
     smallest_group, least = min(sizes.items(), key=lambda group_and_size: group_and_size[1])
     needed = answers_needed(credit)
     if least < needed:
@@ -196,6 +197,8 @@ def check_answers(
                 " context_length) to what the answers were sampled with"
             )
     has_turns = any(answer.sampled is not None and not answer.sampled.all() for answer in answers)
+    # The parts of the credit check themselves against an experiment. `root` takes the experiment's place: it
+    # has substitutes for the rollout, the engine and the trainer.
     rollout = AnswersElsewhere(sampling, least, has_turns)
     root = CallOfLibrary(rollout, ScoringEngine(), credit, OtherTrainer(), task, context_length)
     for _, finding in findings(root):

@@ -106,8 +106,8 @@ def open_engine(source: Any, codec: TextCodec, special_ids: Mapping[str, int], s
         source: A folder with weights and a ``config.json``, a transformers model, or a function as in
             `FunctionEngine`.
         codec: The codec of the model's tokenizer.
-        special_ids: The ids of its special tokens, by their texts.
-        seed: The seed of the call.
+        special_ids: The ids of the tokenizer's special tokens, by their texts.
+        seed: The engine's seed. Requests have seeds of their own.
 
     Raises:
         ValueError: There is no such folder, or the engine can't sample with the model.
@@ -154,10 +154,10 @@ def _launch(
     Args:
         weights: The model's folder; not read for a model in memory.
         config: Has the number of the model's positions.
-        generation_config: Has the tokens that end an answer; None: those of the codec alone.
+        generation_config: Has tokens that end an answer, in addition to those of the codec; None: no others.
         codec: The codec of the model's tokenizer.
-        special_ids: The ids of its special tokens, by their texts.
-        seed: The seed of the call.
+        special_ids: The ids of the tokenizer's special tokens, by their texts.
+        seed: The engine's seed. Requests have seeds of their own.
         device: ``cpu`` or ``cuda``.
     """
     ends = None if generation_config is None else generation_config.eos_token_id

@@ -47,11 +47,11 @@ class CreditLimits:
     def __init__(
         self, budget: int | None = None, deadline: float | None = None, *, can_be_cancelled: bool = False
     ) -> None:
-        """Starts the time of the deadline.
+        """Starts the clock of the deadline.
 
         Args:
             budget: The most sampled tokens. Samples in flight may exceed it.
-            deadline: Seconds.
+            deadline: The seconds after which the call has to end.
             can_be_cancelled: Whether `end` may be called.
         """
         if budget is not None and budget < 1:
@@ -59,6 +59,7 @@ class CreditLimits:
         if deadline is not None and deadline <= 0:
             raise ValueError(f"deadline is {deadline}: give seconds, or None for no limit")
         self.budget, self.deadline = budget, deadline
+        # The alarm is a future. When it is set off, the engine stops waiting for samples.
         self.has_alarm = can_be_cancelled or deadline is not None
         self._samples = self._tokens = 0
         self._started = time.monotonic()
@@ -136,7 +137,7 @@ class LimitedEngine(EngineWrapper):
         # `Later`, whose function raises the error if the call has to end. The alarm is set off at the
         # deadline, when the call is cancelled, or when all requests are answered.
         alarm = limits.renew_alarm()
-        unanswered = len(requests)  # those that follow from answered ones are added
+        unanswered = len(requests)  # requests that follow from an answer will be added
         are_scores: list[bool] = []
         """For each request, whether it scores given tokens, so that nothing is sampled for it."""
 
@@ -181,7 +182,8 @@ class LimitedEngine(EngineWrapper):
             timer.daemon = True
             timer.start()
         try:
-            # The alarm comes last, since engines number requests in their order, and it has no number.
+            # Engines number requests in the order of this list. The alarm has no number, so it comes after
+            # the requests.
             return self.engine.generate([*watched, Later(alarm, end_at_alarm)], count_result)
         finally:
             if timer is not None:

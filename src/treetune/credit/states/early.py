@@ -83,6 +83,7 @@ class EarlyContinuations:
         new_states = []
         for ready in ready_answers:
             starts = self.rule.step_starts(ready)[: self.max_states]
+            # `first_states` chooses the states that are continued whatever the other answers are.
             for index in self.first_states(len(starts)):
                 prefix = AnswerPrefix.of(ready.problem, ready.prompt_ids, ready.segments, starts[index])
                 if prefix.key not in self.begun:  # answers share states, at least that of the prompt

@@ -134,7 +134,8 @@ def continuation_request(
     problem, prompt_ids, _ = prefix
     prefix_ids = prefix.token_ids
     key: tuple[int | str, ...] = (iteration, problem.id, repr(tuple(prefix_ids.tolist())), purpose)
-    if round_number > 0:  # a state that is continued once, as VinePPO's, has no round in its seed
+    # The seed of round 0 doesn't depend on the round's number. VinePPO's states have no other round.
+    if round_number > 0:
         key = (*key, round_number)
     budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(
@@ -235,7 +236,9 @@ class OneLineContinuations:
         """Returns the reward of each graded continuation; None for one that could not be graded."""
         earned: list[float | None] = []
         for future in self.grades:
-            if future is None:  # it was cut off, and there is a reward for this (`_submit_to_grader`)
+            # `_submit_to_grader` puts None for a continuation that was cut off and earns `unfinished_reward`,
+            # which isn't None then: `or 0.0` is for the type checker alone.
+            if future is None:
                 earned.append(self.context.settings.unfinished_reward or 0.0)
                 continue
             grade = future.result()

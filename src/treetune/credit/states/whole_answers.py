@@ -42,9 +42,12 @@ class WholeAnswers(StateRule):
     async def begin(
         self, context: RolloutContext, prefix: AnswerPrefix, plan: ContinuationPlan
     ) -> list[Trajectory]:
-        """Samples the answers that begin with the state, as many as the budget's first round has, and returns
-        them. `estimate` samples the further rounds, when all answers of the iteration are there."""
-        # The log's progress counts the rollout's answers alone.
+        """Samples the first round of a state's continuations, as many as the budget asks for.
+
+        Returns whole answers that begin with the state. `estimate` samples the further rounds, when all
+        answers of the iteration are there.
+        """
+        # Continuations report no progress, since the log's progress counts the rollout's answers alone.
         quiet_log = replace(context.log, progress=lambda done, total: None)
         quiet_context = replace(context, log=quiet_log)
         first_count = plan.budget.ask(0, _no_rewards)
@@ -59,7 +62,7 @@ class WholeAnswers(StateRule):
         assert context.engine is not None, "Monte-Carlo values need an engine"
         rollout, budget = _rollout_of_continuations(context, plan.sampling), plan.budget
         context_of_continuations = _context_of_continuations(context)
-        early = context.find(EarlyContinuations)
+        early = context.find(EarlyContinuations)  # what was sampled during the rollout; None for nothing
         answers_by_state: list[list[Trajectory]] = []
         for prefix in prefixes:
             begun = None if early is None else early.find(prefix, plan)
@@ -93,7 +96,11 @@ class WholeAnswers(StateRule):
     def _starts(
         self, context: RolloutContext, prefix: AnswerPrefix, purpose: str, numbers: Sequence[int]
     ) -> list[Start]:
-        """Returns one start for each number of a continuation of the state."""
+        """Returns a start for each of these numbers, which count the continuations of a state.
+
+        A start is an answer to be sampled. It begins with the segments of the state (`prefix`), and has a
+        seed that derives from the state and the number.
+        """
         seed = self.state_seed(context, prefix, purpose)
         return [
             Start(prefix.problem, prefix.prompt_ids, derive_seed(seed, number), prefix.segments)
@@ -107,7 +114,7 @@ def _no_rewards() -> Sequence[float]:
 
 
 def _rollout_of_continuations(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
-    """Returns the rollout of the answers, with the sampling parameters of continuations."""
+    """Returns the rollout that made the answers, with the sampling parameters of continuations."""
     return replace(
         context.get(GrowingRollout),
         temperature=sampling.temperature,

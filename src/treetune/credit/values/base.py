@@ -61,11 +61,11 @@ the one before it are credited as one. Where the first is None, the answer can't
 
 
 def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Value | None:
-    """Returns the mean of rewards, with the variance of a mean of so many binomial rewards between `low` and
-    `high`; None without rewards.
+    """Returns the mean of rewards with its variance; None without rewards.
 
-    The share of `high` in the variance is shrunk towards one half, as if one more had earned `high` and one
-    more `low` (Laplace): equal rewards don't show that there is no noise.
+    The variance is computed as if each reward were either `low` or `high`. The probability of `high` is
+    estimated as if there were one more reward of each kind (Laplace). So equal rewards have a variance above
+    0: they don't show that there is no noise.
     """
     if not rewards:
         return None
@@ -191,15 +191,16 @@ class Valuation:
         self.all_estimates += estimates_of_all
 
     def sample_first(self, estimator: ValueEstimator) -> None:
-        """Samples the continuations that the estimator wants of each answer whatever the other answers are.
+        """Samples continuations of the states that the estimator continues in any case (`first_states`).
 
-        Some runs begin these continuations during the rollout, as soon as their answer is graded
-        (`EarlyContinuations`). Then they are taken from there, and not sampled again. Collective.
+        A run may have begun these continuations during the rollout, as soon as their answer was graded
+        (`EarlyContinuations`). Such continuations are not sampled again. Collective.
         """
         first_states: list[AnswerState] = []
         for answer in self.answers:
             first_states += [answer.states[index] for index in estimator.first_states(len(answer.states))]
-        # Early continuations are on the rank of their answer, and can't be given to another one.
+        # An early continuation is on the rank of its answer. So if there are any, no state may move to
+        # another rank.
         nothing_is_early = self.context.find(EarlyContinuations) is None
         self.sample(first_states, estimator.budget(self.samples), balanced=nothing_is_early)
 
@@ -248,7 +249,8 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
 
     In a forked tree, answers branched off from each other. Answers on this answer's own branch share its next
     tokens, too. So their rewards depend on what this answer did in the state, and they are left out. Each
-    other branch yields one number: the mean reward of its answers, weighted by `Sharing.reach`.
+    other branch yields one number: the weighted mean reward of its answers. The weight of an answer is the
+    `Sharing.reach` of its last node, which shrinks with each branching on the way to this node.
 
     Args:
         tree: The tree of the answers.
@@ -261,6 +263,7 @@ def rewards_below(tree: Tree, shared: Sequence[Sequence[int]], leaf: int, length
         yield from (tree.leaves[other].reward for other in same_beginning if other != leaf)
         return
     sharing = sharing_of(tree)
+    # An answer's branch is the node of the tree that holds the answer's next token after the state.
     leaves_by_branch: dict[int, list[int]] = {}
     for other in same_beginning:
         leaves_by_branch.setdefault(sharing.branch_at(other, length), []).append(other)

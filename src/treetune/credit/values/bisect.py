@@ -99,7 +99,8 @@ class _Search:
         return spent >= self.settings.most_tokens
 
     def _needs_search(self, start: int, end: int) -> bool:
-        """Returns whether a part has several steps, and its ends differ by more than the threshold."""
+        """Returns whether a part has several steps and its ends' values differ by more than `threshold`."""
+        # A value is None if no continuation of the state could be graded.
         before, after = self._value(start), self._value(end)
         if end - start == 1 or before is None or after is None:
             return False

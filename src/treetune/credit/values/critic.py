@@ -88,7 +88,11 @@ def critic_values(valuation: Valuation) -> list[list[float | None]]:
 
 
 def _value_at(values_T: Column, length: int) -> float | None:
-    """Returns the critic's value of the state after so many tokens: the one before the next sampled token."""
+    """Returns the critic's value of the state after `length` tokens; None if no sampled token follows.
+
+    `values_T` has the critic's value before each sampled token, and NaN before injected tokens. The state's
+    value is the value before the next sampled token.
+    """
     for value in values_T[length:].tolist():
         if not math.isnan(value):  # NaN before injected tokens
             return float(value)
@@ -200,9 +204,11 @@ class ControlVariate(OverAnother):
 def _differences(
     step_values: StepValues, values_of_critic: Sequence[float | None], reward: float
 ) -> list[_Differences]:
-    """Returns the value of each state and the value of the next state, both minus the critic's of the state.
+    """Returns two differences for each state.
 
-    States without a value, or without a critic's value, are left out. After the last state comes the reward.
+    They are the state's value and the value of the next state, both minus the critic's value of the state.
+    The last state has no next state, so the answer's reward is its next value. States without a value, or
+    without a critic's value, are left out.
     """
     pairs = zip(step_values, values_of_critic, strict=True)
     valued = [(value, critic) for value, critic in pairs if value is not None]
@@ -210,6 +216,7 @@ def _differences(
     differences = []
     for (value, critic), next_value in zip(valued, next_values):  # not strict: `valued` may be empty
         if critic is not None:
+            # `baseline_or_value` is the number that the other estimator would take as the state's baseline.
             differences.append(_Differences(value.baseline_or_value - critic, next_value - critic))
     return differences
 
@@ -227,9 +234,10 @@ def _moments(differences_by_answer: Sequence[Sequence[_Differences]]) -> _Moment
 
 
 def _with_baseline(value: Value | None, critic: float | None, share: float) -> Value | None:
-    """Returns the value V̂ with the baseline b = V_φ + c·(V̂ − V_φ), where V_φ is `critic` and c is `share`.
+    """Returns a value with the baseline b = V_φ + c·(V̂ − V_φ), where V_φ is `critic` and c is `share`.
 
-    The value is unchanged where the critic has no value.
+    V̂ is the value itself, or its own baseline if it has one. The value is unchanged where the critic has no
+    value.
     """
     if value is None or critic is None:
         return value

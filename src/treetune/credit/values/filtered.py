@@ -69,6 +69,7 @@ class Filtered(OverAnother):
         errors = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
             errors.append(_prediction_errors(step_values, answer.reward))
+        # For each tree, the sums of its answers' errors: one column for each of `GAINS` as g, then as h.
         columns = 2 * len(GAINS)
         errors_by_tree = []
         for errors_of_tree in valuation.by_tree(errors):
@@ -83,6 +84,7 @@ class Filtered(OverAnother):
         # reward would make its values biased.
         gains_by_tree = []
         for tree_errors in errors_by_tree:
+            # `without` subtracts this tree's errors from the sums, without rounding.
             gains_by_tree.append(self._choose_gains(sums.without(tree_errors)))
         filtered = []
         for step_values, answer in zip(estimates, valuation.answers, strict=True):
@@ -161,8 +163,11 @@ def _smooth_from_earlier(observations: Sequence[float], gain: float) -> list[flo
 
 
 def filter_values(step_values: StepValues, reward: float, behind: float, before: float) -> StepValues:
-    """Returns an answer's values with V̂ smoothed from the later states by the gain g (`behind`), and with
-    baselines smoothed from the earlier states by the gain h (`before`)."""
+    """Returns an answer's values and baselines after smoothing.
+
+    The value of a state is smoothed with the values of later states and the reward, by the gain g (`behind`).
+    The baseline of a state is smoothed with the baselines of earlier states, by the gain h (`before`).
+    """
     baselines = [value.baseline_or_value for value in step_values if value is not None]
     smoothed_values = iter(_smooth_from_later(_observations(step_values, reward), behind))
     smoothed_baselines = iter(_smooth_from_earlier(baselines, before))

@@ -43,12 +43,14 @@ class UntilSure(Budget):
         rewards_so_far = rewards()
         value = mean_of(rewards_so_far)  # None if no continuation could be graded
         if self.pilot:
+            # The first round was the pilot. It only shows how much rewards vary, and its rewards don't count.
             if round_number > 1:
                 return 0  # the round after the pilot was the last one
             if value is None:
                 return self.most  # the pilot says nothing about the variance
             # `value.variance` is that of the mean of all rewards so far.
             variance_of_a_reward = value.variance * len(rewards_so_far)
+            # The mean of so many new rewards has a standard error of about `error`.
             needed = math.ceil(variance_of_a_reward / self.error**2)
             return min(max(needed, 1), self.most)
         if value is not None and math.sqrt(value.variance) <= self.error:

@@ -68,9 +68,10 @@ class ToppedUp(ValueEstimator):
     @override
     def values(self, valuation: Valuation) -> list[StepValues]:
         rewards = valuation.sibling_rewards()
-        # In a sampled tree, several answers go through a state, and each has its own number of other
-        # branches there. The answer with the fewest other branches lacks the most continuations, and the
-        # state gets as many. Below 0, `count` says that none is missing.
+        # `missing` says how many continuations each state gets. The rewards of other answers that went
+        # through a state replace some of its `samples` continuations. Several answers may go through a state,
+        # each with another number of such rewards. The state gets as many continuations as the answer with
+        # the fewest rewards lacks. An answer with more rewards than `samples` has a negative `count`.
         missing: dict[State, int] = {}
         for answer_state, sibling_rewards in rewards.items():
             count = valuation.samples - len(sibling_rewards)

@@ -93,7 +93,11 @@ def _fit_walk(
 
 
 def _noisy_observations(step_values: StepValues, reward: float, noise_scale: float) -> StepValues:
-    """Returns the values with their fitted noise, and the reward after the last one."""
+    """Returns the values with the variance of their fitted noise, and the reward after the last value.
+
+    Args:
+        noise_scale: The factor from the variances of `step_values` to those of the noise.
+    """
     observations: StepValues = []
     last: Value | None = None
     for value in step_values:
@@ -102,7 +106,7 @@ def _noisy_observations(step_values: StepValues, reward: float, noise_scale: flo
             continue
         last = value._replace(variance=value.variance * noise_scale)
         observations.append(last)
-    # A single reward has the variance that the last state's mean of n rewards has, times n.
+    # The value of the last state is a mean of n rewards. So a single reward has n times its variance.
     observations.append(None if last is None else Value(reward, last.variance * last.samples))
     return observations
 

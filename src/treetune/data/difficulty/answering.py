@@ -368,8 +368,10 @@ def _body(
     settings: EndpointSettings, sampling: SamplingParams, question: SampleQuestion, *, send_seed: bool
 ) -> dict[str, Any]:
     """Returns the body of the request for an answer."""
+    # This is the body for an empty conversation. Only its settings are wanted, such as the model and the
+    # temperature. Below, the prompt comes from the question, and the stop strings from the sampling.
     body = settings.body((), {})
-    for key in ("messages", "prompt", "stop"):  # the question and the sampling have these
+    for key in ("messages", "prompt", "stop"):
         body.pop(key, None)
     problem = question.problem
     if settings.api == "chat":

@@ -80,7 +80,7 @@ class RowRate:
 
 
 def read_rates(path: Path) -> Iterator[RowRate]:
-    """Yields the rows of a file of rates. Raises ValueError for one that holds none."""
+    """Yields the rows of a file of pass rates. Raises ValueError if the file is missing or holds no rates."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -139,6 +139,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
             yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
 
     write_rates(output / RATES_FILE, rates)
+    # `write_parquet` goes through the rows twice, and each time they are read from the source anew.
     write_parquet(output / "rows.parquet", _Repeatable(with_rates))
     summary = _summary(rates, outcomes, answers, asked_twice)
     summary["without_answer"] = _without_answer(graded)

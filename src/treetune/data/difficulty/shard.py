@@ -97,7 +97,7 @@ class _Shard:
         self._total = len(rows) * pipeline.answers.samples
         self._progress_written = 0.0
         self._answered = self._graded = self._unavailable = 0
-        # A sample is identified by the numbers of its row and of itself.
+        # A key is the number of a row and the number of a sample among the row's answers.
         self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
         """The samples that are being graded, each with its grade and the fields of its answer to keep."""
         self._done: deque[tuple[int, int]] = deque()
@@ -147,7 +147,7 @@ class _Shard:
             while self._waiting:
                 self._wait_for_one()
                 self._write_progress()
-            # On the disk before `DONE` says that they are complete
+            # The journals must be on the disk before `DONE` says that they are complete.
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
@@ -198,7 +198,7 @@ class _Shard:
         future.add_done_callback(lambda _: self._done.append(sample_key))
 
     def _collect(self) -> None:
-        """Writes the grades that have come to the journal."""
+        """Writes each grade that has arrived into the journal."""
         while self._done:
             row, sample = self._done.popleft()
             future, answer = self._waiting.pop((row, sample))

@@ -51,12 +51,16 @@ CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadl
 def estimate(
     pipeline: EstimateDifficulty, source: Path, output: Path, config: dict[str, Any], command: Sequence[str]
 ) -> int:
-    """Starts the jobs of all shards, waits for them, and merges their results. Returns the exit code: 0 if
-    every answer is graded. `command` is the command of a job, without the number of its shard, which comes
-    last.
+    """Starts the jobs of all shards, waits for them, and merges their results.
 
-    Raises ValueError for wrong rows and settings, before any job starts, and RuntimeError where a shard can't
-    be finished.
+    Returns the exit code: 0 if every answer is graded, otherwise 1.
+
+    Args:
+        command: The command of a job. The number of the job's shard is appended to the command.
+
+    Raises:
+        ValueError: The rows or settings are wrong. Most mistakes are found before any job starts.
+        RuntimeError: A shard can't be finished.
     """
     with locked_folder(output, "estimate_difficulty"):
         assert isinstance(pipeline.task, RowsTask)
@@ -68,7 +72,7 @@ def estimate(
             rows += 1
         if not rows:
             raise ValueError(f"there are no rows in {source}")
-        record = output / "estimate.json"
+        record = output / "estimate.json"  # says with which rows and settings the folder was begun
         if record.is_file():
             refuse_another(pipeline, source, output)
         else:
@@ -186,8 +190,8 @@ class _Watch:
     def _jobs_of_earlier_command(self) -> set[int]:
         """Returns the shards whose jobs still run from an earlier command.
 
-        Raises RuntimeError if the cluster can't say so within `FIRST_LOOK_S` seconds. To start jobs all the
-        same could make two jobs work on one shard.
+        Raises RuntimeError if the cluster doesn't answer within `FIRST_LOOK_S` seconds. Without the answer,
+        no job is started: two jobs could then work on one shard.
         """
         end = time.monotonic() + FIRST_LOOK_S
         while True:
@@ -200,7 +204,7 @@ class _Watch:
                 time.sleep(self._settings.poll)
 
     def _check_jobs(self) -> bool:
-        """Returns whether there is something left to wait for."""
+        """Ends silent jobs, restarts dead ones, and returns whether there is something left to wait for."""
         left = [shard for shard in self._shards if shard not in self._failed and not self._is_finished(shard)]
         if not left:
             return False
@@ -226,7 +230,8 @@ class _Watch:
         return True
 
     def _start(self, shards: Sequence[int]) -> None:
-        """Starts the jobs of these shards, and forgets when their earlier jobs were seen last."""
+        """Starts the jobs of these shards. Forgets the last signs of life of their earlier jobs, and when
+        these jobs were first missing."""
         for shard in shards:
             shard_folder(self._output, shard).mkdir(parents=True, exist_ok=True)
             self._starts[shard] += 1
@@ -276,7 +281,8 @@ class _Watch:
             file_time = self._file(shard, PROGRESS).stat().st_mtime_ns
         except OSError:
             file_time = 0
-        # Only changes count, by this machine's clock: the file's time is of another machine's clock.
+        # The file's time may come from another machine's clock, so it isn't compared with this machine's
+        # time. A change of the file's time counts as progress at the moment at which it is noticed here.
         last_file_time, noticed = self._last_sign.get(shard, (-1, time.monotonic()))
         if file_time != last_file_time:
             noticed = time.monotonic()

@@ -88,6 +88,7 @@ class Length(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        # `_no_alphabet` raises an error for a model that asks for a task's alphabet: rows have none.
         codec = self.model.codec(self.model.load_tokenizer(_no_alphabet)) if self.model else None
         dropped = {}
         for done, row in enumerate(rows):
@@ -153,6 +154,7 @@ class Quotas(Rule):
         groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for row in rows:
             source = row.row[DATA_SOURCE]
+            # A source that `most` names has a quota of its own. Other sources count for their domain.
             group = source if source in (self.most or {}) else domain_of(source)
             groups[group].append((derive_seed(context.seed, row_key(row.row), "quota"), row.number))
         unknown = sorted(set(self.most or {}) - set(groups))

@@ -60,6 +60,7 @@ class ReferenceSolutions(Rule):
             raise ValueError(f"reference solutions can't be graded here: {'; '.join(absent)}")
         dropped: dict[int, str] = {}
         without_reference = 0
+        # A grade depends on these settings, so that they are part of its key in the journal.
         settings = repr((self.grader, self.deadline))
         with (
             Journal(context.folder / "references.jsonl") as journal,

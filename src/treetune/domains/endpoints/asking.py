@@ -46,7 +46,8 @@ class AnswerJournal:
         count: Callable[[AnsweredRequest], None] | None = None,
         others: Sequence[Path] = (),
     ) -> None:
-        self._memory: dict[str, AnsweredRequest] = {}
+        self._memory: dict[str, AnsweredRequest] = {}  # the answers by their keys, if there is no file
+        # Answers are looked up in the files `others`, too. `exclusive` refuses a second process.
         self._journal = None if path is None else Journal(path, others, exclusive=True)
         # `count` is a function of the caller that adds up the stored answers.
         if self._journal is not None and count is not None:

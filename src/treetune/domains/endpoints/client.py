@@ -149,7 +149,7 @@ class EndpointClient:
                 json=body,
                 headers=headers,
                 timeout=limit,
-                allow_redirects=False,
+                allow_redirects=False,  # `read_reply` reports a redirect as a refusal
                 proxy=_proxy_for(place.url),
             ) as response:
                 raw = await response.read()
@@ -171,7 +171,7 @@ class EndpointClient:
         if status == 200:
             status_and_text = f"HTTP 200, and {classified.why}: {text[:SHOWN]}"
         if classified.kind == "refused_all":
-            key = place.key_of
+            key = place.key_of  # the environment variable that has the key
             key_note = (
                 f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
             )

@@ -91,7 +91,7 @@ class ClassifiedReply:
 
 
 def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
-    """Classifies a reply by the tables above. It raises nothing."""
+    """Classifies a reply by the tables `CODES`, `STATUSES` and `FINISHES`. Raises nothing."""
     value = _read_json(body)
     error = value.get("error") if isinstance(value, Mapping) else None
     if status != 200 or error:

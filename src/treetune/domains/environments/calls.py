@@ -99,8 +99,10 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
 
 
 def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str]:
-    """Splits the text after an opening tag into the calls, the closing tag, and the text after it. A closing
-    tag within a string of the call doesn't count."""
+    """Splits the text after an opening tag into the calls, the closing tag, and the text after it.
+
+    A closing tag within a string of the call counts only if no closing tag follows outside of strings.
+    """
     if closing is None:
         return part, "", ""
     # A sign is a closing tag or a string. The group `closed` is empty if the string has no second quote.
@@ -110,6 +112,7 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
         if not sign["closed"] and (end := part.find(closing, sign.start())) >= 0:
             # A string that isn't closed ends with the call.
             return part[:end], closing, part[end + len(closing) :]
+    # No closing tag is outside of strings: the first one within a string counts, if there is any.
     return part.partition(closing)
 
 

@@ -232,8 +232,8 @@ class _Connection:
         """Returns the result of a call, or raises the client's exception.
 
         The call's clock begins once the server is assumed to process the call; `on_start` is called then.
-        Raises TimeoutError when the clock has run for `seconds`. The call first waits for the calls before
-        it, but not for ever: each of those is answered or runs out of time.
+        Raises TimeoutError when the clock has run for `seconds`. Until the clock begins, the call waits for
+        earlier calls. It doesn't wait for ever, since each of them is answered or runs out of time.
         """
         call = _Call(asyncio.get_running_loop().time(), asyncio.Event(), on_start)
         self._calls.append(call)
@@ -256,7 +256,8 @@ class _Connection:
             if seconds_left is not None and seconds_left <= 0:
                 self.overdue_in_a_row += 1
                 raise TimeoutError
-            # The clock may begin while this waits, so that there is a deadline from then on.
+            # The call's clock may begin while this waits. That sets `call.changed`, which ends the waiting,
+            # so that the loop computes the deadline.
             changed = asyncio.ensure_future(call.changed.wait())
             await asyncio.wait({request, changed}, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
@@ -398,8 +399,9 @@ class _ServerThread:
 
     def _overdue(self, connection: _Connection) -> str:
         """Returns the text for a call that ran out of time. Drops the connection if the server hangs."""
-        # A server that processes one call at a time can't list its tools while other calls wait. Then one
-        # overdue call is no sign of a server that hangs. Only several in a row are a reason to test it.
+        # A server that processes one call at a time can't list its tools while other calls wait (`waiting` is
+        # their number). Then a single overdue call is no sign that the server hangs. Only several in a row
+        # are a reason to test the server.
         is_in_doubt = not connection.waiting or connection.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         if is_in_doubt and not self._is_alive(connection):
             self._end(connection, "hangs")
@@ -422,7 +424,7 @@ class _ServerThread:
         """Drops a connection whose server "hangs" or "ended", unless another call has already done so."""
         with self._connection_lock:
             if self._ready is None or not self._ready.done() or self._ready.exception() is not None:
-                return  # it has been dropped, and perhaps another one is being opened
+                return  # this connection has been dropped; another one may be opening
             if self._ready.result() is connection:
                 log.warning("the MCP server %s %s: the next call begins another", self._tool.name, verb)
                 self._drop()
@@ -432,7 +434,7 @@ class _ServerThread:
         self._loop.call_soon_threadsafe(self._stop.set)
 
     def close(self) -> None:
-        """Ends the connection and its server, which gets `_END_S` for it."""
+        """Ends the connection and its server, and waits for this at most `_END_S`."""
         with self._connection_lock:
             self._drop()
             if self._hold_task is not None:
@@ -450,8 +452,9 @@ async def _transport(tool: Mcp, error_output: _ErrorOutput) -> AsyncIterator[Any
 
     if tool.address is None:
         # -I: the code that starts the server imports nothing from the working directory.
-        # `_START_GUARDED` runs the command as a server that the kernel kills when its parent ends. By the
-        # number of this process, it starts nothing if the parent has ended already.
+        # `_START_GUARDED` runs the command as a server that the kernel kills when its parent ends. The code
+        # gets the number of this process. If the code's parent has another number, this process has ended
+        # already, and the code starts nothing.
         arguments = ["-I", "-c", _START_GUARDED, str(os.getpid()), *tool.command]
         program = StdioServerParameters(command=sys.executable, args=arguments, env=dict(tool.variables))
         yield stdio_client(program, errlog=error_output.file)
@@ -492,8 +495,10 @@ class _ErrorOutput:
 
 
 def _text_of(part: Any) -> str:
-    """Returns a part of a result as text. Of an image and the like this is its kind: ``[image
-    image/png]``."""
+    """Returns a part of a result as text.
+
+    For an image or a similar part, the text is only its kind: ``[image image/png]``.
+    """
     if part.type == "text":
         return part.text
     if part.type == "resource":

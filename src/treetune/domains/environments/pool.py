@@ -70,19 +70,19 @@ class TurnJournal:
         return TurnJournal(requests.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])
 
     def find(self, answer: int, actions: Sequence[str]) -> Played | None:
-        """Returns the turn after the last of the actions; None if the journal doesn't have it."""
+        """Returns the turn that followed the last action; None if the journal doesn't have this turn."""
         row = self._journal.get(_key(answer, actions))
         if row is None:
             return None
         _, turn, encoded_snapshot = row
         snapshot: Snapshot | None = None
         if encoded_snapshot is not None:
-            action_count, state = encoded_snapshot
+            action_count, state = encoded_snapshot  # the number of played actions, and the pickled state
             snapshot = action_count, base64.b64decode(state)
         return Played((Turn(*turn),), snapshot)
 
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
-        """Writes the turn after the last of the actions, unless the environment was unavailable."""
+        """Writes the turn that followed the last action, unless the environment was unavailable."""
         (turn,) = played.turns
         if turn.outcome == "unavailable":  # the environment is asked for this turn again
             return
@@ -181,7 +181,7 @@ class Site:
     def _call_and_measure(self, play: Callable[..., Played], *arguments: Any) -> Played:
         """Calls a function that plays turns, and notes its time for the timeline."""
         with self._lock:
-            # After a pause a new span begins. Shorter pauses are not shown.
+            # After a pause of more than PAUSE_S, the timeline gets a new span. Shorter pauses are not shown.
             if not self._playing and time.time() - self._active_until > PAUSE_S:
                 self._record_span()
                 self._active_since = time.time()
@@ -297,7 +297,7 @@ class Play:
         )
 
     def _step(self, world: World | ForkedWorld, action: str) -> Played:
-        """Returns the turn after an action, or a ``timeout`` if the answer's time is over with it."""
+        """Returns the turn after an action, or a ``timeout`` if this turn uses up the answer's time."""
         start = time.perf_counter()
         played = self.site.call(world, 1, self.seconds, "step", action)
         # The wait for a busy server isn't the answer's.
@@ -340,14 +340,14 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
         journal: tuple[TurnJournal, int] | None = None,
         seconds: float = math.inf,
     ) -> Play:
-        """Returns the play of an answer.
+        """Returns the object that plays the turns of an answer.
 
         Args:
             environment: The environment that answers.
             problem: The answer's problem.
             seed: The seed of the environment's chances.
             actions: The actions of an answer that is continued.
-            snapshot: The environment's state after them, if it is copied.
+            snapshot: The environment's state after these actions, for an environment whose state is copied.
             journal: A journal of turns, and the answer's number in it.
             seconds: Time for all turns of the answer that follow.
         """

@@ -321,7 +321,7 @@ class Tools(Environment):
     @override
     def offered(self) -> Sequence[Mapping[str, Any]]:
         schemas: list[Mapping[str, Any]] = []
-        if self.is_native:
+        if self.is_native:  # in the format ``tags``, the chat template offers no tools
             for tool in self.tools:
                 schemas += tool.schemas()
         if repeated := _repeated([schema["function"]["name"] for schema in schemas]):
@@ -470,7 +470,8 @@ def _calls_by_vllm(
     calls: list[ToolCall] = []
     for tool_call in parser.extract_tool_calls(action, request).tool_calls:
         function = tool_call.function
-        # The arguments are the JSON that the model wrote. In Mistral's form, `calls_in` also reads mistakes.
+        # The arguments are JSON text as the model wrote it, which may have mistakes. `calls_in` gives a call
+        # with a mistake a fault for the model to read. It reads ``name[ARGS]arguments``, Mistral's form.
         calls += calls_in(f"{function.name}[ARGS]{function.arguments or '{}'}")
     return calls
 

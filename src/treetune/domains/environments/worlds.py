@@ -101,6 +101,8 @@ class World:
                     self._played, self._state = snapshot[0], pickle.loads(snapshot[1])
                 except Exception as error:  # a journal of an earlier version names classes that are gone
                     raise Unavailable(f"the environment's state can't be read: {_describe(error)}") from error
+            # Without a snapshot, the actions must be played again. They lead to the same state only in an
+            # environment whose `again` is "replay".
             elif actions and self.environment.again != "replay":
                 raise Unavailable("the process that held the environment's state has ended")
             else:
@@ -227,7 +229,7 @@ class ForkedProcesses:
             raise WorkerStartError("the environment was closed while it was played")
         self._stop()  # an earlier one may have failed to start
         ours, theirs = Pipe()
-        _bound(ours, START_SECONDS)
+        _bound(ours, START_SECONDS)  # each wait below raises BlockingIOError after so many seconds
         with theirs:
             # The connection goes both ways: it becomes the standard input and output of the process.
             self._process, setup = start_worker(
@@ -274,7 +276,7 @@ class ForkedWorld:
             EOFError: The process has ended; the message says how.
         """
         try:
-            _bound(self._connection, deadline)
+            _bound(self._connection, deadline)  # then each wait raises BlockingIOError after so many seconds
             self._connection.send((method, *arguments))
             played: Played = self._connection.recv()
             return played
@@ -285,7 +287,11 @@ class ForkedWorld:
             raise EOFError(self.close("dies")) from error
 
     def close(self, order: Order = "kill") -> str:
-        """Ends the process and returns how it ended. Safe to call twice."""
+        """Ends the process and returns how it ended. Safe to call twice.
+
+        With the order "kill" the process is ended at once. With "dies" the process first gets some time to
+        end by itself, so that its exit code tells the reason.
+        """
         if self._connection.closed:
             return "was ended"
         self._connection.close()

@@ -143,12 +143,14 @@ class Code(SandboxedGrader):
         most_bytes = self.limits.output_kib * 1024
         stops_early = self.score == "all"  # the first failure decides
         call = f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most_bytes}, {stops_early})"
-        # The report has the output of all tests, and for each a line and the end of its errors (`cases`).
+        # For each test, the report has a line, the output and the end of the errors (`cases`). The 4 KiB are
+        # for the line and the errors.
         limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
         report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
         for number, expected in enumerate(outputs, 1):
-            # A test is a line such as "0 0 3 0" and the two texts whose lengths it ends with.
+            # A test's part of the report is a line such as "0 0 3 0", then the output, then the errors. The
+            # last two numbers of the line are the lengths of these two texts.
             head, _, report = report.partition("\n")
             try:
                 exit_status, ran_out_of_time, printed_length, errors_length = map(int, head.split())
@@ -176,10 +178,14 @@ class Code(SandboxedGrader):
     def _call_on_inputs(
         self, prefix: str, code: str, gold: Mapping[str, Any], function: str
     ) -> tuple[int, int, str | None]:
-        """Calls the function with each input. Returns the same as `_run_on_inputs`."""
+        """Calls the function with each input. Returns the same as `_run_on_inputs`.
+
+        `prefix` is code of the problem that comes before the answer's.
+        """
         inputs = [_read_arguments(value) for value in gold["inputs"]]
         expected = [_json_value_or_text(value) for value in gold["outputs"]]
-        name = function.rpartition(".")[2]  # of Solution.twoSum, which the sandbox finds in the class
+        # "Solution.twoSum" is passed as "twoSum": if there is a class `Solution`, the sandbox looks in it.
+        name = function.rpartition(".")[2]
         order = {"kind": "calls", "function": name, "inputs": inputs}
         _, results, message = self._collect_reports(self.sandbox, prefix, code, order)
         passed = 0
@@ -292,7 +298,11 @@ def _json_value_or_text(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _any_digits() -> Iterator[None]:
-    """Lets Python convert integers of any length within the block, for golds, which are trusted."""
+    """Lets Python convert integers of any length within the block.
+
+    Only golds are converted so, since they are trusted. The conversion takes quadratic time, so that a long
+    integer of an answer could take too long.
+    """
     most = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
@@ -343,12 +353,13 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def _same_word(printed: str, expected: str) -> bool:
+    """Returns whether a printed word matches the expected one, by the rules of `same_output`."""
     if printed == expected:
         return True
     if expected.lower() in _FREE_CASE:
         return printed.lower() == expected.lower()
     if max(len(printed), len(expected)) > _LONGEST_NUMBER or "_" in printed:
-        return False  # `int` takes quadratic time, and reads 1_0 as ten
+        return False  # `int` takes quadratic time for long numbers, and Python reads 1_0 as ten
     try:
         whole = int(expected)
     except ValueError:

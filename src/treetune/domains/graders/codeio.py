@@ -214,9 +214,9 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
 
 
 def read_prediction(text: str) -> Any:
-    """Reads the value that an answer is, or the last one in it. ``"output": 3`` is read as an object.
+    """Reads the value of an answer: the whole answer or, if that is no value, the last value in brackets.
 
-    Raises UnreadableValue if there is none.
+    ``"output": 3`` is read as the object ``{"output": 3}``. Raises UnreadableValue if there is no value.
     """
     in_braces = f"{{{text.strip().rstrip(',')}}}"  # {"output": 3} for "output": 3,
     for whole in (text, in_braces):

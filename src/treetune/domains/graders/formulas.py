@@ -443,8 +443,8 @@ class _FormulaParser:
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))
-        # An exponent that comes next follows the first factor, since `_read_power` reads the exponents of
-        # further factors.
+        # `_read_power` has read the exponents of the further factors. So an exponent can only come next here
+        # if there is one factor.
         if not self._next_is("^"):
             return argument
         self._take()
@@ -576,11 +576,10 @@ def _bits(number: Any) -> int:
 
 
 def _degree_and_bits(base: Any) -> tuple[float, int]:
-    """Returns the largest product of exponents within each other, and the bits of the largest number.
+    """Returns the degree of an expression, and the bits of the largest number in it.
 
-    Both are over all parts of the expression.
-
-    ``((2n)^{50} + 1)^{10}`` has degree 500, and 51 bits in ``2^{50}``.
+    The exponents of powers within each other are multiplied. The degree is the largest such product in the
+    expression. Example: ``((2n)^{50} + 1)^{10}`` has the degree 50 · 10 = 500, and 51 bits in ``2^{50}``.
     """
     if base.is_Rational:
         return 1.0, _bits(base)
@@ -860,8 +859,8 @@ def _digits_for(*expressions: Any) -> int:
 def _magnitude(number: Any) -> float:
     """Returns the absolute decimal logarithm of a part of an expression: 3 for 1000 and for 0.001.
 
-    It is 0 for a part whose digits need no room of their own: one with variables, a small power, and one
-    without a finite value.
+    `_digits_for` adds these numbers up to choose how many digits to compute. The result is 0 for three kinds
+    of parts: a part with variables, a power with a small exponent, and a part without a finite value.
     """
     import sympy
 
@@ -869,7 +868,7 @@ def _magnitude(number: Any) -> float:
         return 0.0
     is_small_power = number.is_Pow and abs(number.exp.evalf(5)) < _SMALL_EXPONENT
     if is_small_power:
-        return 0.0  # such as a square or a root: `_digits_for` also visits its base, and counts that
+        return 0.0  # such as a square or a root: `_digits_for` counts the base, which is another part
     try:
         size = abs(number.evalf(5))
         if not (size.is_finite and size > 0):
@@ -990,13 +989,15 @@ def equal_formulas(answer: str, gold: str) -> bool:
     except NotAFormula:
         gold_expression = None
     except Absurd:
-        # Remainders are only for a huge gold. A huge answer to another gold is refused.
+        # The value of the gold is too large to be computed. So only remainders are compared.
         return same_residue(answer, gold)
     try:
         expression = read_expression(answer)
     except NotAFormula:
         expression = None
     except Absurd:
+        # The answer is too large. It may be right if the gold is a very large number. Otherwise the answer is
+        # refused (Absurd).
         is_number = gold_expression is not None and gold_expression.is_Rational
         if is_number and _bits(gold_expression) > BITS_OF_A_HUGE_GOLD:
             return same_residue(answer, gold)

@@ -139,7 +139,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
 
         try:
             langdetect.detect(text)
-        except langdetect.LangDetectException:  # no language is recognized
+        except langdetect.LangDetectException:  # the library would count the instruction as followed
             return False
     check = check_classes[instruction.id](instruction.id)
     names = check.get_instruction_args_keys()

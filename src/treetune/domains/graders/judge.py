@@ -254,6 +254,8 @@ class Judge:
         self.grader = grader
         self._context = context
         self._grade_by = grade_by
+        # The server's address and key. For a model that the run serves, a function returns them, since the
+        # server may be restarted with another address.
         place: Place | Callable[[], Place]
         self.run_model: RunningJudge | None = None
         """The model that the run serves, if that is the judge."""
@@ -292,11 +294,12 @@ class Judge:
         if self.grader.rule is not None:
             grade_by_rule = self._grade_by(self.grader.rule, response, problem)
             if not grade_by_rule.is_known:
-                grade_by_rule = None  # only the judge decides
+                grade_by_rule = None  # the rule couldn't grade the answer, so the judge decides alone
         if grade_by_rule is not None and grade_by_rule.correct and self.grader.when == "rule_rejects":
             self.count(spared=1)
             return replace(grade_by_rule, numbers={**grade_by_rule.numbers, "rule": grade_by_rule.reward})
         question = self.grader.question(shown, problem)
+        # The judge gives up a little before the grader's deadline, so that it can still say why.
         try:
             reward = self._thread.run(
                 lambda client: self._ask_for_reward(client, question), DEADLINE_SHARE * self.grader.deadline
@@ -424,7 +427,7 @@ class _Question(Asker):
         if judge.run_model is not None:
             judge.run_model.succeeded()
         judge.count(asked=1, seconds=(time.monotonic() - start, 1))
-        if not answer.estimated:
+        if not answer.estimated:  # the endpoint has reported the numbers of tokens
             judge.count(input_tokens=answer.input_tokens, output_tokens=answer.output_tokens)
             if judge.grader.prices is not None:
                 judge.count(dollars=judge.grader.prices.dollars(answer.input_tokens, answer.output_tokens))
@@ -504,6 +507,7 @@ class _Availability:
             self._last_failure = why
             if self._questions_given_up != self._give_up_after:
                 return frozenset()
+            # The judge counts as down from now on. After `PROBE_S`, a question may test it again.
             self._last_probe_at = time.monotonic()
             return frozenset(self._unanswered_places)
 

@@ -315,10 +315,14 @@ def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _read_json(text: str) -> Sequence[Mapping[str, Any]]:
-    """Reads the rows of a table in JSON, each with its cells by column; none if the text isn't one."""
+    """Reads the rows of a table in JSON, each with its cells by column.
+
+    Returns no rows if the text has no such table.
+    """
     try:
         value = read_value(text)
     except UnreadableValue:
+        # The first JSON value within other text.
         value = next((value for _, value in find_values(text)), None)
     if isinstance(value, Mapping):
         value = value.get("data", list(value.values()))  # an object with a schema, or with a key for each row

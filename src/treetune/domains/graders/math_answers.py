@@ -445,7 +445,7 @@ def _split_condition(text: str) -> tuple[str, str] | None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
         is_mere = not _NO_MERE_CONDITION.search(condition)
         return (value.strip(" ,;("), condition) if is_mere else None
-    if not _HAS_A_SIGN_OF_A_CONDITION.search(text):
+    if not _HAS_A_SIGN_OF_A_CONDITION.search(text):  # quick, and every condition in signs has one of these
         return None
     in_signs = _CONDITION_IN_SIGNS.fullmatch(text)
     if in_signs is None or _NO_MERE_CONDITION.search(in_signs["condition"]):
@@ -781,7 +781,7 @@ def _read_words(text: str) -> Words | Scalar | None:
         return None  # signs of a formula
     plain = " ".join(plain.split())
     if _LABEL.fullmatch(plain):
-        return Words(plain.lower())  # letters of a label or a Roman number don't commute
+        return Words(plain.lower())  # AB or IV: letters of a formula would be factors in any order
     if _NO_SOLUTION.fullmatch(plain.lower().rstrip(".")):
         return Scalar("\\emptyset")
     if plain.lower().rstrip(".") in _SETS_IN_WORDS:

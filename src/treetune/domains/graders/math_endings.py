@@ -64,8 +64,8 @@ def find_answer(response: str, gold_parts: int = 1) -> str | None:
 
     Args:
         response: the text of the model.
-        gold_parts: the number of answers that the gold lists. If there are several, as many boxes of the last
-            paragraph are the answer together, with any words between them.
+        gold_parts: the number of answers that the gold lists. If it lists N > 1 answers, the last N boxes of
+            a paragraph can be the answer together, with any words between them.
     """
     in_boxes = boxes(response)
     tagged_at = response.rfind(ANSWER)
@@ -89,6 +89,7 @@ def find_gold(gold: str) -> str:
     items = json_list(gold)
     if items is not None:
         return ", ".join(items)
+    # The golds of some data sets say "The answer is" before the answer.
     return _INSTRUCTION.split(gold)[-1].strip()
 
 
@@ -179,6 +180,7 @@ def _answer_after_marker(response: str) -> str | None:
     None if there is no marker, or nothing after it.
     """
     tail = _strip_bold(response[-LONGEST:])
+    # "The answer is not 5" states no answer.
     markers = [match for match in _MARKER.finditer(tail) if not _DENIED.search(match[0])]
     if not markers:
         return None
@@ -191,6 +193,7 @@ def _answer_after_marker(response: str) -> str | None:
     line = next((line for line in map(str.strip, after_marker.split("\n")) if line), "")
     end = _END_OF_SENTENCE.search(line)
     line = line[: end.start()] if end else line
+    # Without "therefore, simply" before the answer, and ", because …" after it.
     line = _REASON.sub("", _LEAD.sub("", line.strip(" #>")))
     # The heading "Final Answer" may be followed by "The number of ways is 58".
     sentence = _SENTENCE.match(line)

@@ -61,7 +61,10 @@ class TimeOfDay:
         return cls(hour, minute, second, half, is_sure)
 
     def is_time(self, question: str) -> bool:
-        """Returns whether this is a time and not a ratio, which may follow from the question."""
+        """Returns whether this is a time; otherwise it is a ratio. The question may tell which.
+
+        `is_sure` is True for texts such as ``4:30 p.m.``, which can't be ratios.
+        """
         if self.is_sure or _ASKS_FOR_TIME.search(question):
             return True
         if _ASKS_FOR_RATIO.search(question):
@@ -199,8 +202,10 @@ class Date:
 
 
 def _month(text: str) -> int | None:
-    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``. None if it isn't
-    one."""
+    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``; None for other words.
+
+    A number above 12 is returned as well, since the caller reads it as a day (31/1/2024).
+    """
     if text.isdigit():
         return int(text)
     name = text.lower()

@@ -339,9 +339,9 @@ def _read_money(money: re.Match[str]) -> Scalar | None:
 def _split_text(text: str) -> tuple[str, str]:
     r"""Returns a number and the text after the number.
 
-    The text begins with the first ``\text``. In an input without ``\text``, the text is a unit.
-    ``5 \text{ red balls}`` is ("5", "red balls"), and ``5cm^2`` is ("5", "cm^2"). Both are "" if there is no
-    number with a text after it.
+    ``5 \text{ red balls}`` is ("5", "red balls"): the text begins with the first ``\text``. ``5cm^2`` is
+    ("5", "cm^2"): without ``\text``, the text is the words after the number, if these are not variables or a
+    function. Both are "" if there is no number with such a text.
     """
     upright = _TEXT.search(text)
     if upright is not None:
@@ -357,7 +357,7 @@ def _split_text(text: str) -> tuple[str, str]:
     if _is_product(first_word, unit_text, plain["gap"]):
         return "", ""
     if first_word in _NOT_UNITS or not re.fullmatch(r"[-+.,:\d/ {}()!\\a-z^]*", number):
-        return "", ""  # a function, or text before it that isn't a number or a simple formula
+        return "", ""  # a function (sin), or the text before is neither a number nor a simple formula
     return number, unit_text.replace("{", "").replace("}", "")
 
 
@@ -367,9 +367,12 @@ _WRITTEN_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ft", "in", "lb", "oz", 
 def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun.
 
-    Two letters directly after it are a product of two variables, except for units that are often written so
-    (``5cm``). Otherwise, words of up to three letters that aren't units are variables, as in ``5 abc``. A
-    longer word is a noun.
+    Two letters directly after the number are a product of two variables, except for units that are often
+    written without a space (``5cm``). Otherwise, words of up to three letters that aren't units are
+    variables, as in ``5 abc``. A longer word is a noun.
+
+    `unit_text` is the text after the number, `first_word` its first word, and `gap` the space between number
+    and text, or "".
     """
     if len(first_word) == 2 and not gap:
         return first_word.lower() not in _WRITTEN_WITHOUT_SPACE
@@ -402,7 +405,7 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
 
 
 def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Scalar:
-    """Reads ``5 m`` as a length if the other answer is a number, and otherwise as 5 times a variable."""
+    """Reads ``5 m`` as a length if the other answer is a number or has a unit, else as 5 times a variable."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
     if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
         return answer
@@ -417,8 +420,10 @@ _SUMMABLE_DIMENSIONS = [
 def sum_of_quantities(text: str) -> Scalar | None:
     """Reads ``1 hour 30 minutes``, ``2 dollars and 50 cents`` or ``5 ft 6 in`` as one quantity.
 
-    Each part has to be smaller than one unit of the part before it. Otherwise these are several answers.
+    Each part has to be smaller than one unit of the part before it, as 30 minutes are smaller than an hour.
+    Otherwise the text states several answers, and the result is None.
     """
+    # \text{ cm} becomes its content.
     text = " ".join(_TEXT.sub(r" \1 ", text).split())
     position = 0
     parts: list[tuple[Fraction, Unit]] = []
@@ -426,7 +431,7 @@ def sum_of_quantities(text: str) -> Scalar | None:
         match = _QUANTITY.match(text, position)
         if match is None:
             return None
-        number = match["number"]
+        number = match["number"]  # with the currency in "USD 2"
         unit = read_unit("dollar") if number.startswith("USD") else read_unit(match["unit"] or "")
         if unit is None or unit.dimensions not in _SUMMABLE_DIMENSIONS:
             return None

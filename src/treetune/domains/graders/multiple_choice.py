@@ -182,10 +182,10 @@ class MultipleChoice(Grader):
                 yield _StatedChoice(match.start(), letter, rest.partition("\n")[0])
 
     def _alone(self, answer: str) -> _StatedChoice | None:
-        """Returns the choice of the last line that is only a letter; without a letter if such lines have
-        several.
+        """Returns the choice in the last line that is only a capital letter; None if there is no such line.
 
-        If the answer has only one line, it may also be a small letter, or a letter with its option.
+        If there are several such lines with different letters, the choice has no letter. An answer of only
+        one line may also be a small letter, or a letter with its option (``B) Paris``).
         """
         lines = answer.splitlines()
         is_one_line = sum(bool(line.strip()) for line in lines) == 1
@@ -200,7 +200,7 @@ class MultipleChoice(Grader):
             position += len(line) + 1
             if not line.strip() or len(line) >= _LONGEST_LINE or "boxed" in line:
                 continue  # tested before the patterns below, since an answer may have 100,000 empty lines
-            text = _LABELLED.sub("", line)
+            text = _LABELLED.sub("", line)  # without "The correct answer" before the letter
             plain = _ALONE.fullmatch(_MARKUP.sub("", text).strip())
             letter, _ = self._letter(text)
             if letter is not None and plain is not None and plain["letter"] == letter:

@@ -142,9 +142,15 @@ def _read_answer_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> Pa
 def _cells_to_fill(
     table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]
 ) -> list[list[str]]:
-    """Returns, for each row of the gold, the asked cells of the answer's row with the same position.
+    """Returns, for each row of the gold, the asked cells of the answer's row with the same given cells.
 
-    A row of the result is empty if no row of the answer has that position, or if several have it.
+    A row of the result is empty if no row of the answer has these given cells, or if several have them.
+
+    Args:
+        table: The table of the answer.
+        gold: The table of the gold.
+        given: Indices of the gold's columns that the question gives, such as the numbers of the houses.
+        asked: Indices of the gold's columns that the question asks for.
     """
     # Each row of the answer with the asked cells first. Missing cells are empty.
     columns = _columns(table, gold, given, asked)
@@ -165,10 +171,11 @@ def _cells_to_fill(
 
 
 def _columns(table: ParsedTable, gold: ParsedTable, given: Sequence[int], asked: Sequence[int]) -> list[int]:
-    """Returns where the answer has the asked columns and, if it has them all, the given columns.
+    """Returns the indices of the asked columns in the answer, and then those of the given columns.
 
-    `given` and `asked` are indices in the gold: the question gives the first ones, and asks for the others.
-    The answer's header tells which of its columns these are. Without a header the order tells.
+    `given` and `asked` are indices of the gold's columns: the question gives the columns `given`, and asks
+    for the columns `asked`. The answer may lack given columns: then the result has only the asked ones. The
+    answer's header tells which of its columns are meant. Without such a header, their order tells.
     """
     if table.header and len(set(table.header)) == len(table.header):
         column_of = {name: column for column, name in enumerate(table.header)}
@@ -193,6 +200,7 @@ def read_table(text: str) -> ParsedTable | None:
     try:
         table = _table_of(read_value(text))
     except UnreadableValue:
+        # `find_values` yields the last value first.
         tables = (_table_of(value) for _, value in find_values(text))
         table = next((table for table in tables if table is not None), None)
     if table is not None:
@@ -323,7 +331,7 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     try:
         value = read_value(text)
     except UnreadableValue:
-        value = next((value for _, value in find_values(text, "[")), None)
+        value = next((value for _, value in find_values(text, "[")), None)  # the last list in the text
     if isinstance(value, dict) and len(value) == 1:
         (value,) = value.values()
     if isinstance(value, list | tuple) and not any(isinstance(name, list | tuple | dict) for name in value):
@@ -412,6 +420,7 @@ def read_grid(text: str) -> Grid | None:
     try:
         return _grid(read_value(text))
     except UnreadableValue:
+        # `find_values` yields the last value first.
         grids = (_grid(value) for _, value in find_values(text, "["))
         return next((grid for grid in grids if grid is not None), None)
 

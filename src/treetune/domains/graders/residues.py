@@ -68,7 +68,10 @@ class Residue:
     __rmul__ = __mul__
 
     def divide(self, below: Residue) -> Residue:
-        """Returns the quotient. Raises NotAFormula for a division by 0."""
+        """Returns this number divided by `below`. Raises NotAFormula if `below` is 0.
+
+        If both numbers are known exactly (`exact`), the quotient is computed exactly, too.
+        """
         if below.remainder == 0:
             raise NotAFormula("a division by zero")
         if self.exact is not None and below.exact is not None:

@@ -115,9 +115,15 @@ class TableGrader(Grader):
 def _match_answer(
     answer: int, equal_golds: Sequence[Sequence[int]], answer_of_gold: dict[int, int], tried: set[int]
 ) -> bool:
-    """Pairs an answer with an equal gold. If another answer has this gold, that one gets another gold.
+    """Pairs an answer with an equal gold, and returns whether this was possible.
 
-    Returns whether this was possible. `answer_of_gold` is changed. `tried` are the golds tried so far.
+    If another answer has this gold already, that answer is paired anew, with another of its equal golds.
+
+    Args:
+        answer: The number of the answer.
+        equal_golds: The numbers of the golds that each answer equals.
+        answer_of_gold: The answer of each paired gold. A new pair is added here.
+        tried: The golds that were tried so far. They are not tried again.
     """
     for gold in equal_golds[answer]:
         if gold not in tried:

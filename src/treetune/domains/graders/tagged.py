@@ -56,8 +56,11 @@ class Tagged(Grader):
 
 
 def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
-    """Grades an answer of which `right` of `parts` parts are right. The reward is 1 if all are, and otherwise
-    0, or with `pays` the share of right parts. The share is a number of the grade, ``cells``."""
+    """Grades an answer of which `right` of `parts` parts are right.
+
+    The reward is 1 if all parts are right, and otherwise 0. With `pays` the reward is the share of right
+    parts. The grade always has this share as its number ``cells``.
+    """
     share = right / parts
     reward = share if pays or right == parts else 0.0
     return Grade(reward=reward, outcome="ok", message=message, numbers={"cells": share})
@@ -90,6 +93,8 @@ class OneWord(Tagged):
         gold_word = strip_signs(problem.gold)
         if not gold_word:
             raise ValueError(f"the gold {problem.gold[:100]!r} contains no word")
+        # `_DRESS` matches commands and tags around the word, such as <b>. `_LABEL` matches what comes before
+        # the word, such as "Answer:".
         word = _LABEL.sub("", _DRESS.sub("", extracted.strip()))
         return Grade(reward=float(strip_signs(word) == gold_word), outcome="ok")
 

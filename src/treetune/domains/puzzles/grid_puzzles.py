@@ -102,7 +102,7 @@ def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransforma
     """Returns all rules with these names for cells from 0 to ``colours - 1``."""
     rules: list[GridTransformation] = []
     for name in names:
-        if name == "recolour":
+        if name == "recolour":  # exchanges two colours, so (1, 2) is the same rule as (2, 1)
             rules += (
                 GridTransformation(name, pair)
                 for pair in permutations(range(colours), 2)
@@ -204,7 +204,8 @@ class GridPuzzles(Puzzles):
             for explanation in explanations(all_rules, len(chain), pairs)
         ):
             return None  # other rules explain the pairs, too, and lead to another answer
-        # The puzzle in symbols, as in the class's docstring. Equal puzzles have equal texts.
+        # The key is the puzzle in symbols: ``120/031=021/130;211/003>`` with pairs, and ``mt:120/031>`` with
+        # the rules where no pairs are shown. Equal puzzles have equal keys.
         key = "".join(f"{write_grid(before)}={write_grid(after)};" for before, after in pairs)
         key = f"{key or ''.join(rule.symbol for rule in chain) + ':'}{write_grid(question)}>\n"
         prompt = key if self.wording == "symbols" else self._in_words(chain, pairs, question)
@@ -233,12 +234,13 @@ class GridPuzzles(Puzzles):
         for name, colours in problem.data["rules"]:
             rule = GridTransformation(name, tuple(colours))
             grid = rule(grid)
-            if self.draws_error(generator):
+            if self.draws_error(generator):  # one cell gets another colour; the next rule changes this grid
                 row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))
                 other_colours = [colour for colour in range(self.colours) if colour != grid[row][column]]
                 cells = [list(row_cells) for row_cells in grid]
                 cells[row][column] = generator.choice(other_colours)
                 grid = tuple(map(tuple, cells))
+            # If no pairs are shown, the prompt gives the rules, and the symbols of the rules aren't repeated.
             if self.wording == "symbols":
                 yield f"{rule.symbol}:{write_grid(grid)}" if self.shown else write_grid(grid)
             else:

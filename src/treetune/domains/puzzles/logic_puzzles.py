@@ -126,7 +126,8 @@ class OrderingPuzzles(Puzzles):
             order = generator.choice(possible_orders)
             tried = [names[number] for number in order]
             violated = next((clue for clue in clues if not _is_true(clue, order)), None)
-            # The error is to give an order as the answer although it violates a clue.
+            # `draws_error` says whether the solution has an error in this step. The error is to give an order
+            # as the answer although the order violates a clue.
             if violated is None or self.draws_error(generator):
                 yield "".join(tried) if symbols else json.dumps(tried)
                 return
@@ -278,6 +279,7 @@ class GraphPaths(Puzzles):
                 f" {self.grader.tagged('…')}"
             )
         data = {"edges": edges, "start": start, "goal": goal}
+        # Puzzles with the same start, goal and edges ask the same question.
         return Puzzle(prompt, first_node, (start, goal, frozenset(edges)), data)
 
     def _extra_edges(
@@ -308,7 +310,8 @@ class GraphPaths(Puzzles):
     def _names(self, generator: random.Random, count: int) -> list[str]:
         """Draws different names of nodes: letters, or made-up words of three syllables."""
         if self.wording == "symbols":
-            # Only as many letters as the largest puzzle has nodes, so that the alphabet is small
+            # The largest puzzle has the start, and `lookahead[1]` nodes on each of `paths` paths. There are
+            # only as many letters, so that the alphabet is small.
             return generator.sample(NODES[: 1 + self.paths * self.lookahead[1]], count)
         names: dict[str, None] = {}  # as a set, in the order of the draws
         while len(names) < count:
@@ -319,8 +322,8 @@ class GraphPaths(Puzzles):
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         edges, start, node = (problem.data[key] for key in ("edges", "start", "goal"))
         # The solution goes back from the goal to the start, and its answer is the first node after the start.
-        # Each node of the goal's chain has one edge into it. After an error, `node` may be in another chain,
-        # where a node may have several.
+        # Each node of the goal's chain has one edge into it. An error is to draw from all edges. After
+        # an error, `node` may be in another chain, where several edges may lead into a node.
         while True:
             edge = generator.choice([edge for edge in edges if edge[1] == node])
             if self.draws_error(generator):

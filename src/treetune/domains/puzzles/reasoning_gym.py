@@ -232,9 +232,9 @@ def _ask_maker(request: str) -> dict[str, Any]:
     The reply is ``{"splits": {"train": [{"question": …, "gold": …, "entry": …}, …]}, "config": {…}}``.
     Raises Refused.
     """
-    # The process gets our number, so that it ends when this process ends.
-    # With -P, Python imports nothing from the working directory. So this package is found by PYTHONPATH. The
-    # order of sets depends on PYTHONHASHSEED.
+    # The new process gets the id of this process, so that the new process ends with this process.
+    # With -P, Python imports nothing from the working directory. So this package is found by PYTHONPATH.
+    # The problems of some data sets depend on the order of sets. A fixed PYTHONHASHSEED keeps this order.
     source = str(Path(treetune.__file__).parent.parent)
     path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
     process = subprocess.run(

@@ -48,7 +48,7 @@ class Refused(ValueError):
 def main() -> None:
     """Reads a request from standard input, and writes its problems or ``{"refused": […]}`` to standard
     output."""
-    die_with_parent(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[1]))  # the argument is the parent's process ID
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints goes to the error stream
     warnings.simplefilter("ignore")
@@ -108,7 +108,8 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
-    """Returns the settings at the requested levels. The default are those of the data set.
+    """Returns the settings at the requested levels. Without levels in the request, they are the data set's
+    defaults.
 
     `level` is for all attributes of the curriculum, and `levels` for some by their names. Raises Refused.
     """
@@ -134,7 +135,8 @@ def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, 
             # `level` is for all attributes, and some may have fewer levels: these get their highest one.
             highest = len(definition.levels) - 1
             curriculum.set_attr_level(attribute, min(attribute_level, highest))
-    # From reasoning_gym.coaching, which imports nothing heavy.
+    # `reasoning_gym.coaching` imports nothing heavy. The context says how a level becomes a setting's range.
+    # With `{}`, settings that are no attribute of the curriculum keep their defaults.
     base = importlib.import_module("reasoning_gym.coaching.base_curriculum")
     context = base.DefaultCurriculumContext(mode=base.RangeAttributeMode(request["level_mode"]))
     return curriculum.generate_configuration({}, context=context)
@@ -187,7 +189,7 @@ def _distinct(
     problems: list[dict[str, str]] = []
     vain_draws, failure = 0, ""
     while len(problems) < count:
-        row = next(rows)
+        row = next(rows)  # a text is the error of a draw that failed
         if isinstance(row, str) or row["question"] in seen:
             vain_draws += 1
             failure = row if isinstance(row, str) else failure

@@ -116,7 +116,10 @@ class ZebraShape:
         return [[order[position] for order in chosen] for position in range(self.objects)]
 
     def random_clue(self, generator: random.Random, kind: Kind) -> ZebraClue | None:
-        """Draws a clue of the kind, which may be false. None if the draw is not a possible clue."""
+        """Draws a clue of the kind. Returns None if the draw makes no sense as a clue.
+
+        The clue is drawn without regard to a solution, so that it may be false.
+        """
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
             if (kind == "middle" and self.objects % 2 == 0) or (kind == "ends" and self.objects == 2):
@@ -127,6 +130,7 @@ class ZebraShape:
                 kind, (generator.choice(self.items),), (generator.randrange(limit),) if limit else ()
             )
         count = 3 if kind == "between" else 2
+        # The items of "same" and "apart" are values of two attributes.
         if len(self.items) < count or (kind in ("same", "apart") and self.attributes == 1):
             return None
         items = tuple(generator.sample(self.items, count))
@@ -220,7 +224,8 @@ def unique_clues(
 def random_arrangement(generator: random.Random, among: int) -> int:
     """Returns one of the arrangements of the set `among`, with equal probabilities. (The set 0b1010 contains
     the arrangements 1 and 3.)"""
-    # Draws which of the bits that are set is meant, and finds this bit by halving the number.
+    # `rank` says which of the set bits is drawn: 0 is the lowest. The loop halves `among`, and keeps the half
+    # that has this bit. `number` counts the bits below the part that is kept.
     rank = generator.randrange(among.bit_count())
     number = 0
     width = among.bit_length()

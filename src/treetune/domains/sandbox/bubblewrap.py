@@ -135,13 +135,14 @@ class ConfinedProgram:
         """A descriptor of the namespace's first process; -1 if there is none (any more)."""
 
         def open_first_process() -> None:
-            os.close(info_write)
+            """Opens a descriptor of the sandbox's first process, and then lets this process run."""
+            os.close(info_write)  # so that the pipe ends when bubblewrap ends
             self._init_pid = _read_process_number(info_read)
             if self._init_pid:
                 # If it has ended already, `start_program` raises with its error message.
                 with contextlib.suppress(ProcessLookupError):
                     self._init_fd = os.pidfd_open(self._init_pid)
-            os.close(hold_write)
+            os.close(hold_write)  # now bubblewrap lets the first process run
 
         to_close = [filter_fd, info_read, hold_read]
         try:
@@ -170,14 +171,15 @@ class ConfinedProgram:
                 os.close(descriptor)
 
     def usage(self) -> ResourceUsage:
-        """Measures what the program uses.
+        """Measures the memory, the CPU time and the number of the program's processes.
 
-        Each file counts as some memory: an empty file takes memory of the kernel, but no room on the disk,
-        whose size is limited."""
+        Each file counts as `_FILE_BYTES` of memory. An empty file takes memory of the kernel, but no room on
+        the disk. So the disk's size does not limit the number of empty files.
+        """
         usage = usage_of(descendants(self.process.pid))
         try:
             disks = [os.statvfs(f"/proc/{self._init_pid}/root{folder}") for folder in (WORK, "/dev/shm")]
-        except OSError:  # it has ended
+        except OSError:  # the first process of the sandbox has ended
             return usage
         files = sum(disk.f_files - disk.f_ffree for disk in disks)
         return replace(usage, memory=usage.memory + files * _FILE_BYTES)

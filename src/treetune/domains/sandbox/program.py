@@ -77,14 +77,14 @@ def start_program(
     """Starts a program, and returns when it is about to begin.
 
     Args:
-        command: Starts `BOOT`, which sets everything below and then runs the program.
+        command: Starts `BOOT` (inside/boot.py), which sets everything below and then runs the program.
         code: The program.
         files: Texts by file name, which boot.py writes to the work folder.
         limits: Limits of each process, by their names in the module `resource`.
         work: The work folder, as the program sees it.
         path: Folders from which the program imports.
-        uid: The user that the program becomes; None: it stays the one that it is.
-        stdin: The descriptor of its standard input, or `subprocess.PIPE`.
+        uid: The user to whom boot.py changes before it runs the program; None: it doesn't change the user.
+        stdin: The descriptor of the program's standard input, or `subprocess.PIPE`.
         descriptors: Further descriptors that the command inherits.
         on_start: Called after the command has been started, before the program begins.
 

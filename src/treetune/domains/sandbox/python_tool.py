@@ -44,7 +44,8 @@ class PythonTool:
         if outcome.killed_by is not None:
             return _message_of_kill(outcome.killed_by, self.limits)
         _, _, text = outcome.stdout.partition("\n")  # without the line that has the reply's length
-        # A text that was cut has one more line, which says what was left out: `_LINE_BYTES` has room for it.
+        # A reply has at most `most_bytes` of output. A reply that was cut also has a line that says how much
+        # was left out, for which `_LINE_BYTES` has room. So the slice keeps a whole reply.
         return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
 
     def session(self) -> PythonSession:
@@ -116,8 +117,8 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         if text is not None:
             self._calls.append(code)
             return text.decode(errors="replace")
-        # The code has ended the console, or exceeded a limit. A new console doesn't run the calls so far
-        # again.
+        # The code has ended the console, or exceeded a limit. The next call gets a new console without the
+        # names so far: `run` finds no earlier calls that it would have to run again.
         self.close()
         self._calls = []
         return _message_of_kill(killed_by, limits) if killed_by else _ENDED

@@ -161,10 +161,11 @@ class LibraryScorer:
 
         Args:
             sandbox: The kind of sandbox.
-            limits: Those of scoring one answer.
-            score_module: The module of `sandbox/inside`, the code that runs in the sandbox, that knows the
-                library: its function `prepare` makes the scoring functions. Example: "reasoning_gym_scores".
-            package: The library, as it is imported: "reasoning_gym".
+            limits: The limits of scoring one answer.
+            score_module: The name of the module that knows the library, such as "reasoning_gym_scores". Its
+                function `prepare` makes the scoring functions. The module is in the folder `sandbox/inside`.
+                The code in this folder runs in the sandbox.
+            package: The name by which the library is imported, such as "reasoning_gym".
         """
         self._sandbox = sandbox
         self._limits = limits
@@ -217,6 +218,7 @@ class LibraryScorer:
         program = bundle(self._score_module, "reading", "comparing", "scoring")
         # True where programs see no processes and no files but their own.
         confined = self._sandbox.has_own_processes
+        # The program has all names of the score module, such as `prepare`, which makes the scoring functions.
         call = (
             f"\nfrom treetune.domains.sandbox.inside.scoring import serve"
             f"\nserve(prepare, {self._package!r}, {self._limits.seconds!r}, {confined!r})"

@@ -171,7 +171,8 @@ class ActionRanking(OfCheckpoints):
         for completion in await context.engine.sample(request):
             answer = state.prefix_ids + tuple(completion.token_ids.tolist())
             text = context.codec.decode(answer)
-            # The next step is from `state.start`, the end of the state, to the first later boundary.
+            # The next step begins where the state ends, at `state.start`. It ends at the first later end of a
+            # step.
             ends = split_steps(context, problem, token_array(answer), text, request.sampling.stop)
             end = next(end for end in ends if end > state.start)
             if end < len(answer):  # a step that ends the answer leaves nothing to continue

@@ -120,6 +120,7 @@ class AdvantageDistribution(OfIterations):
         advantages: Sequence[float | None] | None,
         values: Sequence[float] | None,
     ) -> list[Row]:
+        """Returns a row for each step of an episode. Steps after the last of `values` have the value None."""
         count = len(episode.step_ends)
         return [
             {

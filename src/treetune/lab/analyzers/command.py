@@ -32,9 +32,9 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     """Writes ``analyses/<name>/`` for every analyzer of an experiment, and returns the exit code.
 
     An analyzer that fails, for example because a checkpoint is missing, is reported at the end, and the exit
-    code is 1; the others are carried out. Finished analyses with the same settings are kept, and interrupted
-    ones resume with the requests that were answered. It works in a single process; the engine may use several
-    GPUs.
+    code is 1; the others are carried out. Finished analyses with the same settings are kept. An interrupted
+    analysis resumes: its requests that were answered are not sampled again. The command works in a single
+    process; the engine may use several GPUs.
     """
     assert isinstance(root, PolicyIteration)
     config = root
@@ -49,6 +49,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     settings_by_analyzer = dict(zip(config.analyzers, plain["analyzers"], strict=True))
     for analyzer, settings in settings_by_analyzer.items():
         with _collect_failure(analyzer, failed):
+            # The numbers of finished iterations whose weights are analysed.
             points = analyzer.points(config, directory)
             if _is_done(directory, analyzer, settings, points):
                 print(f"{directory.analysis(analyzer.label)} is done")
@@ -87,7 +88,7 @@ def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, pl
 
 @contextmanager
 def _collect_failure(analyzer: Analyzer, failed: dict[str, str]) -> Iterator[None]:
-    """Adds the message of an analyzer's failure to `failed`, so that the next one is carried out."""
+    """Adds the message of an analyzer's failure to `failed`, so that the next analyzer is carried out."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -103,7 +104,10 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
 
 
 def _analyse(resources: RunResources, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
-    """Carries out one analysis. Its folder appears when it is finished."""
+    """Carries out one analysis. Its folder appears when it is finished.
+
+    `points` are the numbers of finished iterations whose weights are analysed.
+    """
     session = resources.session
     began = time.monotonic()
     folder = session.directory.analysis(analyzer.label)

@@ -105,13 +105,18 @@ class CreditBench(OfCheckpoints):
         )
 
     def _at(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
-        """Returns the numbers of a checkpoint."""
+        """Returns the numbers of a checkpoint, above all the gain, cost and bias of each method.
+
+        For each of `methods` there are also the seconds that it takes. If there are true values, `measure`
+        compares the method's values with them.
+        """
         from treetune.lab.analyzers.credit_measures import CreditOfMethod, measure, reliability
         from treetune.lab.analyzers.gradients import problem_gradients
         from treetune.lab.analyzers.stored import answers_at, context_at
         from treetune.lab.arena.gain import TRUE_ADVANTAGES, gain
 
         resources.server.load_checkpoint(point)
+        # `origin` is "stored" if the run stored the answers, and "sampled" if they are sampled now.
         answers, origin = answers_at(resources, point, work, self.seed, self.problems, enough=self.problems)
         problems = list(dict.fromkeys(answer.problem.id for answer in answers))[: self.problems]
         answers = [answer for answer in answers if answer.problem.id in problems]

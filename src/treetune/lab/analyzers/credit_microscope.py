@@ -49,12 +49,13 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
                 shift = SPREAD * (number / max(len(methods) - 1, 1) - 0.5)
                 positions, points = [], []
                 for step, point in enumerate(row["credit"][name][kind], 1):
-                    if point:
+                    if point:  # None: the method has no value before this step
                         positions.append(step + shift)
                         points.append(point)
                 style = {
                     "color": COLOURS[number % len(COLOURS)],
-                    # Methods that share a colour have different marks.
+                    # Methods that share a colour have different marks: each time the colours begin again, the
+                    # marks are shifted by one.
                     "marker": MARKS[(number // len(COLOURS) + number) % len(MARKS)],
                     "linestyle": "none",
                     "label": name,
@@ -215,6 +216,7 @@ class CreditMicroscope(OfIterations):
         from treetune.tree import trees_of
 
         began = time.perf_counter()
+        # All episodes are kept: the run's own selection may leave some answers out of training.
         config = replace(resources.session.config, credit=credit, selection=All())
         journal = work / f"{point:04d}.jsonl"  # shared by the methods: equal requests are sampled once
         episodes, metrics, tokens = assign_credit_again(
@@ -222,7 +224,7 @@ class CreditMicroscope(OfIterations):
         )
         return episodes, {
             "tokens_per_answer": metrics.get("credit/value_tokens", 0.0) / len(answers),
-            "sampled_tokens": float(tokens),
+            "sampled_tokens": float(tokens),  # without continuations that a journal had already
             "seconds": time.perf_counter() - began,
         }
 

@@ -182,7 +182,8 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            # Rewards are compared with distances, so that answers that could not be graded are left out.
+            # Rewards are compared with distances. An answer that could not be graded has no reward.
+            # So it is left out.
             graded = [answer for answer in answers_of(trees) if answer.grade.is_known]
             rows += self._rows(session, point, graded)
         sampling = rollout.sampling

@@ -138,7 +138,8 @@ def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
 def overlap(answers: Sequence[Ids], order: int) -> float | None:
     """Returns the mean over pairs of answers of the share of n-grams that both have (Dice's coefficient).
 
-    A pair's share is averaged over the n for which one of both has n-grams. None for fewer than two answers.
+    A pair's share is averaged over the n for which at least one of its answers has n-grams. None for fewer
+    than two answers.
     """
     overlaps = []
     for first, second in itertools.combinations(answers, 2):

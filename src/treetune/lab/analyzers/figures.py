@@ -136,7 +136,7 @@ class Bootstrap:
 
 
 def mean_of(values: Sequence[float] | Any) -> Statistic:
-    """Returns the statistic "mean of the rows' values"; values that are NaN are left out."""
+    """Returns a function from the indices of some rows to the mean of these rows' finite values."""
     import numpy as np
 
     array = np.asarray(values, dtype=float)

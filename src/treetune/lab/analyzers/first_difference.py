@@ -351,10 +351,10 @@ def _read_requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
 
 
 def _sample(completion: Completion, stored: list[Any]) -> dict[str, Any]:
-    """Returns the numbers of a sample that are compared, and last the texts in which its token ids and
-    log-probs are stored.
+    """Returns what is compared of a sample: first its numbers, and then the stored texts of its token ids and
+    log-probs.
 
-    Texts can differ where numbers are equal, because base64 has several texts for the same bytes."""
+    The texts can differ where numbers are equal, because base64 has several texts for the same bytes."""
     return {
         "token_ids": completion.token_ids.tolist(),
         "logprobs": None if completion.logprobs is None else completion.logprobs.tolist(),

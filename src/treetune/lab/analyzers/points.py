@@ -146,8 +146,16 @@ def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:
 def choose_points(
     wanted: PointChoice, available: Sequence[int], at_most: int, what: str, remedy: str
 ) -> list[int]:
-    """Returns the wanted numbers, in order. Raises ValueError where one isn't available: `what` says what
-    they are numbers of, and `remedy` what to do."""
+    """Returns the wanted ones of the available numbers, in rising order.
+
+    Args:
+        at_most: The largest number of points that "all" chooses. They are evenly spaced.
+        what: For the error, the thing that each number stands for, such as "a checkpoint in runs/a".
+        remedy: For the error, what the user can do.
+
+    Raises:
+        ValueError: A wanted number isn't available, or no number is wanted.
+    """
     if wanted == "last":
         return [available[-1]]
     if wanted == "all":

@@ -133,7 +133,8 @@ def distributions_at(session: Session, point: int) -> Distributions:
         policy = PolicyModule(model, terms=lambda logits_CV, _: (logits_CV.softmax(-1).square().sum(-1),))
         for row in rows:
             ids_T = torch.from_numpy(joined([row.prompt_ids, row.response_ids]).astype("int64")).to(device)
-            # A position predicts the token after it, so that the first one is that of the last prompt token.
+            # A position predicts the token after it. So the position of the last prompt token predicts the
+            # first token of the response.
             positions_N = torch.arange(len(row.prompt_ids) - 1, len(ids_T) - 1, device=device)
             inputs = ModelInputs(ids_T[None], positions_N, ids_T[positions_N + 1])
             with torch.no_grad():
@@ -220,6 +221,7 @@ class StoredModels:
         settings = session.config.trainer
         self.session, self.point = session, point
         self.objective = settings.objective
+        # Each rank runs whole sequences, also where neighbouring ranks shared a sequence in training.
         single_rank = replace(settings, layout=layout, sequence_parallel_size=1)
         self.scorer = Scorer(single_rank, session.ranks, temperature)
 

@@ -218,6 +218,7 @@ def choose_states(
 ) -> list[ChosenState]:
     """Returns at most `count` different states between the steps of these answers.
 
+    The answers are from the policy after `point` iterations. The number enters the seed of the draw.
     With `prompts`, the states are the prompts instead. All steps of all answers are equally likely, so that a
     state is drawn in proportion to how often the policy reaches the state. A state that is drawn again is
     skipped. Equal answers, seeds and points give equal states.
@@ -246,7 +247,8 @@ def continue_prefixes(
     """Returns the rewards of `samples` continuations of each node.
 
     A node is an answer and the token ids of a prefix. The answer gives the problem and its prompt. The prefix
-    need not be the beginning of this answer."""
+    need not be the beginning of this answer. The seeds of the continuations depend on `purpose`, so that two
+    purposes never share a continuation."""
     states = [
         StateIds(answer.problem, answer.prompt_ids, token_array(prefix_ids)) for answer, prefix_ids in nodes
     ]
@@ -258,6 +260,7 @@ def continue_states(
 ) -> list[Estimate]:
     """Returns the rewards of `samples` continuations of each state.
 
+    The seeds of the continuations depend on `purpose`, so that two purposes never share a continuation.
     Raises NothingGraded where a continuation could not be graded.
     """
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
@@ -527,7 +530,8 @@ class _StateBatch:
         ended = bool(path.ids) and path.ids[-1] in self.context.codec.end_ids
         if reward is None and not ended and len(path.ids) < self.budgets[path.state]:
             return False
-        # A path that the budget cut off has this reward, as in training, or else is graded as it is.
+        # A path that the budget cut off has the reward `unfinished_reward`, as in training. If that is None,
+        # the unfinished path is graded.
         unfinished_reward = self.context.settings.unfinished_reward
         if reward is None and not ended and unfinished_reward is not None:
             reward = unfinished_reward

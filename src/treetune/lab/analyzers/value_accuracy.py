@@ -49,6 +49,8 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         "Share on the correct side of 0.5, by position",
     ]
     several = any(len(result["numbers"]["by_checkpoint"]) > 1 for result in results.values())
+    # The panels in the order of the titles. `along` has the errors by position, `sides` the shares on the
+    # correct side. `training` has a panel only if there are several checkpoints.
     figure, (errors, along, sides, *training) = panels(
         [*titles, *(["Error along training"] if several else [])]
     )
@@ -152,12 +154,12 @@ class ValueAccuracy(OfCheckpoints):
         from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
         rows: list[Row] = []
-        origins = {}
+        origins = {}  # by point: whether the run had stored the answers, or they were sampled now
         for point in points:
             trajectories, origins[str(point)], critic = answers_and_critic_at(
                 resources, point, work, self.seed, self.problems
             )
-            # `self.states` and `self.prompts` are the largest numbers of states between steps and of prompts.
+            # At most `self.states` states between steps are measured, and at most `self.prompts` prompts.
             chosen = choose_states(trajectories, self.states, self.seed, point)
             chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
             with resources.phase(f"values after iteration {point}", "continuations") as show:

@@ -21,6 +21,9 @@ from treetune.lab.arena.languages import Language, table
 def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) -> Language:
     """Returns a language with routine steps between the choices of another language.
 
+    A language is a toy task whose answer is a Markov chain. A status is the chain's state, and wordings are
+    tokens that move to the same status. A routine step changes nothing about the chance of success.
+
     Example: the choices of "majority of 3" in an answer of six steps, of which every second is routine::
 
         diluted(majority(3), steps=6)
@@ -60,10 +63,11 @@ def diluted(language: Language, steps: int, wordings: int = 2, tokens: int = 1) 
 
 
 def by_luck(steps: int, choices: int, effect: float, right: float = 0.25, success: float = 0.25) -> Language:
-    """Returns a language in which each right choice adds `effect` to the chance of success, which is
-    `success` on average. The last token, after the steps, is the environment's: it draws the outcome.
+    """Returns a language in which each right choice adds `effect` to the chance of success.
 
-    So the variance of the outcome is the same, whether one step has an effect or all have.
+    A language is a toy task whose answer is a Markov chain. After the steps comes one more token, which the
+    environment writes: it draws the outcome. The mean chance of success is `success` for any number of
+    choices, so the variance of the outcome is the same for all.
 
     Args:
         steps: The number of steps of an answer, each of one token.

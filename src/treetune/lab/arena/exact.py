@@ -96,7 +96,8 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     success = values_TS[0, 0]
     # E[(R − v)² |S|²]. R is 0 or 1, so (R − v)² = (1 − 2v) R + v².
     centred = (1 - 2 * success) * squared_norm_of_correct + success**2 * squared_norm
-    # The module's ζ₁ and ζ₂: the variance of a pair's gradient given one of its two answers, and in all.
+    # The module's ζ₁ is the variance of a pair's expected gradient, given one of the pair's two answers. Its
+    # ζ₂ is the variance of a pair's gradient.
     variance_of_mean = (centred - squared_gradient) / 4
     variance_of_pair = ((1 - 2 * success) * squared_norm_of_correct + success * squared_norm) / 2
     # If the gradient has no noise, the difference of the two terms is 0 except for rounding.

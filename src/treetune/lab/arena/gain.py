@@ -54,6 +54,7 @@ def gain(
     gradient's squared length that isn't along the true one. The gain is None where the mean gradient
     has no part along the true one, or where noise hides that part.
     """
+    # `credit_ND` may have fewer problems than the other two arrays. Then only these problems are compared.
     problems = len(credit_ND)
     reference_ND, true_ND = reference_ND[:problems], true_ND[:problems]
     # The gradient that the credit's is compared with.
@@ -64,8 +65,8 @@ def gain(
         noise_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
         # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
         product = first.mean_D @ second.mean_D - noise_N.mean() / len(noise_N)
-        # The product is not a mean over problems. To bootstrap it like one, a problem's share of it is taken
-        # to first order.
+        # The bootstrap below needs a number for each problem. So each problem gets a share of the product.
+        # The mean of the shares is the product. Terms with two deviations are left out.
         product_N = product + first.deviations_ND @ second.mean_D + second.deviations_ND @ first.mean_D
         columns += [noise_N, product_N]
     columns_NM = np.stack(columns, 1)
@@ -73,6 +74,7 @@ def gain(
     # A resample is given by how often it contains each problem.
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
     counts_RN = generator.multinomial(problems, np.full(problems, 1 / problems), size=RESAMPLES)
+    # A resample whose gain is not defined (NaN) counts as a gain of 0.
     gains_R = np.nan_to_num(_gain_and_bias((counts_RN @ columns_NM).T / problems, unbiased)[0])
     low, high = (float(np.percentile(gains_R, percent)) for percent in (2.5, 97.5))
     # A biased credit is scaled by the true gradient's length. Where noise hides that length, the scale is
@@ -143,9 +145,11 @@ def _gain_and_bias(means_MR: NDArray[np.float64], unbiased: bool) -> NDArray[np.
             # A mean gradient g of the credit has a part along the true gradient t, and one across it. Scaled
             # by |t|² / (g·t), the part along t is t itself.
             scale_R = np.where(length_R * along_R > 0, length_R / along_R, np.nan)
-            # Then the squared length of the part across t is what is left of that of the scaled gradient.
+            # The part across t is the rest of the scaled gradient. By Pythagoras' theorem, its squared length
+            # is that of the whole scaled gradient minus |t|².
             missed_R = np.maximum(scale_R**2 * credit_length_R - length_R, 0)
-        # The bias counts as noise of a batch of `BATCH` problems, and adds to the credit's variance.
+        # The bias counts as noise of a batch of `BATCH` problems. The variances here are those of one
+        # problem: they are `BATCH` times as large as a batch's. So the bias is multiplied by `BATCH`, too.
         gain_R = variance_R / (scale_R**2 * credit_variance_R + BATCH * missed_R)
         bias_R = np.where(length_R > 0, missed_R / (length_R + missed_R), np.nan)
         return np.stack([gain_R, bias_R])
@@ -173,10 +177,11 @@ COLUMNS += [f"at ρ = {rho:g} ↑" for rho in RATIOS]
 def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns a table in Markdown as lines, a row for each method, the best gain per token first."""
     rows = []
+    # A method without a gain comes last.
     by_gain = sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0))
     for name, score in by_gain:
         value, cost, bias = score["gain"]["value"], score["cost"], score["bias"]
-        # The gain at each ρ: the cost of training a token, in units of sampling one.
+        # The gain at each ρ. ρ is the cost of training a token, in units of sampling one.
         at_ratios = ["–" if value is None else f"{at_ratio(value, cost, rho):.2f}" for rho in RATIOS]
         bias_text = "–" if bias is None else f"{bias:.3f}" if bias else "0"
         rows.append(
@@ -219,6 +224,7 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
         highest_cost = 2 * max(1.0, *(score["cost"] for score in scores.values()))
         costs = np.geomspace(1.0, highest_cost, 50)
         for rho, line_style in zip(RATIOS, ("-", "--", "-.", ":"), strict=True):
+            # These gains solve gain × (1 + ρ) / (cost + ρ) = 1, where 1 is RLOO's own gain at this ρ.
             gains_like_rloo = (costs + rho) / (1 + rho)
             panel.plot(costs, gains_like_rloo, color="#999999", linewidth=0.8, linestyle=line_style)
             end = (costs[-1], gains_like_rloo[-1])

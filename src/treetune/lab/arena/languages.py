@@ -121,8 +121,9 @@ class Language:
         positions_T = np.arange(self.length)
         before_NT, after_NT = status_NT[:, :-1], status_NT[:, 1:]
         is_taken_NTO = self.after_TSO[positions_T, before_NT] == after_NT[:, :, None]
-        # Options that only pad the array have probability 0.
+        # An option is a status that may follow. Options that only pad the array have probability 0.
         chances_NT = (is_taken_NTO * self.chances_TSO[positions_T, before_NT]).sum(2)
+        # All wordings of a token (ids that move to the same status) are equally likely.
         return np.log(chances_NT / self.wordings_TS[positions_T, before_NT])
 
     def sample(self, begun: Sequence[Sequence[int]], seeds: Sequence[int]) -> list[Completion]:
@@ -161,12 +162,16 @@ class Language:
         return 1 + int(np.flatnonzero(self.correct_S)[0]) * self.most_wordings
 
     def score(self, begun: Sequence[int], text: Sequence[int], will_be_correct: bool = False) -> Completion:
-        """Returns a text with the log-probs of its tokens after the beginning of an answer; −9999, as vLLM
-        reports it, for a token that the policy never samples there.
+        """Returns a text as a completion, with the log-prob of each of its tokens.
+
+        A token that the policy never samples at its place has the log-prob −9999, as in vLLM.
 
         Args:
+            begun: The beginning of an answer.
+            text: The tokens after the beginning.
             will_be_correct: Whether the policy is told that the answer will be correct. By Bayes' rule, a
-                token's probability is then multiplied by V(s_{t+1}) / V(s_t).
+                token's probability is then multiplied by V(s_{t+1}) / V(s_t), where V is the probability of
+                a correct answer.
         """
         ids = [*begun, *text]
         logprobs = []
@@ -175,7 +180,8 @@ class Language:
             if chance > 0 and will_be_correct and position < self.length:
                 before, after = self.statuses(ids[: position + 1])[-2:]
                 value = self.values_TS[position, before]
-                # In a state from which no answer is correct, the news is impossible and changes nothing.
+                # From a state of value 0 on, no answer is correct. Bayes' rule would divide by 0 there, so
+                # the probability stays as it is.
                 chance *= self.values_TS[position + 1, after] / value if value > 0 else 1.0
             logprobs.append(math.log(chance) if chance > 0 else -9999.0)
         return Completion(token_array(text), logprob_array(logprobs), "length", 0)
@@ -197,7 +203,8 @@ class Language:
         """Returns for each row Σ π² and the entropy in nats of each token's distribution, end token
         included."""
         chances_TSO, wordings_TS = self.chances_TSO, self.wordings_TS
-        # A token is an option and a wording, which is uniform and independent of it.
+        # A token stands for an option (the next status) and a wording. All wordings are equally likely,
+        # whatever the option.
         squares_TS = (chances_TSO**2).sum(2) / wordings_TS
         logs_TSO = np.log(np.where(chances_TSO > 0, chances_TSO, 1))  # 0 log 0 is 0
         entropy_TS = np.log(wordings_TS) - np.where(chances_TSO > 0, chances_TSO * logs_TSO, 0).sum(2)
@@ -350,9 +357,10 @@ def table(
 
 
 def decision(length: int, deciding: int, success: float = 0.25) -> Language:
-    """Returns a language in which the token at one position decides; all others have two free wordings.
+    """Returns a language in which the token at the position `deciding` decides whether the answer is correct.
 
-    Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
+    Every other token has two wordings: two ids that move to the same status, so that nothing depends on which
+    of them is sampled. Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
     """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
@@ -364,10 +372,11 @@ def decision(length: int, deciding: int, success: float = 0.25) -> Language:
 
 
 def uneven(length: int, success: float = 0.25) -> Language:
-    """Returns a language in which the middle token decides. The others have from 1 to `length` wordings, so
-    that the probability of a token says little about its effect.
+    """Returns a language in which the middle token decides whether the answer is correct.
 
-    Statuses: 0 before the decision, 1 after the right one, 2 after a wrong one.
+    The token at any other position i has i + 1 wordings, which are ids that move to the same status. So the
+    probability of a token says little about its effect. Statuses: 0 before the decision, 1 after the right
+    one, 2 after a wrong one.
     """
 
     def chances(position: int, status: int) -> Mapping[int, float]:
@@ -382,8 +391,11 @@ def uneven(length: int, success: float = 0.25) -> Language:
 
 
 def every_choice(length: int, success: float = 0.25) -> Language:
-    """Returns a language in which every choice must be right. After a wrong one the others don't matter:
-    their tokens decide nothing and have two wordings."""
+    """Returns a language in which every choice must be right.
+
+    After a wrong choice, the later tokens decide nothing. Each of them has two wordings, which are ids that
+    move to the same status.
+    """
     right = success ** (1 / length)
 
     def chances(position: int, status: int) -> Mapping[int, float]:
@@ -393,7 +405,8 @@ def every_choice(length: int, success: float = 0.25) -> Language:
 
 
 def majority(length: int, success: float = 0.25) -> Language:
-    """Returns a language in which more than half of the choices must be right. The status counts those."""
+    """Returns a language in which more than half of the choices must be right. The status counts the right
+    choices."""
 
     def language_with(right: float) -> Language:
         def chances(position: int, status: int) -> Mapping[int, float]:
@@ -429,6 +442,7 @@ def luck(length: int, good: float = 0.6, bad: float = 0.1, success: float = 0.25
     def chances(position: int, status: int) -> Mapping[int, float]:
         if position == 0 and status == 0:
             return {1: good_chance, 2: 1 - good_chance}
+        # Status 1 follows a good first token, status 2 a bad one.
         if position == length - 1 and status in (1, 2):
             right = good if status == 1 else bad
             return {3: right, 4: 1 - right}
@@ -455,7 +469,11 @@ def wordy(
 
 
 def slips(steps: int = 12, wrong: float = 0.11, repaired: float = 0.0) -> Language:
-    """Returns a language in which each step may go wrong, and a later one repairs it with some chance."""
+    """Returns a language in which each step may go wrong.
+
+    Every later step repairs this with the chance `repaired`. Statuses: 0 while all is right, 1 after a wrong
+    step.
+    """
 
     def chances(step: int, status: int) -> Mapping[int, float]:
         return {0: repaired, 1: 1 - repaired} if status == 1 else {0: 1 - wrong, 1: wrong}
@@ -470,9 +488,9 @@ def fork(steps: int = 12, good: float = 0.5, fails: float = 0.025, worse: float 
     """
 
     def chances(step: int, status: int) -> Mapping[int, float]:
-        if status == 0:
+        if status == 0:  # before the choice of a route
             return {1: good, 2: 1 - good} if step == steps // 3 else {0: 1.0}
-        if status == 3:
+        if status == 3:  # failed
             return {3: 1.0}
         failure = fails if status == 1 else worse
         return {status: 1 - failure, 3: failure}

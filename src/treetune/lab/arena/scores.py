@@ -70,7 +70,10 @@ class ScoredMethod(NamedTuple):
 
 
 def shipped_methods() -> dict[str, ScoredMethod]:
-    """Returns the methods of configs/lib/arena.libsonnet and those that need exact tables, by their names."""
+    """Returns the methods of configs/lib/arena.libsonnet, and those that are only in code, by their names.
+
+    The latter read the tables of a language, which have its exact values and probabilities.
+    """
     methods = {
         TRUE_ADVANTAGES: ScoredMethod(TrueAdvantages()),
         HINDSIGHT_RATIO: ScoredMethod(HindsightRatio()),
@@ -88,9 +91,11 @@ def methods_of(module: str) -> dict[str, ScoredMethod]:
     Value estimators are used with three continuations of each state. Raises ConfigError for a module that
     can't be imported or registers none.
     """
-    import_parts({"imports": [module]})  # with the messages of a configuration that imports it
+    # A failed import has the same messages as one that a configuration asks for.
+    import_parts({"imports": [module]})
     full_name = importlib.import_module(module).__name__
     methods = {}
+    # `part` is a class of this module, or of any other module that has been imported.
     for name, part in [*Credit.registered().items(), *ValueEstimator.registered().items()]:
         if not f"{part.__module__}.".startswith(f"{full_name}."):  # of another module
             continue
@@ -113,7 +118,7 @@ def scores(
     precision: float = 0.1,
     seconds: float = math.inf,
 ) -> dict[str, dict[str, Any]]:
-    """Returns the gain of each method on a language.
+    """Returns the scores of each method on a language, a small artificial task. The main score is the gain.
 
     A method assigns credit to more and more problems until half the width of its gain's interval is below
     `precision` times the gain, or until it has `most` problems, or has used `seconds` of CPU time. Raises
@@ -124,7 +129,7 @@ def scores(
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
-    # A gain is over RLOO, whose gradients are the reference.
+    # The gain is the variance of RLOO's gradients (the reference), divided by that of the method's gradients.
     reference_ND, _ = gradients_of(language, context, ScoredMethod(Rloo()), shared)
     true_ND, _ = gradients_of(language, context, ScoredMethod(TrueAdvantages()), shared)
     scores_by_name = {}
@@ -133,6 +138,7 @@ def scores(
             began = time.process_time()
             # `TrueAdvantages` declares nothing, but its gradient is the true one.
             unbiased = name == TRUE_ADVANTAGES or method.credit.is_unbiased(context)
+            # Gradients and measures of steps, in blocks of `AT_ONCE` problems.
             blocks, blocks_of_steps, tokens = [], [], 0
             for start in range(0, most, AT_ONCE):
                 credited = assign_credit(context, method, shared[start : start + AT_ONCE])
@@ -202,8 +208,10 @@ class AssignedCredit(NamedTuple):
 
 
 def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]) -> AssignedCredit:
-    """Returns the answers with a method's credit. `shared` are the answers that methods without a rollout
-    use."""
+    """Returns answers to some problems, with the credit that a method gives them.
+
+    A method's own rollout makes its answers. Methods without a rollout use the same answers, `shared`.
+    """
     trees = shared
     if method.rollout is not None:
         trees, _ = method.rollout.run(context, [tree.problem for tree in shared])
@@ -232,14 +240,15 @@ def gradients_of(
 def fitted_critic(language: Language, seed: int) -> Critic:
     """Returns a critic whose values are mean rewards of the answers to `CRITIC_PROBLEMS` problems.
 
-    The value of a state is the mean reward of the answers that had the same status after the same number of
-    tokens. One correct and one wrong answer are added to each count, so that a state without answers is worth
-    one half."""
+    The state of an answer is a number, its status, which each token may change. The value of a state is the
+    mean reward of the answers that had the same status after the same number of tokens. One correct and one
+    wrong answer are added to each count, so that a state without answers is worth one half."""
     context = context_of(language, CRITIC_PROBLEMS, seed)
     trees, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )
     positions = np.arange(language.length + 1)
+    # By number of tokens and status: the sum of rewards, and the number of answers, two of which are added.
     rewards_TS = np.ones_like(language.values_TS)
     visits_TS = np.full_like(language.values_TS, 2.0)
     for answer in answers_of(trees):
@@ -315,14 +324,19 @@ def rank_correlation(first: Mapping[str, Any], second: Mapping[str, Any]) -> flo
 def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure | None:
     """Draws the best method for each language in which a quarter of the answers is correct.
 
-    A panel for each ρ has numbers of choices from left to right, and what decides from top to bottom. ρ is
-    the cost of training a token, divided by that of sampling one. Only languages with names such as ``first
-    of 8`` have a place on the map. Returns None where there is no such language."""
+    A language is a small artificial task. In ``first of 8``, an answer makes eight choices, and the first one
+    decides whether the answer is correct. Only languages with such names have a place on the map. Returns
+    None where there is no such language.
+
+    The map has a panel for each ρ, the cost of training a token divided by that of sampling one. The columns
+    of a panel are numbers of choices, and its rows are what decides: the first choice, the last, the
+    majority."""
     # The language of each cell, by what decides in it and by half the number of its choices.
     cells: dict[tuple[str, int], str] = {}
     for language, scores_of_language in by_language.items():
         shape, separator, choices = language.partition(" of ")
         has_gain = any(score["gain"]["value"] for score in scores_of_language.values())
+        # A name with a percentage has another share of correct answers than a quarter.
         if separator and "%" not in language and has_gain:
             # A majority has an odd number of choices; halved, 9 is in the column of 8.
             cells.setdefault((shape, int(choices) // 2), language)
@@ -350,8 +364,11 @@ def draw_map(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
 
 
 def write_page(folder: Path, by_language: Mapping[str, Any], command: str, trained: Sequence[str]) -> None:
-    """Writes arena.md and its figures. The map leaves out the methods in `trained`, whose critics or exact
-    values cost tokens that aren't counted."""
+    """Writes arena.md, the page with the scores, and its figures.
+
+    One figure, the map, shows the best method for each language (`draw_map`). It leaves out the methods in
+    `trained`, whose critics or exact values cost tokens that aren't counted.
+    """
     lines = ["# Arena: what a credit method gains", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (geometric means)", "", *summary_table(by_language), ""]
     lines += ["![gain over cost](arena.png)", ""]
@@ -396,9 +413,10 @@ def run_arena(
     """Scores the methods of some modules, or all shipped ones, and compares the scores with the arena.json of
     other seeds.
 
-    Scores are kept in arena.json of `output`. Shipped methods that have a score there are not scored again;
-    methods of modules always are, since modules change. Raises ValueError for an unknown language, for fewer
-    than two problems, and where the folder has scores of another seed or number of problems.
+    Scores are kept in arena.json of `output`. Shipped methods that have a score there are not scored again.
+    Methods of modules are scored again each time, since modules change. `most` is the largest number of
+    problems of a language. Raises ValueError for an unknown language, for fewer than two problems, and where
+    the folder has scores of another seed or number of problems.
     """
     if most < 2:
         raise ValueError(f"--problems is {most}: at least 2 are needed to estimate noise")
@@ -435,7 +453,7 @@ def run_arena(
             numbers = f"gain {with_interval(score['gain']):24} cost {score['cost']:7.2f}"
             say(f"{language_name:16} {name:30} {numbers}  per token {with_interval(score['gain_per_token'])}")
             say(f"{'':47} finds the decisive step {with_interval(score['decisive'])}")
-        if scores_file is not None:  # after each language, so that a killed command loses one
+        if scores_file is not None:  # after each language, so that a kill loses the scores of only one
             scores_file.parent.mkdir(parents=True, exist_ok=True)
             write_json(scores_file, {"seed": seed, "problems": most, "scores": by_language})
     say("\n".join(summary_table(by_language)))

@@ -60,11 +60,13 @@ def step_sums(
     """Returns the measures of a credit for each group of answers.
 
     Args:
+        language: The answers' made-up language. Its policy is a table, so that true advantages are known.
         answers: The answers, in the order of the groups.
         episodes: The training row of each answer, with the credit's advantages.
         groups: The number of answers in each group.
     """
     status_NT = np.stack([language.statuses(answer.response_ids) for answer in answers])
+    # The end token, which is after `language.length` tokens, is left out: it is certain.
     weights_NT = np.stack([(episode.advantages * episode.trained)[: language.length] for episode in episodes])
     # Sums in place of means: all steps have the same number of tokens, so that ranks are the same.
     credit_NS = _sum_by_step(language, weights_NT)
@@ -91,10 +93,10 @@ def step_measures(blocks: Sequence[StepSums], seed: int) -> dict[str, Any]:
 
     Args:
         blocks: The measures of blocks of problems, each from `step_sums`.
-        seed: The seed of the arena's run.
+        seed: The seed of the run, from which the bootstrap's own seed is derived.
 
-    Example: ``{"truth": {"value": 0.81, "low": 0.79, "high": 0.83}, …, "chance": {…}}``; all three are None
-    where no answer has the measure.
+    Example: ``{"truth": {"value": 0.81, "low": 0.79, "high": 0.83}, …, "chance": {…}}``. If no answer has a
+    measure, the measure's three numbers are None.
     """
     problems = sum(len(block.sums["truth"]) for block in blocks)
     generator = np.random.default_rng(derive_seed(seed, "bootstrap"))
@@ -119,8 +121,11 @@ def true_advantages(language: Language, status_NT: NDArray[np.intp]) -> Steps:
     """Returns the exact advantage of each step: the change of the probability of a correct answer.
 
     Args:
+        language: The language of the answers. It knows the probability of a correct answer at every status
+            (the state of an unfinished answer, as a number).
         status_NT: The status before each token of an answer, and after the last.
     """
+    # `values_TS` has the probability of a correct answer by position and status.
     values_NT = language.values_TS[np.arange(language.length + 1), status_NT]
     return _sum_by_step(language, np.diff(values_NT, axis=1))
 
@@ -149,8 +154,11 @@ def rank_correlations(credit_NS: Steps, other_NS: Steps) -> NDArray[np.float64]:
 
 
 def decisive_hits(credit_NS: Steps, true_NS: Steps) -> NDArray[np.float64]:
-    """Returns the probability that a step drawn from those with the largest credit in size has the largest
-    true advantage in size. NaN for answers whose true advantages are all 0."""
+    """Returns the probability, for each answer, that the step with the largest credit in size is decisive.
+
+    A step is decisive if no other step of the answer has a larger true advantage in size. If several steps
+    have the largest credit in size, one of them is drawn. NaN for answers whose true advantages are all 0.
+    """
     is_decisive_NS, is_largest_NS = _is_largest(true_NS), _is_largest(credit_NS)
     hits_N = (is_decisive_NS & is_largest_NS).sum(1) / is_largest_NS.sum(1)
     has_decisive_step_N = np.abs(true_NS).max(1) > SMALLEST

@@ -37,7 +37,10 @@ policy, minus 1."""
 
 
 def write_steps_page(folder: Path, by_language: Mapping[str, Scores], command: str) -> None:
-    """Writes arena_steps.md: a table of means over the languages, and one for each language."""
+    """Writes arena_steps.md: a table of means over the arena's toy languages, and a table for each language.
+
+    `command` is the command that made the scores.
+    """
     lines = ["# Arena: which credit finds the decisive step", "", f"    {command}", "", PREFACE, ""]
     lines += ["## All languages (means)", "", *steps_table(mean_over_languages(by_language)), ""]
     for language, scores in by_language.items():
@@ -77,9 +80,10 @@ def compare_with_chance(score: Mapping[str, Any]) -> str:
 def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str, Number]]:
     """Returns the measures of each method that was scored in every language, as means over the languages.
 
-    The interval is the sampling error of the mean. The languages' errors are independent, so the error of the
-    mean is the root of the sum of their squares, divided by the number of languages. A measure that is
-    not defined in a language is a mean over the other languages.
+    The languages are the arena's toy languages, in which the true advantages are known. The interval is the
+    sampling error of the mean. The languages' errors are independent, so the error of the mean is the root of
+    the sum of their squares, divided by the number of languages. A measure that is not defined in a language
+    is a mean over the other languages.
     """
     first, *others = by_language.values()
     means_by_method = {}

@@ -78,9 +78,10 @@ class TurnScore(NamedTuple):
     def gain(self, reference: TurnScore) -> float:
         """Returns the variance of an unbiased reference, divided by the variance of this credit when scaled.
 
-        The scale makes this credit's expected gradient as long, along the true gradient, as the true one is.
-        The reference is unbiased, so it has this length already. The gain is infinite for a credit without
-        variance, and 0 for one whose expected gradient doesn't point along the true gradient.
+        The expected gradient of this credit may be too long or too short. The scale gives its part along the
+        true gradient the length of the true gradient. An unbiased reference has this length already. The gain
+        is infinite for a credit without variance. It is 0 if the expected gradient doesn't point along the
+        true gradient.
         """
         if self.share_of_length <= 0:
             return 0.0
@@ -198,9 +199,10 @@ class _Expectation:
 
         Args:
             probability: The probability of the group.
-            gradient_P: The gradient; if it is random even for these answers, its mean.
-            turns: The number of turns that the policy took.
-            noise: The variance of the gradient for these answers.
+            gradient_P: The gradient. If a credit samples continuations, the gradient of fixed answers is
+                still random, and this is its mean over the continuations.
+            turns: The number of turns that the policy took, those of continuations included.
+            noise: The variance of the gradient of fixed answers; 0 without continuations.
         """
         self.probability += probability
         self.gradient_P += probability * gradient_P
@@ -272,7 +274,7 @@ def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore
     expectation = _Expectation(table)
     context = context_for_credits()
     groups = groups_of([answer.probability for answer in answers], size)
-    for block in _blocks_of(groups):
+    for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's answers
         trajectories = []
         for number, group in enumerate(block):
             for sample, index in enumerate(group.answers):
@@ -311,7 +313,7 @@ def _add_to_audit(
 
 
 def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
-    """Returns the score of the exact advantages, at no cost."""
+    """Returns the score of the exact advantages, for which the policy takes no turns but the answers' own."""
     expectation = _Expectation(table)
     for answer in table.answers:
         advantages_K = table.true_advantages(answer.turns)
@@ -320,7 +322,7 @@ def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
         weights_K = np.full(len(answer.turns), answer.probability)
         _add_to_audit(expectation.audit, answer.turns, advantages_K, advantages_K, weights_K)
     score = expectation.score()
-    # That was a group of one answer. The answers of a larger one are independent, and their mean is taken.
+    # So far a group is one answer. The gradient of `size` independent answers is the mean of their gradients.
     return score._replace(variance=score.variance / size, turns=score.turns * size)
 
 
@@ -463,17 +465,21 @@ class RootOutcome(NamedTuple):
 
 
 def enumerate_full_trees(table: TurnTable, ways: int) -> list[RootOutcome]:
-    """Returns all that may grow from one root if each reply is continued in so many ways: C3's tree.
+    """Returns every tree of answers that may grow from one root if each reply is continued in `ways` ways.
 
-    C3 (2603.06859, as its public code samples and credits): at each turn, so many alternatives in the fixed
-    context of the turns before, each of them continued likewise.
+    Each tree comes with its probability. A root is an independent start at the prompt. C3 (2603.06859, as its
+    public code samples and credits) makes such trees: after each reply it samples `ways` alternatives of the
+    next turn. The turns before are the fixed context of these alternatives. Each alternative is continued in
+    the same way.
     """
     return _enumerate_after_state(table, table.start, table.max_turns, ways)
 
 
 def _enumerate_after_state(table: TurnTable, state: str, turns_left: int, ways: int) -> list[RootOutcome]:
-    """Returns all that may grow from a state within a tree: one turn, and after its reply so many branches,
-    which grow in the same way."""
+    """Returns every subtree that may grow from a state within a tree.
+
+    A subtree is one turn, and after the turn's reply `ways` branches. Each branch is again such a subtree.
+    """
     outcomes = []
     for turn, chance in table.next_turns(state):
         next_state = turn.reply.state
@@ -504,7 +510,7 @@ def _join_branches(
                 parent = first_of_branch + answer.parent
                 answers.append(BranchedAnswer(turns, parent, len(before) + answer.shared_turns))
             elif answers and before:
-                # The first answer of a further branch branches off from the first branch after `before`.
+                # The first answer of a further branch: its parent is answer 0, with which it shares `before`.
                 answers.append(BranchedAnswer(turns, 0, len(before)))
             else:  # the first answer of the tree, or of another root
                 answers.append(BranchedAnswer(turns))
@@ -514,10 +520,13 @@ def _join_branches(
 def enumerate_single_branchings(
     table: TurnTable, turn: int, ways: int, only_contrasts: bool = False
 ) -> list[RootOutcome]:
-    """Returns all that may grow from one root if an answer is continued in so many ways before one turn.
+    """Returns every tree of answers that may grow from one root with one branching, before a given turn.
+
+    Each tree comes with its probability. The root's first answer is sampled from the prompt. The other
+    answers have the turns of the first answer before the branching, and later turns of their own.
 
     Args:
-        table: The language.
+        table: The language: tables of a policy and an environment, whose answers can all be enumerated.
         turn: The number of the turn: 1 for the second, −1 for the answer's last one (BranPO, 2602.03719). An
             answer that has no such turn, or would branch at the prompt, doesn't branch.
         ways: The number of answers after the branching, the first answer included.
@@ -558,14 +567,14 @@ def score_trees(
         table: The language.
         outcomes: What may grow from one root.
         roots: The number of answers from the prompt.
-        credit: The credit, with the weight `reach` or `once`. (With `each`, several answers would train a
-            turn, and the audit would count it as often.)
+        credit: The credit. Its weight is `reach` or `once`. (With `each`, several answers would train the
+            same turn, and the audit would count this turn several times.)
     """
     assert credit.weight != "each", "turns that several answers train would be counted several times"
     expectation = _Expectation(table)
     context = context_for_credits()
     groups = groups_of([outcome.probability for outcome in outcomes], roots)
-    for block in _blocks_of(groups):
+    for block in _blocks_of(groups):  # the credit gets many groups in one call, each as one problem's tree
         trees, answers_of_trees = [], []
         for number, group in enumerate(block):
             answers = _join_branches((), [outcomes[index].answers for index in group.answers])
@@ -582,8 +591,9 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # `reach_K` has smaller weights after branchings, so that each branching counts as one answer.
-                # With the credit's weight `reach`, the advantages of the episode are weighted already.
+                # `reach_K` divides the weight of a turn among the branches of a branching, so that all of
+                # them together count as one answer. With the credit's weight `reach`, the advantages of the
+                # episode contain this weight already.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
                 truths_K = table.true_advantages(answer.turns)
@@ -593,9 +603,12 @@ def score_trees(
 
 
 def _advantages_of_turns(episode: Episode) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns the advantage of each turn of an answer of a tree, and whether this answer trains the turn.
-    Where an earlier answer trains it, the advantage is 0."""
+    """Returns the advantage of each turn of a tree's answer, and whether this answer trains the turn.
+
+    If several answers share a turn, an earlier answer may train it. The turn's advantage is then 0 here.
+    """
     assert episode.advantages is not None
+    # A turn is an action, which the policy samples, and an observation: `TOKENS_OF_TURN` tokens.
     is_action_T = np.arange(len(episode.trained)) % TOKENS_OF_TURN == 0
     is_trained_K = episode.trained[is_action_T]
     return np.where(is_trained_K, episode.advantages[is_action_T], 0.0), is_trained_K
@@ -616,7 +629,8 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
     """Returns the weight of each turn of each answer, which is smaller after branchings.
 
     The weight is `Sharing.reach`: the product of 1 / (number of branches) over the branchings before the
-    turn. Here actions and observations, of one token each, take turns.
+    turn. In a language, the segments of an answer are an action, an observation, an action and so on, with
+    one token each.
     """
     sharing = Sharing.of(tree)
     reach_by_answer = []
@@ -641,7 +655,7 @@ def influence(table: TurnTable) -> float:
     counts as a next action.
 
     C3 (2603.06859) measures I(J; Y | context): J is the number of a candidate message, Y the next agent's
-    message. For many candidates it becomes this number.
+    message. With more and more candidates, C3's information approaches the information that is returned here.
     """
     weighted_sum = total_weight = 0.0
     for context_weight, joint_AB in _pairs_of_actions(table):
@@ -655,7 +669,7 @@ def influence(table: TurnTable) -> float:
 
 
 def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing: float = 1.0) -> float:
-    """Returns the expectation of the influence that C3's public code estimates.
+    """Returns the expectation of the estimate that C3's public code makes of the influence (`influence`).
 
     The public code has one continuation for each candidate by default. Its estimate has P(y | j) = (count of
     y after candidate j + α) / (continuations of j + α · symbols), where y is a next message, and α = 1. The
@@ -664,6 +678,7 @@ def expected_influence_estimate(table: TurnTable, candidates: int = 8, smoothing
     messages of the candidates themselves.
     """
     contexts = _pairs_of_actions(table)
+    # For each context, the probability of each next action; the last column is for the answer's end.
     chances_of_next_CB = np.array([joint_AB.sum(0) for _, joint_AB in contexts])
     occurs_B = chances_of_next_CB.any(0)  # in any context
     symbols = int(occurs_B.sum()) + 1
@@ -683,7 +698,7 @@ def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
     """Returns the mutual information of candidate and symbol, if each candidate was continued once.
 
     Args:
-        count_S: The number of candidates that each symbol followed.
+        count_S: The number of candidates that each symbol followed. A symbol stands for a next message.
         smoothing: What is added to each count, α.
     """
     symbols, candidates = len(count_S), int(count_S.sum())
@@ -702,10 +717,10 @@ def _smoothed_information(count_S: NDArray[np.intp], smoothing: float) -> float:
 
 
 def _pairs_of_actions(table: TurnTable) -> list[tuple[float, NDArray[np.float64]]]:
-    """Returns, for each context, its probability and the joint probabilities of the action and the next one.
+    """Returns, for each context, its probability and the joint probabilities of its action and the next one.
 
-    The last column is for answers that end after the action. A context in which every answer ends after the
-    action is left out.
+    A context is all turns before an action. The last column is for answers that end after the action. A
+    context in which every answer ends after the action is left out.
     """
     actions = max(len(chances) for chances in table.policy.values())  # states may have fewer
     joint_by_context: dict[tuple[PlayedTurn, ...], NDArray[np.float64]] = defaultdict(

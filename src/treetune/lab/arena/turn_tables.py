@@ -235,10 +235,11 @@ class TurnTable:
 
 
 def decisive_turn(decisive: int, turns: int = 3, right: float = 0.25) -> TurnTable:
-    """Returns a language in which the action of one turn (from 0) decides; the others change nothing. The
-    decisive action is right with probability `right`.
+    """Returns a language in which the action of one turn decides, and the other actions change nothing.
 
-    The environment shows whether the answer is undecided (0), right (1) or wrong (2) so far.
+    A language is a policy and an environment, both given as tables. `decisive` is the number of the turn,
+    from 0. Its action is right with probability `right`. The environment shows whether the answer is
+    undecided (0), right (1) or wrong (2) so far.
     """
     policy: dict[str, tuple[float, ...]] = {}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
@@ -263,8 +264,11 @@ def decisive_turn(decisive: int, turns: int = 3, right: float = 0.25) -> TurnTab
 
 
 def corridor(turns: int = 3) -> TurnTable:
-    """Returns a language in which states recur: a corridor of three places, walked to the right (action 0) or
-    to the left (1). The last place earns 1 and ends the answer. The environment shows the place."""
+    """Returns a language in which states recur: a corridor of three places.
+
+    A language is a policy and an environment, both given as tables. The policy walks to the right (action 0)
+    or to the left (1). The last place earns 1 and ends the answer. The environment shows the place.
+    """
     policy = {"start": (0.5, 0.5), "middle": (0.5, 0.5)}
     to_start, to_middle = Reply(1.0, 0, state="start"), Reply(1.0, 1, state="middle")
     replies = {
@@ -279,9 +283,9 @@ def corridor(turns: int = 3) -> TurnTable:
 def unreliable_tool() -> TurnTable:
     """Returns a language in which the same observation follows two different actions, and luck remains.
 
-    The first turn chooses a good tool (action 0) or a bad one (1). Both show the same result. The second turn
-    trusts it (action 0) or not. Trust is right with probability 0.9 after the good tool and 0.6 after the bad
-    one.
+    A language is a policy and an environment, both given as tables. The first turn chooses a good tool
+    (action 0) or a bad tool (1). Both tools show the same result. The second turn trusts the result (action
+    0) or not. Trust is right with probability 0.9 after the good tool and 0.6 after the bad tool.
     """
     policy = {"start": (0.5, 0.5), "good": (0.5, 0.5), "bad": (0.5, 0.5)}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {
@@ -295,9 +299,11 @@ def unreliable_tool() -> TurnTable:
 
 
 def agreement(same: float = 0.75) -> TurnTable:
-    """Returns a language in which the second action earns 1 if it is the same as the first. The policy
-    repeats its action with probability `same`; with 0.5, the second action ignores the first. The environment
-    says nothing new (0)."""
+    """Returns a language in which the second action earns 1 if it is the same as the first.
+
+    A language is a policy and an environment, both given as tables. The policy repeats its first action with
+    probability `same`; with 0.5, the second action ignores the first. The environment always shows 0.
+    """
     policy = {"start": (0.5, 0.5), "after 0": (same, 1 - same), "after 1": (1 - same, same)}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
     for first in (0, 1):
@@ -308,9 +314,12 @@ def agreement(same: float = 0.75) -> TurnTable:
 
 
 def further_turns(turns: int = 3, goes_on: float = 0.8, earns: float = 0.5) -> TurnTable:
-    """Returns a language in which the policy decides how many turns it takes: action 0 takes another turn
-    after this one, action 1 ends the answer. Each turn earns 1 with probability `earns`, and the environment
-    shows what it earned. It is `TurnLanguage` of `treetune.lab.arena.turns` with one action in the last turn.
+    """Returns a language in which the policy decides how many turns an answer has.
+
+    A language is a policy and an environment, both given as tables. Action 0 takes another turn, action 1
+    ends the answer. Each turn earns 1 with probability `earns`, and the environment shows what the turn
+    earned. The last turn has one action, since the answer must end. `TurnLanguage` of
+    `treetune.lab.arena.turns` is the same language.
     """
     policy: dict[str, tuple[float, ...]] = {}
     replies: dict[tuple[str, int], tuple[Reply, ...]] = {}
@@ -328,7 +337,7 @@ def further_turns(turns: int = 3, goes_on: float = 0.8, earns: float = 0.5) -> T
 
 
 def turn_tables() -> dict[str, TurnTable]:
-    """Returns the languages of the page docs/results/turn_credits.md, by their names."""
+    """Returns the languages (policy and environment) of the page docs/results/turn_credits.md, by name."""
     return {
         "first turn decides": decisive_turn(0),
         "last turn decides": decisive_turn(2),

@@ -74,9 +74,13 @@ class TurnLanguage:
         """Returns all possible answers: each number of turns, with each combination of their rewards."""
         answers = []
         for turns in range(1, self.turns + 1):
+            # The probability that an answer with so many turns takes no further turn. After the last possible
+            # turn, there is no further one.
             ends_here = 1.0 if turns == self.turns else 1 - self.goes_on[turns - 1]
             for rewards in itertools.product((0.0, 1.0), repeat=turns):
+                # m is the probability that a turn earns 1.
                 chances = [m if reward else 1 - m for m, reward in zip(self.earns, rewards)]
+                # `reached[turns - 1]` is the probability that an answer has so many turns or more.
                 probability = self.reached[turns - 1] * ends_here * math.prod(chances)
                 answers.append(TurnAnswer(rewards, float(probability)))
         return answers
@@ -117,7 +121,8 @@ def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns:
     """Returns the baseline "by index": a sum over the answer's own turns from `turn` on.
 
     A turn adds the mean reward that the other answers have in their turn of the same number. It adds 0 if no
-    other answer has that turn.
+    other answer has that turn. `turns` is the largest number of turns: every `Baseline` gets it, and this one
+    doesn't need it.
     """
     total = 0.0
     for number in range(turn, len(answer.rewards)):

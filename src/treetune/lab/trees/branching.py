@@ -65,12 +65,12 @@ class Branching(Registrable):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         """Returns the branches to sample next; none when the tree is complete.
 
-        It must depend on the answers alone, so that a tree does not depend on the order in which its answers
-        arrive.
+        The result must depend on the answers alone. Then a tree does not depend on the order in which its
+        answers arrive.
 
         Args:
-            answers: All answers so far, in the order of their `sample`. They have grades only if the rule
-                `needs_grades`.
+            answers: All answers so far, in the order of their `sample`. They have grades only if the rule's
+                `needs_grades` is true.
             number: The number of the round, from 0 on.
         """
         raise NotImplementedError
@@ -116,16 +116,17 @@ def roots_of(answers: Sequence[Trajectory]) -> list[int]:
 
 
 def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
-    """Returns the states to branch at next: the number of an answer, and the length of the state in tokens.
+    """Returns the states to branch at next, each as the number of an answer and a length in response tokens.
 
-    `number` is the number of the round. An answer branches in it only if its path has branched `number` times
-    before. It branches at the rule's first state after the last branching, if this state is before the
-    answer's end.
+    `number` is the number of the round. An answer branches in this round only if its path has branched
+    `number` times before. The answer then branches at the rule's first state after its last branching, if
+    this state is before the answer's end.
     """
     states = []
     for answer, forks in zip(answers, forks_along(answers), strict=True):
         if len(forks) != number:
-            # It had no state in an earlier round, or got no branches there, and doesn't branch any more.
+            # In an earlier round the answer had no state to branch at, or got no branches. Such an answer
+            # doesn't branch any more.
             continue
         last_fork = forks[-1] if forks else 0
         for start in rule.step_starts(answer):
@@ -202,7 +203,8 @@ class UpToWidth(Branching):
         branches = []
         for index, (sample, tokens) in enumerate(states):
             further = share + 1 if index < with_one_more else share
-            further = min(further, self.most_ways - 1)  # the answer itself is one of the ways
+            # An answer continues from a state in at most `most_ways` ways. The answer itself is one of them.
+            further = min(further, self.most_ways - 1)
             if further:
                 branches.append(Branches(sample, tokens, further))
         return branches
@@ -246,7 +248,7 @@ class LastStates(Branching):
             starts = [start for start in self.states.step_starts(answer) if start > 0]
             for start in starts[-self.count :]:
                 if start < len(answer.response_ids):
-                    # The answer itself is one of the ways.
+                    # The state continues in `ways` ways. The answer itself is one of them.
                     branches.append(Branches(answer.sample, start, self.ways - 1))
         return branches
 

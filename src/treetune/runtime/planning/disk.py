@@ -78,7 +78,8 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
     trainer = experiment.trainer
     weights = itemsize(trainer) * (memory.shape.parameters + memory.reward_model_weights)
     models = [memory.policy, *memory.learned_models]
-    # Without ZeRO every rank has the whole state, and one of them writes it.
+    # Without ZeRO every rank has the whole state, and one of them writes it. The state is the bytes that stay
+    # from step to step: weights and optimiser, on the device (`kept`) and on the host (`on_host`).
     writers = 1 if trainer.zero_stage == 0 else machine.world_size
     state = writers * sum(model.kept + model.on_host for model in models)
     every = experiment.checkpoints.keep_every
@@ -97,7 +98,7 @@ def checkpoint_space(memory: TrainerMemory) -> CheckpointSpace:
 def _room(folder: Path, experiment: Path) -> int:
     """Returns the sum of the free bytes of a folder's disk and the bytes of the experiment's checkpoints.
 
-    So much room do all checkpoints of the experiment have together.
+    The sum is the room for all checkpoints of the experiment, those that are on the disk already included.
     """
     # The folder may not exist yet, but one of its parents does, on the same disk.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())

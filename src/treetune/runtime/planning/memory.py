@@ -86,10 +86,11 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     """Returns the work of an experiment's iteration.
 
     Args:
-        answer_tokens: The mean length of an answer; None for the experiment's `plan`, or an assumption.
+        answer_tokens: The mean length of an answer. None: the experiment's `plan.answer_tokens` or, if that
+            isn't set, an assumed share of the longest answer.
     """
     problems_or_none = experiment.problems_per_iteration or experiment.task.size("train")
-    problems = problems_or_none or 1  # of an unknown number of problems, the work of one is returned
+    problems = problems_or_none or 1  # with an unknown number of problems, the work of one problem
     rollout, context = experiment.rollout, experiment.context_length
     sampling, plan_settings = rollout.sampling, experiment.plan
     longest_answer = min(sampling.max_tokens, context) if sampling is not None else context
@@ -99,7 +100,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     mean_answer = min(mean_answer, longest_answer)
     mean_prompt = min(plan_settings.prompt_tokens or TOKENS_OF_A_PROMPT, longest - mean_answer)
     answers = rollout.most_answers(problems)
-    rows = experiment.selection.most_kept(answers, problems)
+    rows = experiment.selection.most_kept(answers, problems)  # the most sequences or pairs to train on
     rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
     steps_of_epoch = max(1, -(-rows // rows_of_step))  # rounded up
     continuations, most_continuations = experiment.credit.continuations(answers, mean_answer, longest_answer)
@@ -184,9 +185,10 @@ class Passes:
     def backward_of_a_layer(self) -> int:
         """The bytes that the backward pass of a block needs in addition to `kept`.
 
-        These are the gradients in the last block, and with checkpointing also the block's activations, which
-        are computed again. When the backward pass reaches this block's MLP, the tensors of the last norm and
-        the hidden states that go into the head are freed already. So these are subtracted.
+        The last block counts: the backward pass begins there, while the tensors of all other blocks are still
+        kept. The block needs memory for its gradients. With checkpointing, it also computes its activations
+        again. `kept` counts the last norm and the hidden states that go into the head. Both are freed before
+        the backward pass reaches the MLP of the last block, so they are subtracted.
         """
         shape, size = self.shape, self.itemsize
         of_last = self.tokens * self._bytes_of_norm * shape.hidden + self.trained * size * shape.hidden
@@ -211,6 +213,8 @@ class Passes:
         compared_with: Literal["reference", "group"] | None = None,
     ) -> int:
         """Returns the most bytes of a chunk of the head.
+
+        The head computes logits for a chunk of positions at a time, which needs less memory than all logits.
 
         Args:
             backward: Whether there is a backward pass.
@@ -288,6 +292,7 @@ class EngineMemory:
         """The bytes of the server's largest step: its MLPs, and the logits of all sequences with the tensors
         of sampling."""
         settings, shape = self.settings, self.shape
+        # A step has room for at least one token of each sequence.
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
         mlp = self.itemsize * tokens * (4 * shape.hidden + 3 * shape.intermediate)
         # For each logit: itself in the model's precision, and 4 * 4 bytes for the tensors of sampling.
@@ -376,10 +381,13 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
     A weight in float32 takes 4 bytes, its gradient 4, and the optimiser 8: Adam's two running means.
 
     Args:
+        trainer: Its ZeRO stage says what is sharded, and its offloading says what lies on the host.
         all_weights: The number of weights.
         trained: The number of trained weights.
+        machine: Its ranks share what is sharded.
     """
-    size, stage = itemsize(trainer), trainer.zero_stage  # `size`: the bytes of a number in passes
+    # `size`: the bytes of a number in forward and backward passes
+    size, stage = itemsize(trainer), trainer.zero_stage
     on_gpu = machine.device == "cuda"
     ranks = machine.world_size
     part = -(-trained // ranks)  # the weights that one rank updates, rounded up
@@ -394,6 +402,7 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
         weights = -(-size * all_weights // (ranks if stage == 3 else 1))
         # The bytes of weights that lie on the host, and not on the GPU.
         away = weights if trainer.offload_parameters else 0
+        # Stage 3 gathers weights for a pass. Stages 1 and 2 collect gradients in a bucket.
         passing = size * (min(GATHERED, all_weights) if stage == 3 else BUCKET)
         return States(
             weights=weights - away,
@@ -422,6 +431,8 @@ def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine
             passing=size * BUCKET + low_precision_gradients,
             stepping=adam,
         )
+    # Stage 3 keeps two buffers: this rank's part of the gradients in float32, and a bucket that collects
+    # gradients. A step copies this rank's part.
     return States(
         weights=-(-size * all_weights // ranks),
         master=4 * part,
@@ -460,8 +471,10 @@ class TrainerMemory:
 
     @cached_property
     def critic(self) -> States | None:
-        """The states of the critic, which is a whole model with its own optimiser, also if the policy has
-        adapters."""
+        """The bytes of the critic's weights, gradients and optimiser; None if there is no critic.
+
+        The critic is a whole model with its own optimiser, even if the policy has adapters.
+        """
         if not self.experiment.credit.needs_critic:
             return None
         settings = self.experiment.credit.critic_settings
@@ -483,7 +496,10 @@ class TrainerMemory:
 
     @cached_property
     def reward_model(self) -> States | None:
-        """The states of the reward model that is trained, which is a whole model with its own optimiser."""
+        """The bytes of the trained reward model's weights, gradients and optimiser; None if there is none.
+
+        The reward model is a whole model with its own optimiser.
+        """
         weights = self.reward_model_weights
         if not weights:
             return None

@@ -108,7 +108,8 @@ class Plan:
         """Makes a plan.
 
         Args:
-            answer_tokens: The mean length of an answer; None for the experiment's `plan`, or an assumption.
+            answer_tokens: The mean length of an answer. None: the experiment's `plan.answer_tokens` or, if
+                that isn't set, an assumption.
             shape: The sizes of the model; None for those of the experiment's model.
 
         Raises:
@@ -352,19 +353,24 @@ class Plan:
         lora = self.experiment.trainer.lora
         adapters = lora is not None and lora.send == "adapters"
         what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
+        # The bytes of one version. `shape.served` counts the weights in the engine, with an untied head.
         served = itemsize(self.experiment.trainer) * self.shape.served
         versions = 1 if adapters else VERSIONS
         return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
 
     def _read(self) -> Iterator[Item]:
-        """Yields the memory for reading the start model. If it is read in parts, only the first rank has it
-        whole, to write the engine's files."""
+        """Yields the memory for reading the start model.
+
+        If the ranks read the model in parts, only the first rank holds the whole model, to write the engine's
+        files.
+        """
         trainer, ranks = self.experiment.trainer, self.machine.ranks
         whole = itemsize(trainer) * self.shape.parameters
         if not trainer.reads_in_parts:
             yield Item("the whole model, read by each rank", ranks * whole)
             return
         yield Item("the whole model, read by the first rank", whole)
+        # Each part is rounded up.
         yield Item("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
 
     @property
@@ -499,10 +505,10 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
 
 
 def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change, ...]:
-    """Adds a number of servers to changes with which the plan fits, as many as fit on the trainer's GPUs.
+    """Returns `changes` with one more change: to as many servers as fit on the trainer's GPUs.
 
-    The plan would fit without more servers, but while a single server samples, the other GPUs are idle. If no
-    more servers fit, or if the configuration sets the servers itself, returns the changes as they are.
+    The plan fits with `changes` alone, too. But while a single server samples, the other GPUs are idle. If no
+    more servers fit, or if the configuration sets the servers itself, returns `changes` as they are.
     """
     changed = _fitting(plan, changes)
     if changed is None or changed.engine is None:
@@ -585,6 +591,7 @@ def _candidates(plan: Plan) -> Iterator[Change]:
     if not trainer.gradient_checkpointing:
         yield Change("trainer.gradient_checkpointing", True, 6)
     if plan.sends_through_memory:
+        # New weights then go into the experiment's folder, and not into /dev/shm.
         yield Change(SETTING, "file", 8)
     if on_gpu and plan.engine is not None:
         yield from _for_the_engine(plan)
@@ -605,7 +612,10 @@ def _candidates(plan: Plan) -> Iterator[Change]:
 
 
 def _for_the_engine(plan: Plan) -> Iterator[Change]:
-    """Yields the changes of the engine that could help."""
+    """Yields the changes of the engine that could help.
+
+    The last number of a change is its cost, a rank: a change of a lower cost slows the run down less.
+    """
     assert plan.engine is not None
     settings = plan.engine.settings
     if plan.shares_device and not settings.sleep:
@@ -619,6 +629,7 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
                 yield Change(SHARE, share, 3 + number)
     if settings.max_num_seqs > 128:
         yield Change("engines.policy.max_num_seqs", 128, 4)
+    # Ranks on several machines can't share a server.
     if settings.servers == "per_rank" and plan.machine.nodes == 1:
         yield Change("engines.policy.servers", "one", 10)
     for size in (2, 4, 8):

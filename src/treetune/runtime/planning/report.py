@@ -125,9 +125,10 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one group
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
-    launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0  # of one micro-batch, forward
-    # Models that score before the first step: the reference, the policy if there are several steps (or
-    # penalties), the critic, the reward model.
+    # The further seconds of one micro-batch's forward pass, in which PyTorch launches kernels.
+    launch_seconds = plan.shape.layers * LAYER_PASS if on_gpu else 0.0
+    # Models that score before the first step: the reference, the policy if there are several steps (or a KL
+    # penalty in rewards or advantages), the critic, the reward model.
     scores_policy = trainer.scores_old_logprobs(several_steps=work.steps > 1)
     passes = int(trainer.keeps_reference) + int(scores_policy) + n_critics
     if reward_model is not None:
@@ -156,6 +157,7 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
         # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
         models += reward_model.epochs / work.epochs
     seconds = models * forward_passes * seconds_of_pass
+    # A forward pass takes 2 operations a weight and token: 4 passes take 8, and 3 passes take 6.
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
@@ -171,7 +173,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
         device=machine.device, machines=machine_names, adapters=adapters
     )
     size = 0 if adapters else itemsize(trainer) * plan.shape.served
-    write_seconds = size / (2 * FILE_BYTES)
+    write_seconds = size / (2 * FILE_BYTES)  # four threads write, assumed twice as fast as one
     folder = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
     if method in ON_THE_DEVICE:
         # Chunks are written while later ones are transferred, and the update waits for both.
@@ -181,6 +183,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
         # RELOAD is the time in which a server reads 7 billion weights.
         seconds = write_seconds + RELOAD * plan.shape.served / 7e9
         source = f"1.8 GB/s into {folder}, then read by the server"
+    # CANARY is the time of the requests, and of the few sampled answers that verify the new weights.
     return PhaseSeconds("sync", CANARY + seconds, source)
 
 
@@ -232,10 +235,11 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
     samples_per_server = samples / servers
     http_seconds = samples_per_server * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
     engine_seconds = samples_per_server * tokens * ENGINE_TOKEN[device]
-    operations = 2 * plan.shape.parameters * samples_per_server * tokens
+    operations = 2 * plan.shape.parameters * samples_per_server * tokens  # 2 for each weight and token
     if device == "cpu":
-        # Without a prefix cache, the tokens before the first sampled one are computed again for each sample.
-        # On average, half of the sample's own tokens are in `context`. The rest of `context` is the prefix.
+        # The prefix is the tokens before a sample's first sampled token. Without a cache, the engine computes
+        # the prefix again for each sample. `prefix_share` is the length of the prefix divided by the sampled
+        # tokens. On average, `context` has half of the sample's own tokens; the rest of it is the prefix.
         prefix_share = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
         threads = settings.threads(machine.ranks)
         engine_seconds += operations * (1 + prefix_share) / (CORE_FLOPS * threads)

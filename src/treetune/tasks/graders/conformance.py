@@ -80,7 +80,8 @@ def conformance(
 ) -> None:
     """Tests a grader for some seconds, and raises AssertionError with all its faults.
 
-    `skip` are answers that aren't tested, because the grader repeats the mistakes of another system.
+    `skip` are responses that may get a wrong grade, because the grader repeats the mistakes of another
+    system. Their grades are only tested for consistency.
     """
     assert cases, "give at least one case to test the grader with"
     faults = list(_faults(grader, cases, deadline, frozenset(skip)))
@@ -108,7 +109,10 @@ def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozen
 
 
 def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Iterator[str]:
-    """Yields the faults in the grades of a case's responses, and of hostile answers to its problem."""
+    """Yields the faults in the grades of a case's responses, and of hostile answers to its problem.
+
+    Responses in `skip` are not graded.
+    """
     problem, best = case.problem, pool.grader.best
     hostile = [response for response, _ in hostile_answers(7, HOSTILE)]
     responses_by_kind = {
@@ -125,6 +129,7 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
             if response not in skip:
                 submitted.append((kind, response, pool.submit(response, problem)))
     for kind, response, future in submitted:
+        # The pool has one worker. So the last grade may come after the deadlines of all responses.
         grade = future.result(pool.deadline * len(submitted) + PATIENCE)
         finding = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable(grade)}"
         if not math.isfinite(grade.reward) or grade.reward > best:
@@ -168,6 +173,7 @@ def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[s
     problem_grader.prepare()
     for response in (*case.right, *case.wrong, *case.silent):
         grade = _grade(pool, response, case.problem)
+        # The part of the response after its thought; None if the response ends within the thought.
         answer = problem_grader.behind_thought(response, case.problem)
         extracted = None if answer is None else problem_grader.extract(answer, case.problem)
         if (extracted is None) != (grade.outcome == "no_answer"):

@@ -227,7 +227,7 @@ def _depth(text: str) -> int:
     deepest = depth = 0
     for match in _NESTING.finditer(text):
         if sign := match["sign"]:
-            # `_NESTING` matches a closed string as a whole, so a single quote belongs to none.
+            # `_NESTING` matches a closed string as a whole. A quote that it matches alone is never closed.
             if sign in _STRING:
                 raise UnreadableValue("a string that isn't closed in its line")
             depth += 1 if sign in "[({" else -1

@@ -244,8 +244,11 @@ class WrittenNumber:
         return write_exactly(self.value) + ("%" if self.percent else "")
 
     def equals(self, other: WrittenNumber) -> bool:
-        """Returns whether two values are equal. If only one of them has a percent sign, it may be a unit, or
-        it may mean a hundredth: both are accepted."""
+        """Returns whether two values are equal.
+
+        If only one of the values has a percent sign, the sign may be a unit (50 % equals 50), or it may mean
+        a hundredth (50 % equals 0.5). Both are accepted.
+        """
         if self.value == other.value or self.percent == other.percent:
             return self.value == other.value
         plain, percent = (other, self) if self.percent else (self, other)

@@ -126,8 +126,9 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             problem: Its problem.
             decided: Whether the reward doesn't depend on the grade, because the answer was cut off. Then no
                 service is asked, and the answer counts as ``no_answer``.
-            follows_prompt: Whether the response comes directly after the prompt. Only then it begins within a
-                thought that the prompt has opened. The last of several turns doesn't follow the prompt.
+            follows_prompt: Whether the response comes directly after the prompt. Only such a response can
+                begin within a thought that the prompt has opened (with ``<think>``). The last of several
+                turns doesn't follow the prompt.
 
         Raises:
             WorkerStartError: No worker can load the grader. The future raises it, too.
@@ -143,7 +144,8 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return self._submit(grader, response, problem)
 
     def _with_open_thought(self, problem: Problem) -> Problem:
-        """Returns the problem, with `is_thought_open` set if its whole prompt opens a thought."""
+        """Returns the problem, with `is_thought_open` set if its whole prompt ends with a tag that opens a
+        thought, such as ``<think>``."""
         if self._whole_prompt is None:
             return problem
         if problem.id not in self._thought_is_open:
@@ -158,12 +160,13 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool | None:
         """Returns whether two extracted answers are equal according to the problem's grader.
 
-        None if the grader doesn't compare answers, or couldn't compare these.
+        None if the grader can compare answers only with the gold, or couldn't compare these two.
         """
         grader = self.grader.of(problem)
         if not grader.votes_by_value:
             return None
         with self._lock:
+            # `comparing` grades a pair of answers: the grade is correct if the two are equal.
             comparing = self._comparing.setdefault(id(grader), Comparing(grader))
         grade = self._submit(comparing, json.dumps([answer, other]), problem).result()
         return grade.correct if grade.outcome == "ok" else None
@@ -240,12 +243,14 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             threads = None
             if grader.isolation == "service":
                 self._has_services = True
+                # If the grader has a running service, the pool calls the service in place of the grader. With
+                # `_grade_by`, the service grades by other graders, such as a rule that the grader contains.
                 service = grader.serve(self._context, self._grade_by)
                 if service is not None:
                     self._services.append(service)
                     grader_or_service = service
                 threads = grader_or_service.concurrency
-            servant = Grading(grader_or_service)
+            servant = Grading(grader_or_service)  # the form in which the pool calls it
             number = self._pool.register(servant, type(grader).__name__, threads=threads)
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
@@ -254,6 +259,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Sets the grade or the error of a call as the result of all futures that wait for it."""
         error = call.exception()
         with self._lock:
+            # A grade is unknown if the grader was unavailable. Such a grade isn't remembered.
             if error is None and (grade := call.result()).is_known:
                 self._memo[key] = grade
                 if len(self._memo) > self._memo_size:

@@ -59,7 +59,10 @@ def read_part(text: str, key: str) -> dict[str, Any]:
 
 
 def read_grader(text: str) -> dict[str, Any]:
-    """Returns the configuration of a grader: as `read_part`, and for "reward.py:score" that of a function."""
+    """Returns the configuration of a grader.
+
+    The text "reward.py:score" names a function in a file. Any other text is read by `read_part`.
+    """
     path, colon, function = text.rpartition(":")
     if path.endswith(".py") and colon and function.isidentifier():
         return {"type": "function", "path": text}

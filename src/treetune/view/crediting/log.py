@@ -154,7 +154,7 @@ def read_answers_of(
     """
     report = FileReport()
     logged = LoggedAnswers()
-    groups: dict[str, TokenIds] = {}
+    groups: dict[str, TokenIds] = {}  # the prompt ids of each group so far
     for mapped in mapped_rows(path, report):
         try:
             logged_answer = _answer_of(mapped, tokenizer, max_tokens, groups)
@@ -189,7 +189,8 @@ def _answer_of(
     was_cut_off = line["finish_reason"] == UNFINISHED
     tokens = stored_tokens(mapped.row.content)
     if tokens is None:
-        if line["changed"]:  # the reason why the text is not what the model wrote: it would have other ids
+        # `changed` says why the text is not what the model wrote. Such a text would give other token ids.
+        if line["changed"]:
             raise _NotCredited(f"{line['changed']} without token ids")
         if tokenizer is None:
             raise ValueError(NO_TOKENIZER)
@@ -234,11 +235,13 @@ def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_to
 
 
 def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -> str:
-    """Returns the name of an answer's group: that of its problem. The same problem with other ids of the
-    prompt, as of another chat template, is another group.
+    """Returns the name of an answer's group, which is the name of its problem.
+
+    Answers to one problem may have different prompt ids, for example from different chat templates. Each
+    further prompt is a group of its own, such as ``gsm8k/17 prompt 2``.
 
     Args:
-        groups: The prompt's ids by group, to which a new group is added.
+        groups: The prompt ids of each group so far. A new group is added.
     """
     name, further = problem, 1
     while name in groups and groups[name].tolist() != prompt_ids.tolist():

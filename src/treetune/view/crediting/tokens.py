@@ -198,7 +198,10 @@ class LogTokenizer:
         return None
 
     def _compare(self, text: str, ids: TokenIds) -> None:
-        """Counts a text that its ids don't decode to, whether special tokens are decoded or left out."""
+        """Counts a text if its ids decode to another text, both with and without special tokens.
+
+        Keeps the first such text as an example.
+        """
         decode_all = self.codec.decode_all or self.codec.decode
         decoded = decode_all(ids)
         if decoded == text or self.codec.decode(ids) == text:
@@ -238,9 +241,11 @@ def _chat_codec(tokenizer: Any) -> tuple[TextCodec | None, str]:
 def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
     """Returns the forms of prompts with a user's message, and with a system's message before it.
 
+    A form has the texts that the chat template writes around the messages.
+
     Args:
         chat: Encodes conversations.
-        codec: Decodes them without special tokens. Turn markers that aren't special tokens stay.
+        codec: Decodes conversations without special tokens. Turn markers that aren't special tokens stay.
     """
     forms = []
     for messages in (

@@ -178,7 +178,7 @@ def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
     for label, summary in checkpoint.measured.items():
         accuracy = f"{summary['pass_at_1']:.3f} [{_bounds(summary)}]"
         counts = [str(summary.get(key, "")) for key in ("n_problems", "samples", "temperature")]
-        rows.append([label.replace("|", "¦"), accuracy, *counts])
+        rows.append([label.replace("|", "¦"), accuracy, *counts])  # "|" would end the cell in Markdown
     return rows
 
 
@@ -213,6 +213,7 @@ def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
     for number, task in enumerate(tasks(experiment)):
         if not task:  # its configuration can't be read
             continue
+        # The first task is the experiment's own, and the others are those of the experiments before it.
         when = "" if number == 0 else " (in earlier training, which this one started from)"
         sources = [f"`{_code(name)}`, revision `{_code(revision)}`" for name, revision in hub_data(task)]
         sources += [f"file `{_code(Path(file).name)}`" for file in _files(task)]

@@ -67,9 +67,9 @@ def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
 
 
 def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
-    """Writes the zip archive that an ``.eval`` file is, sample by sample, and returns their number.
+    """Writes an ``.eval`` file, which is a zip archive, and returns the number of its samples.
 
-    Its members have the time of the evaluation, so that exporting again gives the same bytes.
+    All members of the archive have the time of the evaluation, so that exporting again gives the same bytes.
     """
     written_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
     earliest = (1980, 1, 1, 0, 0, 0)  # the first date that a zip archive can hold

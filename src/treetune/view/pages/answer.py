@@ -61,11 +61,15 @@ VERDICT = ("outcome", "extracted", "message", "seconds")
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=`, `?source=`, `?answer=`, `?as=` (see `_forms`), `?colour=`, `?depth=` (of a tree), `?all=1`,
-    `?on=1` (the page goes to the next answer after a label is ticked), and the fields of the list of answers,
-    as `pages.answers.show` has them.
+    """Shows an answer, or leads to one if the address has no `?answer=`.
 
-    Without an answer it shows the first one of the list's page, or the last one with `?last=1`.
+    The address has `?run=`, `?source=` (the file), `?answer=`, `?as=` (see `_forms`), `?colour=` (the name of
+    a number), `?depth=` (of a tree), `?all=1` (nothing is left out of a long answer) and `?on=1` (the page
+    goes to the next answer after a label is ticked). It also has the fields of the list of answers, which
+    `pages.answers.show` lists.
+
+    Without `?answer=`, the page leads to the first answer on the list's page, or to the last one with
+    `?last=1`.
     """
     if not view.text("answer"):
         answers = view.store.answers(view.run)
@@ -193,9 +197,10 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
 
 
 def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
-    """Returns the list next to the answer: the list of the address, or else all answers to its problem.
+    """Returns the list of answers that is shown next to the answer.
 
-    It has the list's page with the answer, and the addresses of the answers before and after it.
+    The address may describe the list (`list_fields`). Otherwise the list has all answers to the same problem.
+    The result has one page of the list, and the addresses of the answers before and after this one.
     """
     fields = list_fields(view)
     if fields:
@@ -204,7 +209,8 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
         fields = {"of": [answer.source.name], "group": [answer.row["problem"]], "sort": [PLACE]}
         same_problem = ColumnFilter("problem", "=", answer.row["problem"])
         question = RowQuery((answer.source.name,), (same_problem,))
-    # An address without a page gets the one with this answer. For a search, `page_of` can't tell it.
+    # If the address names no page, the page with this answer is taken. With a search the page isn't known,
+    # since `page_of` ignores the text that is searched for.
     if not view.text("page") and not question.search:
         question = replace(question, page=answers.page_of(question, answer.row))
     result = answers.ask(question)
@@ -262,6 +268,8 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     trains = "training advantage"
     if made and OF_CREDIT not in numbers:
         trains = f"advantage of credit assignment ({made})"
+    # For each number: its name, whether it has a sign, what its colours mean, and why tokens may lack it.
+    # OF_CREDIT is the advantage before training changed it; "advantage" is then the changed one.
     kinds = [
         (
             "advantage",
@@ -348,6 +356,8 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
         columns[name] = [float(str(x)) if np.isfinite(x) else None for x in column[:most]]
     if any(version is not None for version in tokens.versions):
         columns["policy version"] = tokens.versions[:most]
+    # A token's branch has a pair for each block of threads around the token, the outermost first: the number
+    # of the block and the number of the thread, both from 0.
     if any(tokens.branches):
         columns["thread"] = [
             " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch) or None
@@ -368,7 +378,7 @@ def _chain(
     steps = trained_steps(answer, tokens, config)
     metrics: Mapping[str, Any] = {}
     for row in view.store.experiment(view.run).metrics:
-        if row.get("iteration") == answer.source.number - 1:
+        if row.get("iteration") == answer.source.number - 1:  # metrics count iterations from 0, files from 1
             metrics = row
     assert episode is not None
     rows = [(item, shortened(_text_of(tokens, item.step), OF_A_STEP)) for item in steps]

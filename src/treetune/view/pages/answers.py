@@ -119,7 +119,11 @@ def show(view: PageRequest) -> Response:
 
 
 def show_histograms(view: PageRequest) -> Response:
-    """Takes the address of the list, which loads its histograms afterwards: they may take seconds."""
+    """Draws histograms for the list of answers.
+
+    The page of the list (`show`) loads the histograms after its rows, since histograms may take seconds. The
+    address has the same parameters as that of the page of the list.
+    """
     answers = view.store.answers(view.run)
     question, _ = question_of_address(view, answers)
     histograms = answers.histograms(question, COUNTED)
@@ -128,7 +132,11 @@ def show_histograms(view: PageRequest) -> Response:
 
 
 def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: str, name: str) -> Response:
-    """Renders histograms of a list (`of` rows or answers), whose bars lead to the list filtered by them."""
+    """Renders the histograms of a list.
+
+    Each bar is a link to the list, filtered by the bar's values. `of` says what the list shows, "rows" or
+    "answers", and is also the path of its page.
+    """
 
     def with_bar(histogram: Histogram, bar: HistogramBar) -> str:
         in_bar = f"{histogram.column} >= {bar.low!r}; {histogram.column} < {bar.high!r}"
@@ -221,6 +229,7 @@ def make_question(
 
 
 def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
+    """Yields the filters of the address. `problem` is a part of a problem's name, `group` the whole name."""
     if problem := view.text("problem"):
         yield ColumnFilter("problem", "has", problem)
     if problem := view.text("group"):
@@ -238,8 +247,12 @@ def _filters(view: PageRequest) -> Iterator[ColumnFilter]:
 
 
 def show_problems(view: PageRequest) -> Response:
-    """`?run=`, `?of=`, `?problem=` and other filters of answers, `?signal=none` (no answer has any credit) or
-    `some`, `?problems=` (what they are sorted by), `?order=`, `?page=`: a row for each problem."""
+    """Shows a row for each problem.
+
+    The address has `?run=`, `?of=` (one file, or one of `SEVERAL`), `?problem=` and the other filters of
+    answers, `?signal=` (`some`, or `none` for problems without a training signal), `?problems=` (the column
+    that the problems are sorted by), `?order=` and `?page=`.
+    """
     answers = view.store.answers(view.run)
     question, of = question_of_address(view, answers)
     columns, chosen_columns = answers.columns(), answers.columns(question.sources)
@@ -267,7 +280,8 @@ def show_problems(view: PageRequest) -> Response:
         row["before"], rate = earlier.get(row["problem"], ("", None))
         is_known = rate is not None and row["pass rate"] is not None
         row["change"] = row["pass rate"] - rate if is_known else None
-        # Of a file without credit, a problem has a signal if its answers have different rewards.
+        # A problem has a training signal if an answer to it has credit. In a file without credit, it has a
+        # signal if its answers have different rewards.
         row["signal"] = bool(row["spread"] if row["credit"] is None else row["credit"])
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]

@@ -157,9 +157,11 @@ def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, A
             raise NotThere(
                 f"{run.name} has no answer to {problem!r} in {source.title}, or is still being read"
             )
+        # `?a=` and `?b=` choose the answer on each side. A number that is too large chooses the last answer.
         row = answer_rows[min(view.integer(key, 0), len(answer_rows) - 1)]
         rows.append(answer_rows)
         chosen.append(row)
+        # The beginning of the answer's text, and the number of characters after it that are left out.
         texts.append(cut(answers.texts([(source.name, row["place"])])[0], LONGEST))
     marked = differences(texts[0][0], texts[1][0])
     return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left_out for _, left_out in texts]}

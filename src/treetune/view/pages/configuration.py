@@ -20,7 +20,11 @@ def flat(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=` (also several), `?search=` in names and values, `?only=differences`."""
+    """Shows the settings of one run, or of several runs side by side.
+
+    The address has `?run=` (also several), `?search=` (a text in names and values) and `?only=differences`
+    (only settings whose values differ between the runs).
+    """
     experiment = view.store.experiment(view.run)
     settings = [flat(view.store.experiment(run).config) for run in view.runs]
     only = view.choice("only", ("everything", "differences"))

@@ -44,6 +44,7 @@ def show(view: PageRequest) -> Response:
     # Equal continuations that earned the same are shown once, with their number.
     counts: Counter[tuple[bytes, float | None]] = Counter()
     examples: dict[tuple[bytes, float | None], Completion] = {}
+    # A continuation without a reward gets None. A reward without a continuation is left out.
     for completion, reward in zip_longest(completions, earned[: len(completions)]):
         key = completion.token_ids.tobytes(), reward
         counts[key] += 1
@@ -119,7 +120,7 @@ def continuations_of(
     versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
     # Runs of earlier versions asked for log-probs as well, which are part of the hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
-    version = versions[0] if versions else iteration  # answers of a credited log have no version
+    version = versions[0] if versions else iteration  # answers of another program's log have none
     keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
     folder = run.path / "iterations" / f"{iteration:04d}" / "journal"
     # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
@@ -129,7 +130,7 @@ def continuations_of(
     for path in journals:
         with path.open("rb") as file:
             for line in file:
-                # The last line may still be incomplete.
+                # A line has its key within its first `KEY_WITHIN` bytes. The last line may be incomplete.
                 if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
                     return completions_of_row(json.loads(row_of(line)))
     raise ValueError(

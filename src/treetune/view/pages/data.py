@@ -93,9 +93,10 @@ def show_rows(view: PageRequest) -> Response:
 
 
 def show_histograms(view: PageRequest) -> Response:
-    """Draws histograms for the page of rows, whose address parameters it takes.
+    """Draws histograms for the page of rows.
 
-    The page of rows loads the histograms after its rows, since histograms may take seconds.
+    The page of rows (`show_rows`) loads the histograms after its rows, since histograms may take seconds. The
+    address has the same parameters as that of the page of rows.
     """
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
@@ -107,7 +108,10 @@ def show_histograms(view: PageRequest) -> Response:
 
 
 def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
-    """Returns the columns whose histograms are drawn: that of the address, else rates first, then lengths.
+    """Returns the columns whose histograms are drawn.
+
+    This is the column that the address names. If the address names none, it is the first `DRAWN` numeric
+    columns: usual ones such as rates first, then the lengths of texts, then all others.
 
     Raises ValueError for a column that isn't numeric.
     """
@@ -116,12 +120,13 @@ def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
         table.check_numeric([chosen])
         return [chosen]
     numbers = table.numeric()
+    # The numeric columns of the data set itself, without the lengths of its texts.
     plain = [name for name in numbers if not name.endswith(CHARACTERS)]
     usual: list[str] = []
     for part in USUAL:
         usual += [name for name in plain if part in name.casefold()]
     lengths = [name + CHARACTERS for name in LENGTHS if name + CHARACTERS in numbers]
-    # At least one length is among them, where there is one.
+    # Only `DRAWN - 1` usual columns come before the lengths. So a length is drawn, if there is one.
     by_priority = dict.fromkeys([*usual[: DRAWN - 1], *lengths, *usual, *plain])
     return list(by_priority)[:DRAWN]
 
@@ -183,7 +188,7 @@ def show_row(view: PageRequest) -> Response:
 
 
 def _longest(value: Any) -> int:
-    """Returns the characters of the longest text in a value."""
+    """Returns the number of characters of the longest text in a value."""
     if isinstance(value, str):
         return len(value)
     members: Iterable[object] = ()

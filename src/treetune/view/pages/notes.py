@@ -113,9 +113,9 @@ Draft = tuple[Sequence[str], str, str]
 
 
 def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) -> dict[str, Any]:
-    """Returns the values of an answer's notes and of this user's form in the template.
+    """Returns the template's values for the notes on an answer and for this user's form.
 
-    `seen` is the version of the note that the form edits, `offered` are the labels that can be ticked, and
+    `seen` is the version of the note that the form edits. `offered` are the labels that can be ticked.
     `cannot` is the reason why notes can't be written; empty where they can.
     """
     author = system_user()

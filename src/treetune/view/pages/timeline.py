@@ -138,7 +138,11 @@ def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
 
 
 def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterator[Lane]:
-    """Yields the lanes of a timeline's file, which may have several processes, one after the other."""
+    """Yields the lanes of a timeline's file, which may have several processes, one after the other.
+
+    `load` describes what the servers sampled in each iteration, counted from 0.
+    """
+    # The file's name without its ending: "run" for the file of the run's main process.
     who = path.relative_to(run.directory.logs).as_posix().removesuffix(SUFFIX)
     processes, _ = _read(path, stat_of(path))
     is_last_alive = bool(processes) and _is_alive(run, who, processes[-1])
@@ -171,7 +175,8 @@ def _shown_span(
     """Returns a span as the page shows it.
 
     A span without an end lasts until now if its process is alive, and otherwise until the last time that the
-    process recorded (`process_end` in both cases).
+    process recorded (`process_end` in both cases). `load` describes what the servers sampled in each
+    iteration, counted from 0.
     """
     if span.end is not None:
         end, ending = span.end, ""
@@ -185,6 +190,7 @@ def _shown_span(
         if span.name == "generation" and iteration in load:
             facts.append(load[iteration])
     facts += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
+    # "why" tells why the span ended, such as why a server was lost. It comes after a colon.
     texts = [", ".join(facts), str(about.get("why", ""))]
     description = ": ".join(text for text in texts if text)
     return ShownSpan(span.name, kind, span.start, max(span.start, end), description, ending, about)
@@ -387,7 +393,7 @@ def _load(view: PageRequest) -> dict[int, str]:
 
 
 def trace(view: PageRequest) -> Response:
-    """`?run=`: the whole timeline for chrome://tracing or Perfetto."""
+    """Returns the whole timeline of the run in `?run=` as a file for chrome://tracing or Perfetto."""
     chrome_events = chrome_trace(view.run.name, times_of(view.run, _load(view)))
     name = re.sub(r"[^\w.-]+", "-", view.run.name, flags=re.ASCII).strip("-.") or "experiment"
     return Response(
@@ -398,19 +404,20 @@ def trace(view: PageRequest) -> Response:
 
 
 def clock(seconds: float, length: float) -> str:
-    """Formats a time since the beginning, with the digits that a window of that length needs: ``1:02:03``,
-    ``0:02.5``."""
+    """Formats a time since the beginning, with the digits that a window of `length` seconds needs:
+    ``1:02:03``, ``0:02.5``."""
     digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)
-    # Two digits of whole seconds, and with decimals also the point and these.
+    # The text of the seconds has two digits before the point. If there are decimals, its width also counts
+    # the point and the decimals.
     seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 
 def took(span: ShownSpan) -> str:
-    """Returns how long a span took, as text: "12.3 s", or as a clock shows it from 100 s on."""
+    """Returns how long a span took, as text: "12.3 s" below 100 s, "1:40" (1 min 40 s) from 100 s on."""
     seconds = span.end - span.start
     if span.ending == "cut":
         return "its process died; the end was not recorded"

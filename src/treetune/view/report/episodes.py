@@ -90,7 +90,7 @@ class MicroscopeSection(ReportSection):
 
 
 def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
-    """Yields the analyzer's results, one iteration after the other."""
+    """Yields the data of the template for each iteration that the analyzer `credit_microscope` looked at."""
     for path in sorted(experiment.path.glob("analyses/*/result.json")):
         try:
             result = read_result(path.parent)

@@ -263,6 +263,7 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     # there. If no iteration showed it, it is diagnosed after the last one.
     upto = seen[-1] if seen else int(curve[-1][0])
     finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
+    # `kind` is the CSS class that gives the verdict its colour.
     if seen:
         kind, verdict = "wrong", "at the end" if curve[-1][1] else "before"
     elif finding.early:

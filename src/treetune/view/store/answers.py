@@ -429,6 +429,7 @@ class AnswerStore:
     def whole(self, row: Mapping[str, Any]) -> StoredAnswer:
         """Returns the answer of a row of the index. Raises ValueError where its file was written again."""
         [indexed] = self._chosen({row["source"]})
+        # `about` describes the index. It has the layout of each Arrow file that the source has.
         about, source = indexed.about, indexed.source
         assert about is not None
         if source.kind == "evaluation":

@@ -114,16 +114,19 @@ class Store:
         return [path for path in [*self._links] if path.is_symlink()]
 
     def follows(self, path: Path) -> bool:
-        """Returns whether a path is read (see `leads_out`); one that isn't is added to `left_out`."""
+        """Returns whether a path is read. Only a symbolic link to a file outside of the folders isn't read,
+        and is added to `left_out`."""
         if not leads_out(path, self.folders):
             return True
         self._links[path] = None
         return False
 
     def _find(self) -> Iterator[Run]:
+        """Yields all experiments below the folders."""
         for folder in self.folders:
-            # An experiment with a link that leads out is left out as a whole. Files of its iterations are
-            # checked one by one (`index.sources`): there may be thousands.
+            # An experiment is left out as a whole if it has a symbolic link to a file outside of the folders.
+            # Files of iterations aren't checked here, since there may be thousands. `index.sources` checks
+            # them one by one. `experiments` has no files: only runs of other programs need a list of them.
             experiments: dict[Path, tuple[Path, ...]] = {}
             # By folder: the files with answers of another program's run.
             foreign_files: dict[Path, tuple[Path, ...]] = {}

@@ -76,8 +76,10 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
 
 def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
-    """Returns the number of tokens and of injected ones, the log-probs' mean and least, and the policy
-    version."""
+    """Returns columns about the tokens of each row.
+
+    `injected` counts the tokens that were not sampled. `policy_version` is that of the row's first segment.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -220,7 +222,7 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         if isinstance(members, dict):  # such as grade or threads
             for name, value in members.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
-                    # Numbers of graders have no group in an iteration's answers either.
+                    # The columns of graders' numbers have no group in their names, as in `answer_columns`.
                     numbers[NUMBER + f"{group}/{name}".removeprefix("grade/")] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",
@@ -249,7 +251,8 @@ def _beginnings(texts: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Cut first: whole answers as Python objects would take long. One more, so that `one_line` sees the cut.
+    # Cut first: whole answers as Python objects would take long. One character more than is shown remains, so
+    # that `one_line` sees the cut.
     short = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1)
     lines = [None if text is None else one_line(text, BEGINNING) for text in short.to_pylist()]
     return pa.array(lines, pa.string())
@@ -285,6 +288,7 @@ def mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np
     mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)
     has_values = counts > 0
     if has_values.any():
+        # `reduceat` would count values after the last end to the last row.
         used_values: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
         starts = ends[:-1][has_values]
         # Each row by itself: differences of a running sum would be NaN in all rows after the first -inf.

@@ -59,8 +59,9 @@ def leads_out(path: Path, folders: Sequence[Path]) -> bool:
 
 
 def links_in(experiment: Path) -> Iterator[Path]:
-    """Yields the symbolic links in an experiment's folder, down to the levels that are read."""
-    # The name of the folder in the experiment ("" for the experiment itself), a folder below, and its level.
+    """Yields the symbolic links in an experiment's folder, down to the levels that `READ_INTO` allows."""
+    # The folders that are still to be read: the name of the experiment's direct subfolder that each is in (""
+    # for the experiment itself), its path, and how many levels it is below the experiment.
     unread = [("", experiment, 0)]
     while unread:
         top_name, folder, depth = unread.pop()
@@ -71,7 +72,7 @@ def links_in(experiment: Path) -> Iterator[Path]:
             continue
         for entry in entries:
             name = top_name or entry.name
-            if entry.is_symlink() and name != "checkpoints":  # nothing is read there
+            if entry.is_symlink() and name != "checkpoints":  # nothing is read from checkpoints
                 yield Path(entry.path)
             if depth < READ_INTO.get(name, 0) and entry.is_dir():
                 unread.append((name, Path(entry.path), depth + 1))

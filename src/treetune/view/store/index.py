@@ -413,8 +413,8 @@ def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[
     """Returns training rows with the numbers that the trainer recorded for their tokens.
 
     Args:
-        texts: gets the rows' texts; None where the answers' own texts are in it already.
-        layouts: gets the layouts of both files, under "episodes" and "signals".
+        texts: Gets the rows' texts; None if the index has the texts of the answers already.
+        layouts: Gets the layouts of both files, under "episodes" and "signals".
 
     Raises ValueError where these numbers belong to other rows.
     """
@@ -440,10 +440,11 @@ def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[
 
 
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
-    """Adds to each answer the credit of the episodes that the answer was cut into, and the episodes' places.
+    """Returns the answers with the credit of the episodes that each was cut into, and the episodes' places.
 
-    A mean is over all trained tokens of the episodes, so that an episode counts by its number of trained
-    tokens. `gap` is the gap between trainer and engine.
+    The place of an episode is the number of its row in its file. A mean is over all trained tokens of an
+    answer's episodes: each episode counts by its number of trained tokens, and not at all if its own mean is
+    null. A `gap` is the difference between the trainer's and the engine's log-prob of a token.
     """
     import duckdb
 

@@ -95,7 +95,7 @@ def file_in_sql(path: Path) -> str:
 def saved_split(folder: Path) -> pa.Table:
     """Maps a split of a saved data set into memory, without `datasets`, which takes seconds to import.
 
-    Raises ValueError for one that can't be read.
+    Raises ValueError for a split that can't be read.
     """
     import pyarrow as pa
 
@@ -207,7 +207,7 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def rates(folder: Path, number: str) -> tuple[str, str]:
-    """Returns a SELECT with a row for each row of `estimate_difficulty`'s input, and a remark on it.
+    """Returns a SELECT with a row for each row of `estimate_difficulty`'s input, and a remark on these rows.
 
     `number` is the name of the column that has the row's number. When the shards have been merged, the rates
     are those of rates.parquet, with prompts and reference answers. Before that, they are over the answers
@@ -237,14 +237,15 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
     files = [path for path in sorted(folder.glob(f"shards/*/{GRADES}")) if path.stat().st_size]
     if not files:
         raise ValueError(f"no answer is graded yet in {folder}: load the page again later")
-    # The last line may be incomplete while it is written. An answer that was graded twice counts once. A
-    # row whose prompt fills the context was not asked, and has no rate.
+    # `ignore_errors` skips the last line, which may be incomplete while it is written.
     read = (
         f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
         f" ignore_errors=true, columns={_GRADES})"
     )
-    # The same answers count as after the merge.
+    # As after the merge, these outcomes don't count: a row whose prompt fills the context was not asked, and
+    # has no rate.
     without_answer = ", ".join(literal(outcome) for outcome in WITHOUT_ANSWER)
+    # An answer that was graded twice counts once.
     once = (
         'SELECT "row", sample, any_value(reward) AS reward, any_value(correct) AS correct,'
         f" any_value(complete) AS complete, any_value(tokens) AS tokens FROM {read}"

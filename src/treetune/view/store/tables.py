@@ -183,18 +183,20 @@ class DataSetTable:
         return RowPage([rows[number] for number in numbers if number in rows], total)
 
     def row(self, number: int) -> dict[str, Any]:
-        """Returns the whole row of that number, as the file has it, without null fields.
+        """Returns the whole row with this number, as the file has it, without null fields.
 
-        JSON in a text of a prepared file is parsed. Raises NotThere, and ValueError for a row that can't be
-        read.
+        A prepared Parquet file has fields with JSON text, which is parsed. Raises NotThere for a number
+        without a row, and ValueError for a row that can't be read.
         """
         path, kind = self.data.path, self.data.kind
-        # An unfinished estimate has rates of some rows only, whose numbers may exceed their count.
+        # An estimate is a folder of `estimate_difficulty`, with a pass rate for each row of its input. While
+        # it is unfinished, only some rows have a rate. Then `total` counts the rates, and a row's number may
+        # be larger.
         if not 0 <= number < self.total and kind != "estimate":
             raise NotThere(f"{self.data.name} has no row {number}: it has rows 0 to {self.total - 1}")
         if kind == "parquet":
             return parquet_row(path, number)
-        if self._arrow is not None:
+        if self._arrow is not None:  # the rows are in memory, since DuckDB can't read the file
             row = self._arrow.slice(number, 1).drop_columns([ROW]).to_pylist()[0]
             return {name: value for name, value in row.items() if value is not None}
         if kind == "lines":
@@ -212,7 +214,8 @@ class DataSetTable:
         rate = {name: rows[0][name] for name in self.names()}
         if not (path / "rows.parquet").is_file():
             return rate
-        # The row of rows.parquet has the whole prompt and reference answer.
+        # The row of rows.parquet, the estimate's input, has the whole prompt and the reference answer. They
+        # take the place of the columns `asked` and `gold`.
         numbers = {name: value for name, value in rate.items() if name not in ("asked", "gold")}
         return parquet_row(path / "rows.parquet", number) | numbers
 

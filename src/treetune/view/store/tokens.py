@@ -94,7 +94,8 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
     else:
         assert episode is not None
         sampled = episode.trained
-    # Steps are those of credit where it has some, else the answer's.
+    # A training row has the steps of credit, which may have merged steps of the answer. If it has none, the
+    # answer's own steps are shown.
     ends = (episode.step_ends if episode is not None else ()) or source.step_ends
     length = len((episode if episode is not None else source).response_ids)
     return Tokens(
@@ -109,8 +110,11 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
 
 
 def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the advantages that trained, and where they differ also those of credit; NaN for other
-    tokens."""
+    """Returns the advantages of the trained tokens as training used them; NaN for other tokens.
+
+    If training normalised the advantages, those of credit are returned too, as `OF_CREDIT`. If training's
+    advantages can't be computed, those of credit are returned alone.
+    """
     episode = answer.episode
     if episode is None or episode.advantages is None:
         return {}
@@ -118,7 +122,7 @@ def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str,
     moments = _moments(answer, episode, config)
     if not moments:
         return {"advantage": of_credit}
-    mean, deviation = moments[episode.domain]
+    mean, deviation = moments[episode.domain]  # with which training normalised the advantages
     return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), OF_CREDIT: of_credit}
 
 
@@ -134,7 +138,8 @@ def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
         return None
     columns = []
     for segment in trajectory.segments:
-        # In the engine's precision: pages show the shortest digits that give the same number in it.
+        # NaN has the engine's precision too, so that the whole column keeps it: pages show the shortest
+        # digits that give the same number in this precision.
         missing = np.full(len(segment.token_ids), np.nan, precisions[0])
         columns.append(missing if segment.logprobs is None else segment.logprobs)
     return np.concatenate(columns)
@@ -189,7 +194,8 @@ def steps_of(
             value=credit.values[number] if credit else None,
             advantage=credit.advantages[number] if credit else None,
             earned=earned[number] if number < len(earned) else None,
-            # Credit has values, but none before this step: it took this step and the one before as one.
+            # If credit has values, but none before this step, credit treated this step and the step before
+            # as one.
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
         )
         for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
@@ -245,7 +251,8 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
         "scale": f"it is divided by the standard deviation of {over} trained tokens",
         "advantage": "the token's KL penalty is subtracted from it",
     }
-    # In the order of training: a reward penalty comes before normalisation, one in the advantage after it.
+    # In the order of training: a KL penalty on the reward comes before the normalisation, a KL penalty on
+    # the advantage after it. `dict.fromkeys` drops the second "reward".
     changes = [
         "reward" if kl_placement == "reward" else None,
         trainer.get("advantage_normalisation"),
@@ -258,9 +265,10 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
 def _moments(
     answer: StoredAnswer, episode: Episode, config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the mean that training subtracts from advantages, and the deviation it divides by, by domain.
+    """Returns for each domain the mean and the deviation with which training normalises advantages.
 
-    Empty where it doesn't normalise, and where advantages have a KL penalty, which is not stored. See
+    Training subtracts the mean and divides by the deviation. The result is empty if training doesn't
+    normalise, and if training subtracts a KL penalty from advantages, since the penalty is not stored. See
     `trainer.preparation`.
     """
     trainer, path = config.get("trainer") or {}, answer.source.episodes

@@ -62,7 +62,8 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
             status = os.waitstatus_to_exitcode(code) if ended else status
         if time.monotonic() > deadline:
             break
-    # The pipe's other ends are closed, usually because the program is about to end.
+    # The pipe's other ends are closed, usually because the program is about to end. This waits for its end.
+    # After another reason to leave the loop above, it doesn't wait.
     while not ended and len(printed) <= most_bytes and time.monotonic() < deadline:
         ended, code = os.waitpid(pid, os.WNOHANG)
         status = os.waitstatus_to_exitcode(code) if ended else status

@@ -91,10 +91,11 @@ class NotProven(Exception):
 
 
 def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = ()) -> None:
-    """Proves that a bound method of an object of the library only compares.
+    """Proves that a bound method only compares.
 
-    Such a method executes nothing of an answer, and keeps nothing of it in an object that outlives the call.
-    The method may also call the `harmless` functions. Raises NotProven at the first doubt.
+    The method's object is of the library `package`. A method that only compares executes nothing of an
+    answer, and keeps nothing of the answer in an object that outlives the call. The method may also call the
+    `harmless` functions. Raises NotProven at the first doubt.
     """
     if not inspect.ismethod(method):
         raise NotProven(f"{method!r} is not a method")
@@ -134,7 +135,7 @@ class _Proof:
         key = (function.__code__, owner, lasting)
         if key in self._returns_lasting:
             return self._returns_lasting[key]
-        self._returns_lasting[key] = True  # the safe answer where it calls itself
+        self._returns_lasting[key] = True  # the safe answer if the function calls itself
         # A function that is made within another one may use names that the proof doesn't see. A method that
         # calls ``super()`` only looks like one: it uses the name ``__class__``.
         if function.__closure__ and function.__code__.co_freevars != ("__class__",):
@@ -191,8 +192,9 @@ class _Body:
         for node in nodes:
             self._collect(node)
         for name in self._locals:
-            # `_locals` has the names of inner functions, too. The outer function may use the same name for an
-            # object of its module, which the proof would take for a local one. Plain values can't be changed.
+            # `_locals` also has the names that inner functions bind. The outer function may use such a name
+            # for an object of its module. The proof would then take this object for a local one. A plain
+            # value, such as a text, is allowed: nothing can change it.
             if not isinstance(self._globals.get(name), _PLAIN):
                 raise NotProven(f"{self._name}: {name!r} is a name of its module, too")
         self._spread_lasting()
@@ -338,7 +340,8 @@ class _Body:
     def _check_node(self, node: ast.AST) -> None:
         """Raises NotProven unless a node does nothing but compute values and change new containers.
 
-        New containers are those that this call made. What lasts, in the messages, outlives the call.
+        New containers are those that this call made. In the messages, "what lasts" means objects that outlive
+        the call, such as the data set's object.
         """
         if isinstance(node, ast.stmt) and not isinstance(node, _STATEMENTS):
             self._give_up(node, "is a statement that the proof doesn't cover")
@@ -429,7 +432,8 @@ class _Body:
     def _check_call(self, node: ast.Call) -> None:
         """Raises NotProven unless the called function computes values, or only changes new containers.
 
-        New containers are those that the examined function made. What lasts outlives the call.
+        New containers are those that the examined function made. In the messages, "what lasts" means objects
+        that outlive the call, such as the data set's object.
         """
         self._check_callbacks(node)
         function = node.func
@@ -472,10 +476,9 @@ class _Body:
                 self._give_up(callback, "is called by others")
 
     def _is_harmless_callback(self, callback: ast.expr) -> bool:
-        """Returns whether the function in an argument may be called.
+        """Returns whether the function in an argument is harmless, whatever it is called with.
 
-        The proof sees no call of it, and so knows nothing of its arguments. It has to be harmless whatever
-        they are.
+        The examined source has no call of this function, so the proof knows nothing of its arguments.
         """
         if isinstance(callback, ast.Attribute):
             return callback.attr in _READING_METHODS  # such as `str.lower`, which changes nothing
@@ -504,7 +507,8 @@ class _Body:
     def _examine_method(self, node: ast.Call, method: Any) -> bool:
         """Examines a method of the class, given the arguments of a call.
 
-        Returns whether the method's result may be a lasting object (one that outlives the call), or a part.
+        Returns whether the method's result may be a lasting object or a part of one. A lasting object
+        outlives the call.
         """
         is_static = isinstance(method, staticmethod)
         function = method.__func__ if isinstance(method, (staticmethod, classmethod)) else method
@@ -515,7 +519,8 @@ class _Body:
     def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
         """Examines a function, given the arguments of a call.
 
-        Returns whether the result may be a lasting object (one that outlives the call), or a part.
+        Returns whether the result may be a lasting object or a part of one. A lasting object outlives the
+        call.
         """
         if self._has_lasting_argument(node):
             # All parameters count as lasting, also those of other arguments: this keeps the proof simple.

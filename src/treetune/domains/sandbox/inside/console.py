@@ -62,6 +62,7 @@ def main() -> None:
     module = type(sys)("__main__")
     sys.modules["__main__"] = module
     names = module.__dict__
+    # A line with the number of a piece's bytes (`header`) comes before the piece.
     while header := requests.readline():
         code = requests.read(int(header)).decode(errors="replace")
         # The code and the processes that it starts write their output to a file without a name.

@@ -131,8 +131,8 @@ def is_stub(statement: ast.stmt) -> bool:
     """Returns whether a function, or each method of a class, is incomplete on purpose.
 
     A stub returns nothing that depends on its arguments, and changes nothing. Its body has only imports, a
-    docstring, `pass`, `raise`, assignments to names, and `return` of a constant, of an empty container, or of
-    a name with such a value. Example::
+    docstring, `pass`, `raise`, assignments to names, and `return` of a plain value. A plain value is a
+    constant, a list, tuple or set of plain values, an empty dict, or a name with a plain value. Example::
 
         def longest(words):
             result = []
@@ -157,7 +157,7 @@ def is_stub(statement: ast.stmt) -> bool:
             else:
                 plain_names -= names
         elif isinstance(inner, ast.Return):
-            # A function without arguments that returns a constant is complete. It names the constant.
+            # A function without arguments that returns a constant is no stub: it gives the constant a name.
             if not has_arguments or not _is_plain(inner.value, plain_names):
                 return False
         elif isinstance(inner, ast.Expr):

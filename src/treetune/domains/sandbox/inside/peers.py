@@ -199,6 +199,7 @@ class Peer:
             kind, encoded, printed, changed = message
             if printed:
                 sys.stdout.write(str(printed))
+            # Only a call changes its arguments. `changed` has their indices and new contents.
             if operation == "call":
                 for index, content in changed:
                     _replace_content(args[index], self.decode(content), self.by_value)
@@ -416,7 +417,7 @@ class Peer:
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
             # Subclasses of numbers and strings, such as members of an enumeration, become the plain value. A
-            # subclass may define the conversion anew, so that the base's own is called: `int.__int__`.
+            # subclass may define a conversion of its own. So the base's conversion is called: `int.__int__`.
             for simple in (int, float, str):
                 if isinstance(value, simple):
                     convert = getattr(simple, f"__{simple.__name__}__")
@@ -466,13 +467,17 @@ def _set_attributes(instance: Any, attributes: dict[str, Any]) -> None:
 
 
 def _replace_content(target: Any, source: Any, by_value: dict[str, type]) -> None:
-    """Replaces the content of a mutable value by that of another."""
+    """Replaces the content of a mutable value by that of another.
+
+    `by_value` has the classes that both processes have. Their instances are sent as copies.
+    """
     if isinstance(target, (list, collections.deque)):
         target.clear()
         target.extend(source)
     elif isinstance(target, (dict, set)):
         target.clear()
         target.update(source)
+    # Both values must be of the same class, and both processes must have this class.
     elif by_value.get(type(target).__name__) is type(target) is type(source):
         target.__dict__.update(source.__dict__)
 

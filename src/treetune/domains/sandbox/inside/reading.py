@@ -107,11 +107,13 @@ class _ValueReader:
 def read_literal(text: Any, *scopes: Any) -> Any:
     """Returns the value of a text of constants, containers and arithmetic, as `eval` would.
 
-    `scopes` are the globals and locals of `eval`, which a value without names doesn't need. Raises
-    NotAPlainValue for anything more, and SyntaxError for a text that isn't Python.
+    `scopes` are the globals and locals that callers give to `eval`. They are ignored, because the text may
+    contain no names. Raises NotAPlainValue for a text with anything else in it, and SyntaxError for a text
+    that isn't Python.
     """
     if not isinstance(text, str):
         raise NotAPlainValue(f"a {type(text).__name__} is not read as a value")
+    # `eval` ignores spaces and tabs before the text, too. `ast.parse` would take them for an indentation.
     return _ValueReader().read(ast.parse(text.lstrip(" \t"), mode="eval"))
 
 
@@ -135,7 +137,9 @@ class _FormulaReader(_ValueReader):
         import sympy
 
         self._names = (local_names, global_names)
+        # The base classes of formulas: a formula may contain and call their subclasses.
         self._kinds = (sympy.Basic, sympy.MatrixBase)
+        # The functions of sympy that a formula may call.
         self._functions = [getattr(sympy, name) for name in _FUNCTIONS]
 
     def read(self, node: ast.AST) -> Any:

@@ -64,9 +64,10 @@ def _unmarked(value: dict[str, Any]) -> Any:
 
 
 def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values for a data set's settings. Texts become members of enumerations if the settings are.
+    """Returns values for a data set's settings, which are fields of the dataclass `of_settings`.
 
-    Raises ValueError if the enumeration doesn't have the text.
+    Where a setting's default is a member of an enumeration, its text becomes a member, too. Raises ValueError
+    if the enumeration doesn't have the text.
     """
     defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
     made = dict(values)
@@ -161,7 +162,7 @@ def modules_of_data_sets() -> Mapping[str, str]:
             # The file registers either a text or its constant DATASET_NAME.
             named = _NAME.search(text)
             name = registered[1] or (named[1] if named else None)
-            if name is not None and name != COMPOSITE:
+            if name is not None and name != COMPOSITE:  # `COMPOSITE` is only a mixture of data sets
                 modules[name] = ".".join(["reasoning_gym", *file.relative_to(folder).with_suffix("").parts])
     return modules
 
@@ -170,7 +171,8 @@ def import_data_set(name: str) -> Any:
     """Imports a data set's module, and returns the library's registry, which then contains the data set.
 
     The packages around the module are replaced by empty ones, since their imports take seconds, and memory
-    that makes each fork slower. If the module needs more than these, the whole library is imported.
+    that makes each fork slower. If the module needs something from the packages, the whole library is
+    imported.
     """
     folder = _folder()
     steps = name.split(".")[:-1]
@@ -183,7 +185,7 @@ def import_data_set(name: str) -> Any:
         try:
             importlib.import_module(name)
         except ImportError:
-            # Without the empty packages, and what was imported into them, the library is imported whole.
+            # First the empty packages are removed, and with them what was imported into them.
             for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == "reasoning_gym"]:
                 del sys.modules[loaded]
             importlib.import_module("reasoning_gym")

@@ -60,7 +60,7 @@ def serve(prepare: Callable[[], MakeScore], package: str, seconds: float, confin
 
     Args:
         prepare: Returns the function that makes scorers. It may import more of the library for each problem.
-        package: The name of the library, in whose modules `reading` replaces functions that execute texts.
+        package: The name of the library. In its modules, functions that execute texts are replaced (`teach`).
         seconds: The deadline for an answer.
         confined: Whether this is a sandbox with its own files and processes.
     """
@@ -138,6 +138,7 @@ class _Server:
         modules_before = len(sys.modules)
         try:
             # Made here for its imports, which all further children then have. A child makes its own scorer.
+            # `only_compares` says whether the scorer is proven to do nothing but compare the answer.
             _, only_compares = self._make_score(json.loads(request)["problem"])
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
@@ -153,7 +154,7 @@ class _Server:
         return reply
 
     def _keep_imports(self) -> None:
-        """Prepares what was imported for the children that are forked from now on."""
+        """Prepares the modules that were imported so far for the children that are forked from now on."""
         teach(self._package)  # replaces `eval` and `exec` in the library's modules
         gc.collect()
         gc.freeze()  # otherwise a collection in a child would copy all pages of memory

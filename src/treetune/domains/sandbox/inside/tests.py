@@ -55,7 +55,8 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
             program = joined(prefix, code)
             if with_imports:
                 names.update(customary_names(program))
-            # First only the prefix, whose classes belong to the problem, so that both processes have them.
+            # The problem's prefix runs alone first, as it does in the process of the tests. So both processes
+            # find the same classes of the problem.
             exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
             # Objects of these classes travel between the processes as copies, others as references.
             peer.by_value = _classes(names)
@@ -63,19 +64,19 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
         except BaseException as error:
             peer.send("failed", f"{type(error).__name__}: {error}"[:_LONGEST_MESSAGE])
             return
-        # The program has defined these classes again.
+        # The program contains the prefix, and has defined these classes again.
         peer.by_value = {name: names[name] for name in peer.by_value if isinstance(names.get(name), type)}
         peer.names = names
         peer.send("ready", [name for name in names if not name.startswith("__")])
         while True:  # until the tests' process ends, which raises Ended
-            peer.answer(*peer.receive()[1:])
+            peer.answer(*peer.receive()[1:])  # a message is ("ask", operation, arguments)
 
 
 def _classes(names: dict[str, Any]) -> dict[str, type]:
     """Returns the classes that the prefix defines, without stubs that an answer should complete.
 
-    A class with a constructor, such as ``TreeNode``, is a structure of the problem. One without, such as
-    ``Solution``, is a stub.
+    A class with a constructor, such as ``TreeNode``, belongs to the problem, and so does every exception.
+    Any other class, such as ``Solution``, is a stub.
     """
     classes = {}
     for name, value in names.items():
@@ -100,6 +101,7 @@ class Answer:
         self.before_run: Callable[[], None] = lambda: None
         """Is called before the answer's code runs, for example to delete the tests."""
         self.module = types.ModuleType("solution")
+        # Python calls a module's `__getattr__` for each name that the module lacks.
         self.module.__dict__["__getattr__"] = self.get
 
     def get(self, name: str) -> Any:
@@ -197,8 +199,8 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
     names without importing them.
     """
     kind, texts = order["kind"], order.get("tests", [])
-    # Tests are parsed for the names in them, also those for pytest, which reads its file itself. (Calls have
-    # no tests that are code.)
+    # Tests are parsed to find the names in them. This includes tests for pytest, though pytest reads the file
+    # itself. For `calls` there is no code to parse.
     if isinstance(texts, str):
         trees = [ast.parse(texts)]
     else:
@@ -222,7 +224,7 @@ def _test(peer: Peer, report: Report, prefix: str, order: dict[str, Any]) -> Non
         _calls(order, answer, report)
     else:
         if kind == "functional":
-            names.update(answer.meant() | names)
+            names.update(answer.meant() | names)  # a name that is in `names` already keeps its value
         _units(trees, names, report)
 
 
@@ -248,7 +250,8 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
         report.begin()
         try:
             exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
-        except SystemExit as end:  # the tests' own, such as unittest's: an answer's comes as a RuntimeError
+        # The tests have raised SystemExit, as unittest does. If the answer raises it, a RuntimeError arrives.
+        except SystemExit as end:
             if end.code not in (None, 0, False):
                 report.failed(Failed(f"the tests ended with {end.code}"))
                 continue
@@ -281,7 +284,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
     import pytest
 
     failures: list[str] = []
-    outcomes: dict[str, Any] = {}
+    outcomes: dict[str, Any] = {}  # the report of each test's call or, without a call, of its setup
     begin, tell = report.begin, report.tell  # pytest calls a parameter of two hooks `report`, too
 
     class Plugin:
@@ -305,6 +308,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
                 outcomes[report.nodeid] = report
             if report.when != "teardown" or not (report.failed or report.nodeid in outcomes):
                 return
+            # A teardown that failed decides, and otherwise the report in `outcomes`.
             deciding = report if report.failed else outcomes[report.nodeid]
             # A skipped test counts as passed, but an expected failure doesn't.
             if deciding.passed or (deciding.skipped and not hasattr(deciding, "wasxfail")):
@@ -314,7 +318,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
 
     with open(_TEST_FILE, "w", encoding="utf-8") as file:
         file.write(text)
-    # The answer's code must not read the tests. Therefore the file is deleted before it runs.
+    # The answer's code must not read the tests. Therefore the test file is deleted before that code runs.
     answer.before_run = lambda: os.unlink(_TEST_FILE)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # verdicts don't depend on installed plugins
     options = ["-q", "--import-mode=importlib", "--capture=sys", "-c", os.devnull, "--rootdir=."]
@@ -342,7 +346,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
         os._exit(0)
     os.close(to_answer[0])
     os.close(to_tests[1])
-    order = json.load(sys.stdin)
+    order = json.load(sys.stdin)  # the tests and their kind; see `_test`
     report = Report(os.dup(1), seconds)
     os.dup2(null_device, 1)
     os.dup2(null_device, 2)
@@ -350,6 +354,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     # The answer may write to the current folder, so that tests must not import from there.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()]
     try:
+        # `guarded`: this process doesn't trust the answer's process.
         _test(Peer(to_tests[0], to_answer[1], guarded=True), report, prefix, order)
     except (Exception, Ended) as error:
         report.failed(error)

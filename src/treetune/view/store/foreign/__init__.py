@@ -151,8 +151,11 @@ def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
 
 
 def _answer_of(row: FileRow) -> dict[str, Any]:
-    """Returns the line of a row. Named fields come last: they would take a result of verifiers as well, and
-    lose what only verifiers writes."""
+    """Returns a row as the line of an evaluation.
+
+    `named_fields` takes every row that has fields such as a prompt and an answer, so it comes last. It would
+    also take a row of the library verifiers, and lose the fields that only verifiers writes.
+    """
     content = row.content
     if row.is_inspect:
         return inspect_logs.answer_of(content, row.task)
@@ -166,7 +169,8 @@ def _answer_of(row: FileRow) -> dict[str, Any]:
 def answer_at(path: Path, place: int) -> Mapping[str, Any]:
     """Returns the answer at a place that `answers_in` yielded.
 
-    The number of a sample in a .jsonl file is the row's own, which may differ from that of `answers_in`.
+    `answers_in` gives a new number to a sample whose number is missing or was used before. Here only one row
+    of a .jsonl file is read. So the sample's number is as the row has it, and may differ.
     """
     if path.suffix == ".jsonl":
         answer, _ = _map_row(row_at(path, place))

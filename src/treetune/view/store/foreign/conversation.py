@@ -128,6 +128,8 @@ def _call_text(call: Any) -> str:
         call = parsed
     if not isinstance(call, Mapping):
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False, default=str)}\n</tool_call>"
+    # `function` is an object with the name and the arguments (OpenAI), or the name itself (Inspect). Without
+    # it, the call has the name and the arguments (Anthropic).
     function = call.get("function")
     inner = function if isinstance(function, Mapping) else call
     name = function if isinstance(function, str) else inner.get("name")

@@ -70,20 +70,24 @@ def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
     """
     if path.suffix == ".jsonl":
         yield from _lines(path, remarks)
-    elif path.suffix == ".eval":
+    elif path.suffix == ".eval":  # an archive of Inspect
         yield from _samples(path, remarks)
-    elif path.suffix == ".pt":
+    elif path.suffix == ".pt":  # of slime
         yield from _numbered(_pickled_samples(path))
-    elif path.suffix == ".parquet":
+    elif path.suffix == ".parquet":  # of TRL
         yield from _numbered(_parquet_rows(path))
-    elif _begins_as_log(path):
+    elif _begins_as_log(path):  # Inspect's log in JSON
         yield from _samples_of_json(path, remarks)
-    else:
+    else:  # a table of W&B
         yield from _numbered(iter(wandb_rows(path)))
 
 
 def first_rows(path: Path) -> Iterator[FileRow]:
-    """Yields a few rows at the beginning of a file, without reading much more of it."""
+    """Yields a few rows at the beginning of a file, without reading much more of it.
+
+    The rows only show whether the file has answers. Their places and line numbers are not used. For a file
+    of Inspect, one row without content stands for its samples.
+    """
     if path.suffix == ".jsonl":
         with path.open("rb") as file:
             for _ in range(FIRST_ROWS):
@@ -95,10 +99,13 @@ def first_rows(path: Path) -> Iterator[FileRow]:
                     yield row
     elif path.suffix == ".eval":
         with zipfile.ZipFile(path) as archive:
+            # A running evaluation writes `_journal/start.json` first, and may have no sample yet.
             if _sample_names(archive) or "_journal/start.json" in archive.namelist():
                 yield FileRow(0, "", is_inspect=True)
-    elif path.suffix == ".pt":  # a checkpoint may be as large as it likes: it is not unpickled for this
+    elif path.suffix == ".pt":
+        # The file may be a large checkpoint. So only the beginning of its pickle is read, and not unpickled.
         with zipfile.ZipFile(path) as archive:
+            # ValueError unless there is exactly one pickle. For the caller, the file then has no answers.
             [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             with archive.open(name) as pickled:
                 head = pickled.read(HEAD_BYTES)
@@ -168,9 +175,13 @@ def _line(place: int, number: int, text: bytes) -> FileRow | None:
 
 
 def row_at(path: Path, place: int) -> FileRow:
-    """Returns the row whose line begins at a byte. Raises ValueError where the file was changed since."""
+    """Returns the row whose line begins at the byte `place`.
+
+    Raises ValueError if no row begins there, because the file was changed after `place` was noted.
+    """
     with path.open("rb") as file:
         file.seek(place)
+        # The number of the line isn't known here, and 0 stands for it.
         row = _line(place, 0, file.readline())
     if row is None or row.fault:
         raise ValueError(

@@ -52,6 +52,7 @@ def group_by_run(
     sorted_files: dict[Path, tuple[Path, ...]] = {}
     for run, files_of_run in files_by_run.items():
         all_files = set(files_of_run)
+        # prime-rl writes the rollouts that were trained on into a second file, which is left out.
         distinct = [path for path in files_of_run if not _repeats_another(path, all_files)]
         sorted_files[run] = tuple(sorted(distinct, key=lambda path: _rank(path, run)))
     return sorted_files

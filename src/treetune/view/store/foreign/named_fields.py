@@ -51,7 +51,7 @@ MAIN = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
 
 
 def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a row with prompt and answer as separate fields, where it has the conversation in one field.
+    """Splits the conversation of a row, if the row has one in the field ``messages``, into prompt and answer.
 
     The answer begins with the first message of the model.
     """
@@ -119,7 +119,8 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         error = f"the answer ended as {finish_reason}"
     if text is None and not error:
         error = "its answer is null"
-    # Numbers in these are ids, or belong to the problem and the environment.
+    # The fields whose numbers are not stored as numbers of the answer: they are ids, or belong to the problem
+    # and the environment.
     not_numbers = [
         *NAMES["problem"],
         *NAMES["text"],

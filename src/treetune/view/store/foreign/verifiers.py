@@ -50,7 +50,7 @@ def is_episode(row: Mapping[str, Any]) -> bool:
 
 
 def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the line of a result of verifiers 0.1."""
+    """Maps a result of verifiers 0.1 to a line of an evaluation, which describes one answer."""
     error = describe_error(row.get("error"))
     reward = number_of(row.get("reward"))
     numbers = numbers_in(row, NOT_COUNTED)
@@ -72,7 +72,11 @@ def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the line of an episode or a single trace of verifiers 0.4."""
+    """Maps an episode or a single trace of verifiers 0.4 to a line of an evaluation.
+
+    A trace has the messages of one agent. The texts of all agents are in the line; the reward is that of the
+    first agent.
+    """
     traces = row["traces"] if isinstance(row.get("traces"), list) else [row]
     first: Mapping[str, Any] = traces[0] if traces else {}
     task: Mapping[str, Any] = {}
@@ -105,7 +109,8 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
         text=text,
         changed="several agents" if len(traces) > 1 else describe_change(answer),
         reward=None if error else reward,
-        # By the task's prompt, which rollouts that failed before their first message have as well.
+        # The name comes from the task's prompt, if there is one. Rollouts of a task that failed before their
+        # first message have this prompt, too, and so get the same name as the others.
         problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),
         gold=data.get("answer"),
         error=error,
