@@ -42,5 +42,5 @@
       { split: 'test', problems: 100, samples: 1 },
     ],
   },
-  plan: { prompt_tokens: 172, answer_tokens: 24 },
+  plan: { prompt_tokens: 170, shared_prompt_tokens: 150, answer_tokens: 24 },  // all prompts begin with three solved sums
 }

@@ -218,6 +218,9 @@ class PlanSettings:
     """Mean length of an answer; null: half of the longest possible answer."""
     prompt_tokens: Annotated[float, Gt(0)] | None = None
     """Mean length of a prompt; null: 256, or less if the limits are lower."""
+    shared_prompt_tokens: Annotated[float, Ge(0)] = 0.0
+    """Tokens with which all prompts begin, such as a system message and solved examples. Engines that keep
+    prefixes, and the trainer's layout ``tree``, compute them once."""
 
 
 @dataclass(frozen=True, kw_only=True)

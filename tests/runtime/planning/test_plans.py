@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import shlex
+import statistics
 
 import pytest
 
@@ -157,14 +159,45 @@ def test_a_remedy_leaves_no_gpu_without_work_while_it_samples():
 def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     rows = plan(SMALL)
     counts = {"problems": 64, "rows": 512, "prompt_tokens": 300, "answer_tokens": 100, "longest": 1000}
-    work = dataclasses.replace(rows.work, **counts)
+    work = dataclasses.replace(rows.work, **counts, steps=1, epochs=1)
     assert report.trained_tokens(work, "padded") == 512 * 400
     assert report.trained_tokens(work, "tree") == 64 * 300 + 512 * 100
+    begin_alike = dataclasses.replace(work, shared_prompt_tokens=200)
+    assert report.trained_tokens(begin_alike, "padded") == 512 * 400
+    assert report.trained_tokens(begin_alike, "tree") == 200 + 64 * 100 + 512 * 100
     tree = plan(SMALL, "{trainer+: {layout: 'tree'}}")
     seconds = {estimate.phase: estimate.seconds for estimate in report.estimates(rows)}
     seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimates(tree)}
     assert seconds_of_tree["scoring"] < seconds["scoring"]
     assert seconds_of_tree["training"] < seconds["training"]
+
+
+def test_a_prompt_is_computed_in_each_step_that_has_an_answer_to_it():
+    """The rows are those of 3 problems with 4 answers each, shuffled and cut into steps."""
+    work = dataclasses.replace(
+        plan(SMALL).work, problems=3, rows=12, prompt_tokens=50, answer_tokens=10, longest=100, epochs=1
+    )
+    draw = random.Random(0)
+    for steps in (1, 2, 4):
+        problems_of_steps = []
+        for _ in range(2000):
+            rows = [problem for problem in range(3) for _ in range(4)]
+            draw.shuffle(rows)
+            size = 12 // steps
+            cuts = [rows[first : first + size] for first in range(0, 12, size)]
+            problems_of_steps.append(sum(len(set(cut)) for cut in cuts))
+        drawn = 50 * statistics.fmean(problems_of_steps) + 12 * 10
+        planned = report.trained_tokens(dataclasses.replace(work, steps=steps), "tree")
+        # The plan draws the step of each row on its own, as if steps could have different sizes.
+        assert planned == pytest.approx(drawn, rel=0.1)
+
+
+def test_sampling_in_the_ranks_own_processes_is_estimated_where_the_model_is_large_enough():
+    in_process = "{engines: {policy: {type: 'in_process'}}}"
+    large = plan(SMALL, in_process, machine=machine.Machine(device="cpu", ranks=1, cores=2))
+    phases = {estimate.phase: estimate.seconds for estimate in report.estimates(large)}
+    assert phases["answers"] > 0 and phases["continuations"] > 0 and phases["sync"] > 0
+    assert "not estimated" not in as_text(large)
 
 
 def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():

@@ -41,6 +41,8 @@ class IterationWork:
     answers: int
     answer_tokens: float
     prompt_tokens: float
+    shared_prompt_tokens: float = 0.0
+    """The tokens with which all prompts begin, such as those of solved examples."""
     longest: int
     """The most tokens of a row."""
     longest_answer: int
@@ -110,6 +112,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
         answers=answers,
         answer_tokens=mean_answer,
         prompt_tokens=max(1.0, mean_prompt),
+        shared_prompt_tokens=min(plan_settings.shared_prompt_tokens, max(1.0, mean_prompt)),
         longest=longest,
         longest_answer=longest_answer,
         continuations=continuations,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from treetune.engine.settings import ON_THE_DEVICE
+from treetune.engine.settings import ON_THE_DEVICE, InProcessSettings
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
@@ -34,6 +34,10 @@ BANDWIDTH_SHARE = 0.6
 CORE_FLOPS = 66e9
 """Float32 operations a second on one core: an epoch of the quickstart and its reference's scores in 1.3 s on
 two (docs/results/plan.md)."""
+SERVER_FLOPS, IN_PROCESS_FLOPS = 38e9, 20e9
+"""The same while a server of vLLM samples with one thread, and while a rank samples in its own process with
+two. Each step reads all weights for one token of each sequence. With 135 million weights, 3,750 tokens took a
+server 28 s, and 1,540 tokens took a rank 13 s (docs/results/real_model.md)."""
 ENGINE_TOKEN = {"cpu": 26e-6, "cuda": 30e-6}
 """Seconds of the engine's Python code for each token of each sequence. On a CPU: 1.1 and 3.4 s for a rollout
 and a credit by one server, less the model's operations (benchmark.md). With a GPU: between the values that
@@ -52,8 +56,10 @@ DEVICE_BYTES = 40e9
 """Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
 RELOAD = 4.0
 """Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
-CANARY = 0.09
-"""Seconds of a sync for requests and the canary (docs/results/plan.md)."""
+CANARY, CANARY_PROMPTS, CANARY_TOKENS = 0.09, 4, 16
+"""The canary is a few answers that are sampled to verify the new weights: the seconds of a sync for requests
+and for the canary of a tiny model (docs/results/plan.md), and the canary's prompts and tokens of each answer
+(`runtime.policy_server`, `engine.base.Canary`), which take most of a sync with a large model on a CPU."""
 START = {"cpu": 25.0, "cuda": 90.0}
 """Seconds until a server samples: 19 to 30 were measured on a CPU; assumed for a GPU, with compilation and
 CUDA graphs."""
@@ -90,14 +96,15 @@ class PhaseSeconds:
 def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
     """Yields the seconds of each phase of an iteration. Evaluations and checkpoints, which not every
     iteration has, count by their mean."""
-    work, root, engine, machine = plan.work, plan.experiment, plan.engine, plan.machine
-    if engine is not None and work.is_sampled:
-        yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context)
+    work, root, machine = plan.work, plan.experiment, plan.machine
+    if _can_estimate_sampling(plan) and work.is_sampled:
+        prompt_tokens = _prompt_tokens(work, work.problems)
+        yield _sampling(plan, "answers", work.answers, work.answer_tokens, work.context, prompt_tokens)
         if work.continuations:
             tokens = work.answer_tokens / 2  # on average they begin in the middle of an answer
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
     yield from _passes_of_trainer(plan)
-    if engine is not None:
+    if _can_estimate_sampling(plan):
         yield _sync(plan)
         if root.evaluation.sets:
             yield _evaluation(plan)
@@ -162,10 +169,36 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 
 
+def _can_estimate_sampling(plan: Plan) -> bool:
+    """Returns whether the policy's own servers sample, or the ranks' own processes on a CPU. There, the
+    seconds of a tiny model are fixed costs of each step, which are unknown."""
+    if plan.engine is not None:
+        return True
+    samples_in_process = isinstance(plan.experiment.engines.policy, InProcessSettings)
+    return samples_in_process and plan.machine.device == "cpu" and plan.shape.parameters >= TINY_MODEL
+
+
+def _prompt_tokens(work: IterationWork, problems: int) -> float:
+    """Returns the tokens of the prompts of so many problems, if what all of them begin with is computed
+    once."""
+    own_tokens = work.prompt_tokens - work.shared_prompt_tokens
+    return work.shared_prompt_tokens + problems * own_tokens
+
+
 def _sync(plan: Plan) -> PhaseSeconds:
     """Returns the seconds in which the engine gets the new weights."""
     trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
-    assert engine is not None
+    canary_seconds = CANARY
+    if machine.device == "cpu":
+        # Engine and trainer compute the canary's prompts, and the engine samples a few tokens after each.
+        rate = CORE_FLOPS * machine.cores
+        sampling_rate = IN_PROCESS_FLOPS * machine.cores if engine is None else SERVER_FLOPS
+        operations = 2 * plan.shape.parameters * CANARY_PROMPTS
+        canary_seconds += operations * (2 * plan.work.prompt_tokens + CANARY_TOKENS) / rate
+        canary_seconds += operations * CANARY_TOKENS / sampling_rate
+    if engine is None:
+        write_seconds = itemsize(trainer) * plan.shape.served / FILE_BYTES
+        return PhaseSeconds("sync", canary_seconds + 2 * write_seconds, "written at 0.9 GB/s, then read")
     # A name for the machine of each rank: the method depends on whether all have the same.
     machine_names = [str(rank // machine.ranks) for rank in range(machine.world_size)]
     adapters = trainer.lora is not None and trainer.lora.send == "adapters"
@@ -183,23 +216,31 @@ def _sync(plan: Plan) -> PhaseSeconds:
         # RELOAD is the time in which a server reads 7 billion weights.
         seconds = write_seconds + RELOAD * plan.shape.served / 7e9
         source = f"1.8 GB/s into {folder}, then read by the server"
-    # CANARY is the time of the requests, and of the few sampled answers that verify the new weights.
-    return PhaseSeconds("sync", CANARY + seconds, source)
+    return PhaseSeconds("sync", canary_seconds + seconds, source)
 
 
 def trained_tokens(work: IterationWork, layout: Layout) -> float:
     """Returns the tokens of an epoch that the trainer computes, without padding.
 
-    The layout ``tree`` computes the prompt of a problem once for all of its answers. What answers have in
-    common is unknown, so each of them counts in full.
+    The layout ``tree`` computes the prompt of a problem once for all of its answers in a step. What answers
+    have in common is unknown, so each of them counts in full.
 
-    Example: 64 answers of 24 tokens to 8 prompts of 172 tokens are 2,912 tokens, and without ``tree`` 12,544.
+    Example: 64 answers of 24 tokens to 8 prompts of 172 tokens, in one step, are 2,912 tokens, and without
+    ``tree`` 12,544. If all prompts begin with the same 150 tokens, they are 1,862.
     """
     if layout != "tree":
         return work.rows * work.row_tokens
     answer_tokens = min(work.answer_tokens, work.row_tokens)
-    prompt_tokens = work.row_tokens - answer_tokens
-    return min(work.problems, work.rows) * prompt_tokens + work.rows * answer_tokens
+    # Rows are shuffled, so that the answers to a problem lie in several steps. Each of these computes the
+    # prompt. This is the expected number of such steps.
+    steps_of_epoch = max(1.0, work.steps / work.epochs)
+    rows_of_problem = work.rows / min(work.problems, work.rows)
+    steps_with_problem = steps_of_epoch * (1 - (1 - 1 / steps_of_epoch) ** rows_of_problem)
+    problems = min(work.problems, work.rows)
+    shared_tokens = min(work.shared_prompt_tokens, work.row_tokens - answer_tokens)
+    own_tokens = work.row_tokens - answer_tokens - shared_tokens
+    prompts = steps_of_epoch * shared_tokens + problems * own_tokens * steps_with_problem
+    return prompts + work.rows * answer_tokens
 
 
 def _evaluation(plan: Plan) -> PhaseSeconds:
@@ -213,12 +254,16 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
         answers = problems * (test_set.samples or 1)
         during_training = experiment.iterations // every if every and test_set.while_training else 0
         evaluations = max(1, during_training)  # each set is measured at the end, at least
-        evaluation = _sampling(plan, "evaluation", answers, plan.work.answer_tokens, plan.work.context)
+        work = plan.work
+        prompt_tokens = _prompt_tokens(work, problems)
+        evaluation = _sampling(plan, "evaluation", answers, work.answer_tokens, work.context, prompt_tokens)
         seconds += evaluation.seconds * evaluations / experiment.iterations
     return PhaseSeconds("evaluation", seconds, "answers as long as in training, at the same rate")
 
 
-def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: float) -> PhaseSeconds:
+def _sampling(
+    plan: Plan, phase: str, samples: int, tokens: float, context: float, prompt_tokens: float = 0.0
+) -> PhaseSeconds:
     """Returns the seconds of sampling with all servers. Device, engine process and HTTP process work at the
     same time, so that the slowest of them decides. On a CPU, they share the cores.
 
@@ -226,23 +271,33 @@ def _sampling(plan: Plan, phase: str, samples: int, tokens: float, context: floa
         samples: The number of samples.
         tokens: The mean tokens of a sample.
         context: The mean number of tokens before a sampled token.
+        prompt_tokens: The tokens that an engine on a CPU computes before it samples, if it keeps prefixes: 0
+            for continuations, whose answers' prefixes it has computed already.
     """
-    assert plan.engine is not None
-    machine, settings, device = plan.machine, plan.engine.settings, plan.machine.device
+    machine, device = plan.machine, plan.machine.device
+    operations_of_token = 2 * plan.shape.parameters
+    if plan.engine is None:  # each rank samples in its own process, on a CPU
+        seconds_of_core = operations_of_token * samples * tokens / IN_PROCESS_FLOPS
+        seconds_of_core += operations_of_token * prompt_tokens / CORE_FLOPS
+        source = "in the ranks' own processes, 20 billion operations a second a core"
+        return PhaseSeconds(phase, seconds_of_core / machine.cores, source)
+    settings = plan.engine.settings
     servers = servers_on_a_machine(settings, machine) * (
         machine.nodes if settings.servers == "per_rank" else 1
     )
     samples_per_server = samples / servers
     http_seconds = samples_per_server * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
     engine_seconds = samples_per_server * tokens * ENGINE_TOKEN[device]
-    operations = 2 * plan.shape.parameters * samples_per_server * tokens  # 2 for each weight and token
+    operations = operations_of_token * samples_per_server * tokens
     if device == "cpu":
-        # The prefix is the tokens before a sample's first sampled token. Without a cache, the engine computes
-        # the prefix again for each sample. `prefix_share` is the length of the prefix divided by the sampled
-        # tokens. On average, `context` has half of the sample's own tokens; the rest of it is the prefix.
-        prefix_share = 0.0 if settings.caches_prefixes(device) else (context - tokens / 2) / tokens
+        # Without a prefix cache, the tokens before the first sampled one are computed again for each sample.
+        # On average, half of the sample's own tokens are in `context`. The rest of `context` is the prefix.
+        tokens_before_sampling = prompt_tokens / servers
+        if not settings.caches_prefixes(device):
+            tokens_before_sampling = samples_per_server * (context - tokens / 2)
         threads = settings.threads(machine.ranks)
-        engine_seconds += operations * (1 + prefix_share) / (CORE_FLOPS * threads)
+        engine_seconds += operations / (SERVER_FLOPS * threads)
+        engine_seconds += operations_of_token * tokens_before_sampling / (CORE_FLOPS * threads)
         core_seconds = engine_seconds * threads + http_seconds + samples_per_server * AROUND_SAMPLE
         shared_seconds = servers * core_seconds / machine.cores
         slowest = max(engine_seconds, http_seconds, shared_seconds)
@@ -271,8 +326,8 @@ def predicted(plan: Plan) -> dict[str, float]:
     metrics: dict[str, float] = defaultdict(float)
     for estimate in estimates(plan):
         metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
-    # An engine in the run's own process has no estimate, and without sampling the sum would be too small.
-    if not plan.work.is_sampled or plan.engine is not None:
+    # Where sampling has no estimate, the sum would be too small.
+    if not plan.work.is_sampled or _can_estimate_sampling(plan):
         metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
         metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
@@ -320,7 +375,7 @@ def as_text(plan: Plan) -> str:
     lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
     lines += [f"    {estimate.seconds:8.1f}  {estimate.phase}: {estimate.source}" for estimate in by_phase]
     lines.append(f"    {sum(estimate.seconds for estimate in by_phase):8.1f}  in all")
-    if plan.engine is None and work.is_sampled:
+    if work.is_sampled and not _can_estimate_sampling(plan):
         lines.append("not estimated: sampling, continuations, sync and evaluation without a vLLM server")
     if shape.parameters < TINY_MODEL:
         lines.append(
