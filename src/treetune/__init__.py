@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treetune.contracts import (
         Advantages,
         Answers,
+        CentredRewards,
         Continuations,
         CreditForRewards,
         CreditForTrees,
@@ -207,6 +208,7 @@ __all__ = [  # noqa: RUF022
     "Continuations",
     "TextScores",
     "Advantages",
+    "CentredRewards",
     "CriticValues",
     "CreditForRewards",
     "CreditForTrees",
@@ -225,6 +227,7 @@ _NAMES_IN = {
     "treetune.contracts": (
         "Advantages",
         "Answers",
+        "CentredRewards",
         "Continuations",
         "CreditForRewards",
         "CreditForTrees",

@@ -272,6 +272,14 @@ class Advantages(Feature):
         return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
 
 
+class CentredRewards(Feature):
+    """Advantages that estimate r − V(prompt), the same for all tokens of an answer: its reward minus a mean
+    of its group's rewards, which is divided by nothing."""
+
+    words = "advantages that are an answer's reward minus its group's mean"
+    remedy = "set credit to {type: 'group', std: false}, or to {type: 'rloo'}"
+
+
 class CriticValues(Feature):
     """Values from a critic that is trained together with the policy."""
 

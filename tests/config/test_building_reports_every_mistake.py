@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
+from tests.config.example_parts import Circle, Drawing, Frame, Picture, Shape, Square
 from treetune.config.build import build, keys_at
 from treetune.config.errors import ConfigIssue, count_edits, nearest
 from treetune.config.explain import Explanation
@@ -164,6 +165,17 @@ def test_the_schema_knows_defaults_below_parts_that_are_set() -> None:
     assert keys_at(Picture, data, ("frame",))["tags"].default == ("plain",)
     assert keys_at(Picture, data, ("shape",))["radius"].required
     assert keys_at(Picture, data, ("seed", "nothing")) == {}
+
+
+def test_each_item_of_a_tuple_has_the_keys_of_its_own_class() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Portrait:
+        parts: tuple[Frame, Shape]
+
+    portrait = {"parts": [{"width": 2}, {"type": "circle", "radius": 1}]}
+    assert "width" in keys_at(Portrait, portrait, ("parts", "0"))
+    assert "radius" in keys_at(Portrait, portrait, ("parts", "1"))
+    assert keys_at(Portrait, portrait, ("parts", "2")) == {}
 
 
 @pytest.mark.parametrize(

@@ -210,4 +210,4 @@ def test_the_documents_say_who_gives_and_who_needs_each_feature() -> None:
     features = {
         feature.__name__ for feature in Feature.__subclasses__() if feature.__module__ == "treetune.contracts"
     }
-    assert len(features) == 16 and features <= named
+    assert len(features) == 17 and features <= named

@@ -115,6 +115,20 @@ def test_a_key_in_a_list_is_found() -> None:
     assert explained("rows.1.x", "a") == [("item.jsonnet:1", 1)]
 
 
+def test_of_repeated_objects_each_has_its_own_lines() -> None:
+    rows = "{ x: 0,\n rows: [\n{ x: 1 },\n{ x: [2] }] }"
+    assert [lexer.field_line(rows, path) for path in (("x",), ("rows", "0", "x"), ("rows", "1", "x"))] == [
+        1,
+        3,
+        4,
+    ]
+    assert lexer.field_at(rows, 4, 7) == ("rows", "x")
+    merged = "{ t: { x: 1 } +\n{ x: 2 }, x: 3,\n u: f({ x: 4 },\n{ y: 5 }), y: 6 }"
+    assert [lexer.field_line(merged, path) for path in (("t", "x"), ("x",), ("u", "y"))] == [2, 2, 4]
+    either = "{ x: 0, t: if true then { y: 1 } else\n{ x: 2 } }"
+    assert [lexer.field_line(either, path) for path in (("x",), ("t", "x"))] == [1, 2]
+
+
 def test_imports_in_comments_and_texts_are_none() -> None:
     comments = "// import 'a'\n/* import 'b' */ # import 'c'\n"
     texts = """{ x: 'import "d"', y: import "e", z: |||\n  import 'f'\n||| }"""

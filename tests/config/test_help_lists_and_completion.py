@@ -202,6 +202,8 @@ def test_describe_knows_objects_without_type_and_offers_the_nearest(
     assert "while_training" in capsys.readouterr().out
     assert main(["describe", "monte_carl"]) == 2
     assert "did you mean monte_carlo" in capsys.readouterr().err
+    assert main(["describe", "credit"]) == 2
+    assert "`treetune parts credit` lists them" in capsys.readouterr().err
 
 
 def test_the_last_of_several_configurations_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:

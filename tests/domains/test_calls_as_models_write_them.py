@@ -163,6 +163,27 @@ def test_an_end_tag_in_a_closed_string_ends_no_call_whose_last_string_is_open() 
     assert rest == "and so on"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
+        ONE + '\n{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
+        '<function=run><parameter=code>print("</tool_call>")</parameter></function>',
+    ],
+)
+def test_a_call_without_its_end_tag_may_have_the_tag_in_a_string(call: str) -> None:
+    calls, prose = native_calls("hermes", f"So: <tool_call>\n{call}")
+    assert [call.fault for call in calls] == [None] * len(calls)
+    assert (calls[-1].tool, "</tool_call>" in calls[-1].arguments["code"], prose) == ("run", True, "So:")
+
+
+def test_a_quote_that_opens_no_json_string_does_not_hide_the_end_tag() -> None:
+    call = '<function=run><parameter=code>print(1) # 6" long</parameter></function>'
+    calls, prose = native_calls("hermes", f'<tool_call>{call}</tool_call>It is 7" long.')
+    assert [call.arguments for call in calls] == [{"code": 'print(1) # 6" long'}]
+    assert prose == 'It is 7" long.'
+
+
 def test_reading_calls_takes_time_linear_in_what_a_model_wrote() -> None:
     for text in (
         '"</tool_call>' * 50_000,

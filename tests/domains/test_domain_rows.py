@@ -262,6 +262,12 @@ def test_what_is_written_is_read_with_its_lists_objects_and_columns_of_ones_own(
     assert (first["extra_info"]["index"], second["extra_info"]["names"]) == (7, ["f", "g"])
 
 
+def test_a_key_without_a_value_in_any_row_is_left_out(tmp_path: Path) -> None:
+    row = {**OWN[0], "extra_info": {"index": 7, "hint": None}}
+    [(_, again)] = read_domain_rows(write(tmp_path / "rows.parquet", [row]))
+    assert again["extra_info"] == {"index": 7}
+
+
 def test_the_same_rows_give_the_same_bytes_and_a_row_is_known_by_what_is_asked_and_what_is_right(
     tmp_path: Path,
 ) -> None:

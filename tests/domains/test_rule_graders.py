@@ -16,7 +16,14 @@ from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.graders.instruction_following import InstructionFollowing
 from treetune.domains.graders.livebench import SCORES, LiveBench, edit_distance
 from treetune.domains.graders.multiple_choice import MultipleChoice
-from treetune.domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, write_grid
+from treetune.domains.graders.puzzles import (
+    GridGrader,
+    OrderingGrader,
+    ZebraGrader,
+    read_grid,
+    read_table,
+    write_grid,
+)
 from treetune.domains.graders.table import TableGrader
 from treetune.domains.graders.tagged import F1, ExactMatch, OneWord
 from treetune.tasks.graders.base import Grader
@@ -388,6 +395,23 @@ def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
     plot = "One thing happens. Another thing follows. They all go home."
     other = "They all go home. One thing happens. Another thing follows."
     assert livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
+
+
+def test_a_table_in_markdown_may_have_empty_cells_at_its_ends() -> None:
+    table = read_table("|a|b|\n|---|---|\n|1||\n||2|")
+    assert table is not None and table.rows == (("1", ""), ("", "2"))
+
+
+def test_cells_of_a_table_may_be_empty_and_may_have_tags_within() -> None:
+    rows = '[{"a": "1", "b": "", "c": ""}, {"a": "", "b": "2", "c": "3"}]'
+    bars = "|a|b|c|\n|---|---|---|\n|1|||\n||2|3|"
+    tags = (
+        "<table><tr><th><b>a</b></th><th>b</th><th>c</th></tr>"
+        "<tr><td><b>1</b></td><td></td><td><br></td></tr>"
+        "<tr><td></td><td>2<td><i>3</i></table>That is <b>all</b>."
+    )
+    for answer in (bars, tags):
+        assert livebench("tablereformat", answer, rows) == 1
 
 
 def test_the_last_answer_alone_counts_however_many_stand_in_bold() -> None:

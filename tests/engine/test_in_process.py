@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import torch
 from treetune.engine import in_process
 from treetune.engine.base import Canary, Engine, EngineLaunch
 from treetune.engine.engine import start_engine
-from treetune.engine.in_process import BLOCK, FEWEST_ROWS, InProcessEngine
+from treetune.engine.in_process import BLOCK, FEWEST_ROWS, InProcessEngine, _RowBatch, _Sample
 from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.engine.settings import InProcessSettings
 from treetune.exceptions import EngineError
@@ -74,6 +76,34 @@ def logprobs_of(folder: Path, prompt: TokenIds, answer: TokenIds) -> np.ndarray:
     ids = torch.tensor([[*prompt.tolist(), *answer.tolist()]])
     with torch.no_grad():
         return model(input_ids=ids).logits[0, len(prompt) - 1 : -1].double().numpy()
+
+
+def test_few_samples_stay_in_the_smallest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoPrompts:
+        """Keys and values of two tokens for every prompt, all 0."""
+
+        def layers_of(self, prompts: Mapping[bytes, TokenIds]) -> dict[bytes, dict[int, Any]]:
+            return {name: {0: (torch.zeros(1, 2, 4), torch.zeros(1, 2, 4))} for name in prompts}
+
+    heights: list[int] = []
+    resize = _RowBatch._resize
+
+    def count_resizes(batch: _RowBatch, height: int, width: int, layers: Any) -> None:
+        heights.append(height)
+        resize(batch, height, width, layers)
+
+    monkeypatch.setattr(_RowBatch, "_resize", count_resizes)
+    batch = _RowBatch(None, "cpu", NoPrompts())
+    samples = [_Sample(0, number, request([1, 2, 3]), np.zeros(20)) for number in range(20)]
+    for sample in samples[:4]:
+        batch.admit([sample])
+    assert heights == [FEWEST_ROWS]
+    batch.admit(samples[4:])
+    batch.samples = dict(list(batch.samples.items())[:3])
+    batch.admit([])
+    batch.admit([])
+    assert heights == [FEWEST_ROWS, 20, FEWEST_ROWS]
+    assert list(batch.samples.values()) == samples[:3]
 
 
 def various(count: int) -> list[Request]:

@@ -421,6 +421,11 @@ def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any
 def test_a_machine_that_can_not_do_it_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs GPUs \[0, 1\], and this process sees 1"):
         environment(launch("cuda", tensor_parallel_size=2), CUDA_VISIBLE_DEVICES="0")
+    second_rank = launch("cuda", 1, 2, devices=(4, 5), tensor_parallel_size=2, servers="per_rank")
+    with pytest.raises(
+        ValueError, match=r"of rank 1 needs 2 GPUs, and .*policy\.devices has none left for it"
+    ):
+        environment(second_rank)
     with pytest.raises(ValueError, match="frees no memory"):  # on a CPU
         start_engine(VllmSettings(sleep=True), replace(RUN, logs=tmp_path))
     with pytest.raises(ValueError, match="rendezvous"):

@@ -157,6 +157,58 @@ def test_descendants_are_found_through_every_generation() -> None:
         child.communicate(b"\n", timeout=20)
 
 
+# Shared memory
+
+SHARING = """
+import os, signal, sys, time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=128)
+from multiprocessing import resource_tracker
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)  # it would delete the memory
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(memory.name)
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("killed", ["server", "guard and server"])
+def test_memory_that_a_killed_server_shared_is_deleted(killed: str, temporary: Path) -> None:
+    scratch, ready, program = temporary / "treetune-engine-a", temporary / "ready", temporary / "program.py"
+    scratch.mkdir()
+    (scratch / "held").touch()  # nobody locks it
+    program.write_text(SHARING)
+    command = [sys.executable, "-I", "-S", program, ready]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), scratch, *command],
+        stdin=subprocess.PIPE,
+    )
+    notes = scratch / guard.NOTES_OF_SHARED_MEMORY
+    assert until(ready.is_file)
+    memory, others = Path("/dev/shm", ready.read_text()), Path("/dev/shm", f"psm_{uuid4().hex}")
+    others.touch()
+    try:
+        assert until(lambda: notes.is_file() and memory.name in notes.read_text())
+        with notes.open("a") as file:
+            file.write(f"{others.name} 0\n../{others.name} 0\n")  # another inode
+        server = min(guard.descendants(process.pid))
+        if killed == "guard and server":
+            process.kill()
+        os.kill(server, signal.SIGKILL)
+        process.wait(timeout=60)
+        if killed == "guard and server":
+            assert until(lambda: none_alive([server]))
+            assert memory.exists()
+            scratch_folder()
+        assert not memory.exists()
+        assert others.exists()
+    finally:
+        process.kill()
+        process.communicate()
+        memory.unlink(missing_ok=True)
+        others.unlink(missing_ok=True)
+
+
 # Folders
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,6 +65,14 @@ def test_true_advantages_have_the_right_sign_where_it_is_decided_in_any_scale(
     assert found["advantage_correlation"]["value"] == pytest.approx(correlation)
     assert found["decisive_signs"]["value"] == signs
     assert found["answers"] == 32
+
+
+def test_the_advantages_of_untrained_tokens_have_no_sign() -> None:
+    context = context_of_language(fork(), 4, seed=1)
+    trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
+    truths, credit = true_credit(answers_of(trees))
+    untrained = [replace(episode, trained=np.zeros_like(episode.trained)) for episode in credit.episodes]
+    assert measure(truths, CreditOfMethod(untrained), seed=0)["decisive_signs"]["value"] == 0.0
 
 
 EOS = 0

@@ -62,6 +62,28 @@ def test_a_saved_tokenizer_is_the_same_when_it_is_loaded_without_our_code(tmp_pa
     assert (codec.eos_id, loaded.pad_token_id, loaded.model_max_length) == (1, 0, 64)
 
 
+def test_only_a_tokenizer_of_single_characters_is_taken_for_one(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "a": 2}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    digits = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1, "2": 2}, unk_token="<unk>"))
+    digits.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizers = {
+        "words": PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>"),
+        "digits between spaces": PreTrainedTokenizerFast(tokenizer_object=digits, unk_token="<unk>"),
+        "characters": character_tokenizer("ab", 64),
+    }
+    tokens = {}
+    for name, tokenizer in tokenizers.items():
+        tokenizer.save_pretrained(tmp_path / name)
+        (tmp_path / name / "config.json").write_text("{}")
+        tokens[name] = PretrainedModel(name_or_path=str(tmp_path / name)).single_tokens()
+    assert tokens == {
+        "words": None,
+        "digits between spaces": None,
+        "characters": frozenset({"<pad>", "<eos>", "a", "b"}),
+    }
+
+
 def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Path) -> None:
     character_tokenizer("<pade>", 64).save_pretrained(tmp_path)
     codec = codec_of(AutoTokenizer.from_pretrained(tmp_path))

@@ -66,6 +66,7 @@ def select(
         (CorrectOnly(), ["easy#0", "easy#1", "easy#2", "fair#1"], {}),
         (CorrectOnly(reward_threshold=0.5), ["easy#0", "easy#1", "easy#2", "fair#1", "fair#2"], {}),
         (CorrectOnly(max_per_problem=2), ["easy#0", "easy#1", "fair#1"], {"groups_capped": 1}),
+        (CorrectOnly(max_per_problem=3), ["easy#0", "easy#1", "easy#2", "fair#1"], {"groups_capped": 0}),
         (MixedGroups(), ["fair#0", "fair#1", "fair#2"], {"groups": 3, "groups_kept": 1}),
     ],
     ids=str,

@@ -15,7 +15,7 @@ import pytest
 from tests.runs.standing_program import standing
 from tests.support.faults import ROOT, Experiment
 from treetune.runtime import front_door
-from treetune.runtime.front_door import ranks_here, signal_for_group, threads_each
+from treetune.runtime.front_door import SignalsOfRun, ranks_here, signal_for_group, threads_each
 
 
 def wait_until_taken(pid: int, number: int, deadline_s: float = 60.0) -> None:
@@ -156,6 +156,31 @@ def test_a_request_for_a_checkpoint_never_ends_a_run_that_writes_its_last_one(
 ) -> None:
     """SIGUSR1 may come from SLURM after a Ctrl-C. Only a second signal that ends a run ends it at once."""
     assert signal_for_group(number, earlier) == expected
+
+
+@pytest.mark.parametrize(
+    ("received", "n_ranks", "code", "expected"),
+    [
+        ([], 2, 1, 1),
+        ([signal.SIGUSR1], 0, 1, 1),  # before there are ranks: nothing was asked of them
+        ([signal.SIGUSR1], 2, 1, 1),  # a failure before the checkpoint
+        ([signal.SIGUSR1], 2, 138, 138),  # the ranks' own code after the checkpoint
+        ([signal.SIGUSR1], 2, 256 - signal.SIGUSR1, 138),  # a rank whose handler wasn't there yet
+        ([signal.SIGUSR1], 2, 0, 0),
+        ([signal.SIGUSR1, signal.SIGINT], 0, 1, 130),
+        ([signal.SIGINT], 2, 1, 130),
+        ([signal.SIGINT, signal.SIGUSR1], 2, 1, 130),
+    ],
+)
+def test_a_failure_after_a_request_for_a_checkpoint_keeps_its_exit_code(
+    received: list[int], n_ranks: int, code: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "signal_ranks", lambda launcher, number: n_ranks)
+    monkeypatch.setattr(front_door.os, "killpg", lambda group, number: None)
+    signals = SignalsOfRun(launcher=4711)
+    for number in received:
+        signals.pass_on(number, None)
+    assert signals.exit_code(code) == expected
 
 
 def test_a_process_sees_one_part_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,12 +24,14 @@ from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.record import summary_line
 from treetune.runtime.sinks import (
+    RECORD,
     WANDB_BLOCK,
     WANDB_CHUNK,
     Sink,
     TensorboardSink,
     TrackioSink,
     WandbSink,
+    _MirrorState,
     _steps_in,
     with_mirrors_of_environment,
 )
@@ -416,6 +418,15 @@ def test_a_mirror_that_is_switched_on_late_gets_the_points_from_before(tmp_path:
     train(tmp_path, 3, 5, "well", "wandb", "tensorboard")
     assert steps_of_wandb(tmp_path) == list(range(5))
     assert [step for step, _ in written(tmp_path)["train/loss"]] == list(range(5))
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "null", "{", '{"other": {"id": "b"}}'])
+def test_a_record_of_mirrors_with_another_content_is_begun_anew(content: str, tmp_path: Path) -> None:
+    (tmp_path / RECORD).write_text(content)
+    _MirrorState.read(tmp_path, "wandb", name="run").write(id="a")
+    entries = json.loads((tmp_path / RECORD).read_text())
+    assert entries["wandb"] == {"id": "a", "name": "run"}
+    assert ("other" in entries) == ("other" in content)
 
 
 @pytest.mark.usefixtures("offline")

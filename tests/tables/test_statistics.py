@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +17,10 @@ from tests.tables.plans import ACCOUNT, ROWS, config, plan_of
 from tests.view.report import fabricated
 from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
+from treetune.tables import measure as measured
 from treetune.tables.columns import Area, MeasuredColumn, Reach
 from treetune.tables.curves import area_under, cost_to_reach
-from treetune.tables.measure import measure
+from treetune.tables.measure import CellResult, Comparison, measure
 from treetune.tables.runs import TableRuns, inspect_again
 from treetune.tables.settings import MethodRow, Pair, TableExperiment
 from treetune.tables.statistics import (
@@ -199,6 +202,26 @@ def test_what_is_a_difference_among_two_is_none_among_twenty_and_other_rows_are_
     assert (pair.row, pair.to, pair.seeds, pair.difference.mean, pair.called) == ("M1", "M0", 5, 0.0, None)
     assert "## Further differences" in as_markdown(few, ACCOUNT)
     assert as_json(few, ACCOUNT)["pairs"][0]["p_holm"] == 1.0
+
+
+def test_holms_correction_counts_p_values_alone_and_every_remark_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = measured._compare
+
+    def compare_some(table: Any, cell: CellResult, other: CellResult) -> Comparison | None:
+        if cell.row.name == "M1":
+            raise ValueError(f"other problems than {other.row.name}")
+        comparison = compare(table, cell, other)
+        return replace(comparison, p=None) if cell.row.name == "M0" else comparison
+
+    plan = many(tmp_path, 4)
+    monkeypatch.setattr(measured, "_compare", compare_some)
+    results = measure(plan)
+    p_values = {name: cell.against.p for (name, _), cell in results.cells.items() if cell.against is not None}
+    assert [name for name, p in p_values.items() if p is None] == ["M0"]
+    assert results.comparisons == 2
+    assert results.cells["M1", "test"].notes == ("other problems than PPO", "other problems than M0")
 
 
 CURVE = [(0.0, 0.2), (100.0, 0.4), (300.0, 0.6)]

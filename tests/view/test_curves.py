@@ -101,10 +101,39 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
         (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
     ]  # fmt: skip
     assert found[3][2] == "kl begins: it is above 9; lower the learning rate"
+    assert found[2][2] == "continued with changes: iterations was 4 and is 9"
     assert found[5][2] == "kl ends"
     several = events_of_several({"a": one, "b": one})
     assert len(several) == 2 * (len(found) - 1) and "evaluation" not in {event.kind for event in several}
     assert several[0].text == "a: the engine was started again"
+
+
+def test_a_resume_names_the_software_the_inputs_or_the_code_that_changed(store: Store, folder: Path) -> None:
+    run = recorded_run(folder / "run")
+    inputs = {
+        "model": {"path": "tiny", "digest": "0" * 16},
+        "rows": {"train": {"count": 3, "digest": "a" * 16}},
+    }
+    other_rows = {**inputs, "rows": {"train": {"count": 4, "digest": "b" * 16}}}
+    before = {"bits_rest_on": {"ranks": 1, "software": {"torch": "2.8"}}, "inputs": inputs}
+    software = {"after": 1, "changed": {}, "bits_rest_on": {"ranks": 1, "software": {"torch": "2.9"}}}
+    continued = [
+        {**before, **software},
+        {**before, **software, "after": 2, "inputs": other_rows},
+        {**before, **software, "after": 3, "inputs": other_rows, "changed_code": {"reward": "reward.py"}},
+    ]
+    (run.path / "manifest.json").write_text(json.dumps({**before, "continued": continued}))
+
+    events = events_of(store.experiment(store.run("run")))
+    assert [(event.x, event.text) for event in events if event.kind == "resume"] == [
+        (1, "continued with changes: torch was 2.8, is 2.9"),
+        (
+            2,
+            "continued with changes: the problems of train were 3 (digest aaaaaaaaaaaa)"
+            " and are 4 (digest bbbbbbbbbbbb)",
+        ),
+        (3, "continued with changes: the code of reward.py has changed"),
+    ]
 
 
 def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:

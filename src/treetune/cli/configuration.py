@@ -221,12 +221,18 @@ def list_parts(options: Options) -> int:
 
 def describe(options: Options) -> int:
     """Prints the docstring and the keys of a part."""
-    from treetune.config import reference
+    from treetune.config import reference, schema
 
     _register_parts(options)
     entries_by_name = reference.describable()
     entries = entries_by_name.get(options.part) or entries_by_name.get(reference.as_word(options.part))
     if not entries:
+        family_names = {reference.as_word(schema.family_word(family)) for family in reference.families()}
+        if reference.as_word(options.part) in family_names:
+            raise ValueError(
+                f"{options.part!r} is a family of parts: `treetune parts {options.part}` lists them, and"
+                f" `treetune describe {options.part}.NAME` describes one"
+            )
         raise _unknown_name("part", options.part, list(entries_by_name))
     for entry in entries:  # several families may have a part of this name
         say("\n".join(_describe_part(entry)))

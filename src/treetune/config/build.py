@@ -84,11 +84,13 @@ def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
         keys = schema.keys_of(part) if part else {}
         # The first container among the alternatives, such as the list of `None | list[Part]`
         containers = filter(None, map(schema.item_types, schema.members(inner)))
-        _, item_annotations = next(containers, ("", ()))
+        kind, item_annotations = next(containers, ("", ()))
         if name in keys:
             annotation = keys[name].annotation
-        elif item_annotations:
-            annotation = item_annotations[-1]
+        elif kind == "tuple" and name.isdecimal() and int(name) < len(item_annotations):
+            annotation = item_annotations[int(name)]  # each item of a tuple has its own
+        elif kind in ("list", "object") and item_annotations:
+            annotation = item_annotations[0]
         else:
             return None
     return _part_class(schema.bare(annotation)[0], value_at(data, path))

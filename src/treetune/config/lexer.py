@@ -100,26 +100,70 @@ def mentions(text: str, name: str) -> bool:
     return any(token.is_field_name and token.value == name for token in tokens(text))
 
 
+class _OpenKeys:
+    """The keys around the present place of a file, which is read token by token.
+
+    Example: after ``{ rows: [{ x: 1 }, { y: 2`` the keys are ``["rows", 1, "y"]``.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[tuple[str, str | int | None]] = []
+        """The open brackets, each with the key whose value it begins; None without a key."""
+        self._last_key: str | int | None = None
+        """The field, or the number of the list's item, whose value is being read; None between fields."""
+        self._previous: Token | None = None
+
+    @property
+    def keys(self) -> list[str | int]:
+        """The keys on the way from the file's own object to the value that is being read."""
+        keys = [key for _, key in self._open]
+        return [key for key in (*keys, self._last_key) if key is not None]
+
+    def read(self, token: Token) -> str | None:
+        """Reads the next token. Returns the name of the field whose colon it is; None if it is none."""
+        previous, self._previous = self._previous, token
+        innermost = self._open[-1][0] if self._open else ""
+        if token.text in _FIELD_COLONS:
+            if innermost == "{" and previous is not None and previous.is_field_name:
+                self._last_key = previous.value
+                return previous.value
+        elif token.kind != "other":
+            return None
+        elif token.text == "{":
+            self._open.append(("{", self._last_key))
+            self._last_key = None
+        elif token.text == "[":
+            self._open.append(("[", self._last_key))
+            self._last_key = 0
+        elif token.text == "(":
+            # The key stays: in ``key: f({…}, {…})`` both objects belong to the key's value.
+            self._open.append(("(", None))
+        elif token.text in ("}", "]", ")") and self._open:
+            opening, key = self._open.pop()
+            # The value may continue after the bracket, as in ``key: {…} + {…}``.
+            if opening != "(":
+                self._last_key = key
+        elif token.text == ",":
+            if isinstance(self._last_key, int) and innermost == "[":
+                self._last_key += 1
+            elif innermost != "(":
+                self._last_key = None
+        return None
+
+
 def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
-    """Returns the key path (relative to the file's own object) of the field whose value is at this place."""
+    """Returns the key path (relative to the file's own object) of the field whose value is at this place.
+
+    It is without the numbers of list items: an item may be that of a comprehension, ``[{ … } for x in …]``.
+    """
     length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
     position = length_of_earlier_lines + column - 1
-    keys_of_open_objects: list[str | None] = []  # None for an object that isn't the value of a field
-    last_key: str | None = None  # the field whose value is being read
-    previous: Token | None = None
+    open_keys = _OpenKeys()
     for token in tokens(text):
         if token.start >= position:
             break
-        if token.text == "{" and token.kind == "other":
-            keys_of_open_objects.append(last_key)
-            last_key = None
-        elif token.text == "}" and token.kind == "other" and keys_of_open_objects:
-            # The value of the object's field may go on after the object, as in ``key: {…} + {…}``.
-            last_key = keys_of_open_objects.pop()
-        elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
-            last_key = previous.value
-        previous = token
-    return tuple(key for key in (*keys_of_open_objects, last_key) if key is not None)
+        open_keys.read(token)
+    return tuple(key for key in open_keys.keys if isinstance(key, str))
 
 
 def field_line(text: str, path: tuple[str, ...]) -> int | None:
@@ -131,23 +175,15 @@ def field_line(text: str, path: tuple[str, ...]) -> int | None:
     """
     lines_of_path: list[int] = []
     lines_of_name: list[int] = []
-    keys_of_open_objects: list[str | None] = []  # None for an object that isn't the value of a field
-    last_key: str | None = None  # the field whose value is being read
+    open_keys = _OpenKeys()
     previous: Token | None = None
     for token in tokens(text):
-        if token.text == "{" and token.kind == "other":
-            keys_of_open_objects.append(last_key)
-            last_key = None
-        elif token.text == "}" and token.kind == "other" and keys_of_open_objects:
-            keys_of_open_objects.pop()
-        elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
-            last_key = previous.value
-            if last_key == path[-1]:
-                lines_of_name.append(previous.line)
-                if tuple(key for key in (*keys_of_open_objects, last_key) if key is not None) == path:
-                    lines_of_path.append(previous.line)
-        elif token.text == "," and token.kind == "other":
-            last_key = None
+        name = open_keys.read(token)
+        if name is not None and name == path[-1]:
+            assert previous is not None, "the name comes before its colon"
+            lines_of_name.append(previous.line)
+            if tuple(map(str, open_keys.keys)) == path:
+                lines_of_path.append(previous.line)
         previous = token
     if lines_of_path:
         return lines_of_path[-1]  # of two settings in one file, the later one wins

@@ -14,7 +14,7 @@ from typing import Annotated
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.contracts import Advantages, Answers, CreditForRewards, Need
+from treetune.contracts import Advantages, Answers, CentredRewards, CreditForRewards, Feature, Need
 from treetune.credit.base import Credit, GroupCredit
 
 
@@ -29,8 +29,15 @@ class Group(GroupCredit):
     eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the standard deviation, which may be 0."""
 
-    gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        features: list[Feature] = [Advantages(before_training=True), CreditForRewards()]
+        if not self.std:
+            features.append(CentredRewards())
+        return tuple(features)
 
     @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:

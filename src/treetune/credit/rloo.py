@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from treetune.contracts import Advantages, Answers, CreditForRewards, Need
+from treetune.contracts import Advantages, Answers, CentredRewards, CreditForRewards, Need
 from treetune.credit.base import Credit, GroupCredit
 from treetune.rollouts.context import RolloutContext
 
@@ -23,7 +23,7 @@ class Rloo(GroupCredit):
     """RLOO (Ahmadian et al., arXiv:2402.14740): A_i = r_i − mean of r_j over the problem's other answers, see
     `leave_one_out_advantages`."""
 
-    gives = (Advantages(before_training=True), CreditForRewards())
+    gives = (Advantages(before_training=True), CentredRewards(), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     @override

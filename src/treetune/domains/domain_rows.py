@@ -185,7 +185,10 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
             further_columns = {
                 name: _encode(row[name], columns[name]) for name in sorted(columns) if name in row
             }
-            info = {name: _encode(value, kinds[name]) for name, value in row[EXTRA_INFO].items()}
+            # A key that is None in every row has no kind, and is left out.
+            info = {
+                name: _encode(value, kinds[name]) for name, value in row[EXTRA_INFO].items() if name in kinds
+            }
             schema_columns = {name: row[name] for name in SCHEMA}
             batch.append({**schema_columns, EXTRA_INFO: info, **further_columns})
             if len(batch) == ROW_GROUP:

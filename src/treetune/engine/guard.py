@@ -15,8 +15,12 @@ when
 * the engine core is gone: the server itself would continue, and requests other than for samples would never
   be answered.
 
-If the guard itself is killed, the command gets SIGTERM. The guard uses only the standard library, so that it
-stays small while the server runs.
+The server's processes also share memory in files ``/dev/shm/psm_…``, which would stay if all of them are
+killed. The guard notes these files, and deletes those that are left.
+
+If the guard itself is killed, the command gets SIGTERM, and the next start deletes the files
+(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so that it stays small while
+the server runs.
 """
 
 from __future__ import annotations
@@ -44,6 +48,12 @@ END_NOW = b"k"
 """The byte on standard input that ends the server at once. Any other byte, or the end of the input, ends it
 cleanly."""
 POLL_S = 0.5
+SHARED_MEMORY = "/dev/shm/psm_"
+"""The beginning of the paths of files with which Python's multiprocessing shares memory."""
+NOTES_OF_SHARED_MEMORY = "shared_memory"
+"""The file in the scratch folder with a line for each of these files: its name, a space, its inode."""
+NOTE_S = 30.0
+"""The seconds between two looks for these files, which a server makes as it starts."""
 
 
 def main(arguments: list[str]) -> int:
@@ -70,11 +80,20 @@ def main(arguments: list[str]) -> int:
     # server has WITHOUT_ENGINE_S seconds to write its error and end by itself.
     engine: int | None = None
     engine_gone_at: float | None = None
+    shared_memory: dict[str, int] = {}  # the inodes of the server's files, by their paths
+    next_look_at = time.monotonic()
     while True:
         status = _reap(server, status)
         is_parent_gone = os.getppid() != parent
         if status is not None or asked_by_signal or is_parent_gone:
             break
+        if time.monotonic() >= next_look_at:
+            present = _shared_memory_of(descendants(os.getpid()))
+            if not present.items() <= shared_memory.items():
+                shared_memory |= present
+                _note_shared_memory(shared_memory, scratch)
+            # Until there is an engine, the server is starting, and makes its files.
+            next_look_at = time.monotonic() + (POLL_S if engine is None else NOTE_S)
         if engine is None:
             engine = _engine_process()
         elif engine_gone_at is None:
@@ -90,7 +109,9 @@ def main(arguments: list[str]) -> int:
             if os.read(0, 1) == END_NOW:
                 grace = 0.0
             break
+    shared_memory |= _shared_memory_of(descendants(os.getpid()))
     status = _end_tree(server, status, grace)
+    _delete_shared_memory(shared_memory)
     shutil.rmtree(scratch, ignore_errors=True)
     # The exit code is negative if a signal ended the server, and a process's own can't be.
     return 0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
@@ -166,6 +187,37 @@ def _end_tree(server: int, status: int | None, grace: float) -> int | None:
             _signal(pid, signal.SIGKILL)
         wait(0.2, none_left)
     return _reap(server, status)
+
+
+def _shared_memory_of(pids: list[int]) -> dict[str, int]:
+    """Returns the inodes of the files with shared memory that these processes have open, by their paths."""
+    inodes: dict[str, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # the process has ended
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # it is closed already, or the file is deleted
+                    path = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+                    if path.startswith(SHARED_MEMORY):
+                        inodes[path] = os.lstat(path).st_ino
+    return inodes
+
+
+def _note_shared_memory(inodes: dict[str, int], scratch: str) -> None:
+    """Writes the files' names into the scratch folder, for the case that this process is killed."""
+    notes = os.path.join(scratch, NOTES_OF_SHARED_MEMORY)
+    text = "".join(f"{os.path.basename(path)} {inode}\n" for path, inode in inodes.items())
+    with contextlib.suppress(OSError):  # a full disk, for example: then the files may stay
+        with open(f"{notes}.new", "w") as file:
+            file.write(text)
+        os.replace(f"{notes}.new", notes)
+
+
+def _delete_shared_memory(inodes: dict[str, int]) -> None:
+    """Deletes the files that are left. Another program's file of the same name has another inode."""
+    for path, inode in inodes.items():
+        with contextlib.suppress(OSError):  # usually Python's resource tracker has deleted it
+            if os.lstat(path).st_ino == inode:
+                os.unlink(path)
 
 
 def _signal(pid: int, number: int) -> None:

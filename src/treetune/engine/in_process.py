@@ -691,8 +691,8 @@ class _RowBatch:
         all_samples = [*self.samples.values(), *samples]
         if not all_samples:
             return
-        # Without a new sample, the batch is only made smaller, once half of its rows are free. It never has
-        # fewer than `FEWEST_ROWS` rows.
+        # The batch is made smaller once half of its rows are free. It never has fewer than `FEWEST_ROWS`
+        # rows.
         is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
         if not samples and not is_half_empty:
             return
@@ -701,8 +701,7 @@ class _RowBatch:
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
         width = max(_padded(length) for length in lengths)
         is_too_small = len(all_samples) > self._height or width > self._width
-        is_too_large = 2 * len(all_samples) <= self._height
-        if is_too_small or is_too_large:
+        if is_too_small or is_half_empty:
             # Examples of each layer's keys and values: those of a new prompt or, without one, of the cache.
             layers = next(iter(computed.values()), self._cache.layers)
             self._resize(max(FEWEST_ROWS, len(all_samples)), width, layers)

@@ -125,10 +125,7 @@ class ServerLaunch:
         command += ["--dtype", settings.resolved_dtype(device), "--seed", str(self.run.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
-        # On a CPU prompts aren't cut (below), and vLLM then refuses fewer tokens than the longest sequence
-        # has.
-        longest_prompt = 0 if cuda else self.context_length
-        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest_prompt)
+        tokens = settings.tokens_of_a_step(device, self.context_length)
         command += ["--max-num-batched-tokens", str(tokens)]
         # Answers and continuations wait in the same queue, and answers come first.
         command += ["--scheduling-policy", "priority"]
@@ -296,12 +293,16 @@ class ServerLaunch:
         local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
         start = (local_rank * count + self.replica) * size  # the GPUs of the servers before this one
         indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
-        if len(indices) < size or (visible and max(indices) >= len(visible)):
+        fault = ""
+        if len(indices) < size:
+            fault = f"{size} GPUs, and engines.policy.devices has {len(indices) or 'none'} left for it"
+        elif visible and max(indices) >= len(visible):
+            fault = f"GPUs {list(indices)}, and this process sees {len(visible)}"
+        if fault:
             which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
             raise ValueError(
-                f"the {which} of rank {rank} needs GPUs {list(indices) or '(none left)'}, and this"
-                f" process sees {len(visible)}: change engines.policy.replicas, engines.policy.devices or"
-                " engines.policy.tensor_parallel_size"
+                f"the {which} of rank {rank} needs {fault}: change engines.policy.replicas,"
+                " engines.policy.devices or engines.policy.tensor_parallel_size"
             )
         return [visible[index] if visible else str(index) for index in indices]
 

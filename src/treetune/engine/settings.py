@@ -316,6 +316,15 @@ class VllmSettings(EngineSettings):
         """Returns whether a server keeps the keys and values of earlier prompts."""
         return self.prefix_caching if self.prefix_caching is not None else device == "cuda"
 
+    def tokens_of_a_step(self, device: str, context_length: int) -> int:
+        """Returns the most tokens that a server computes in one step (``--max-num-batched-tokens``).
+
+        A step has room for at least one token of each sequence. On a CPU prompts aren't cut into steps, so
+        that a step also has room for the longest sequence.
+        """
+        longest_prompt = 0 if device == "cuda" else context_length
+        return max(self.max_num_batched_tokens, self.max_num_seqs, longest_prompt)
+
     @override
     def threads(self, ranks: int) -> int:
         # Each server gets an equal share of the cores. One core of the share is left for the server's HTTP

@@ -162,11 +162,17 @@ class PretrainedModel(ModelSource):
         """Returns the vocabulary of a tokenizer whose tokens are single characters, as of tiny models; None
         for any other tokenizer, and if the model is not in a local folder."""
         tokenizer = self._local("tokenizer.json")
-        model = tokenizer.get("model", {})
+        model = tokenizer.get("model") or {}
         if model.get("type") != "WordLevel":
             return None
         added = [token["content"] for token in tokenizer.get("added_tokens", ())]
-        return [*model.get("vocab", ()), *added]
+        vocabulary = [*model.get("vocab", ()), *added]
+        # Words may be whole words of a language, too. Then a text is split at white space or the like, and
+        # tokens that are not special have several characters.
+        splits_characters = (tokenizer.get("pre_tokenizer") or {}).get("type") == "Split"
+        special_tokens = {*added, model.get("unk_token")}
+        has_words = any(len(token) > 1 and token not in special_tokens for token in vocabulary)
+        return vocabulary if splits_characters and not has_words else None
 
     @override
     def require(self) -> None:

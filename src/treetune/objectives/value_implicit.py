@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
-from treetune.contracts import Experiment, Finding
+from treetune.contracts import CentredRewards, Experiment, Finding, Need
 from treetune.objectives.base import Objective, TokenBatch
 from treetune.objectives.policy_gradient import ClippedPolicyGradient, advantages_of
 
@@ -47,9 +47,9 @@ class ValueImplicit(ClippedPolicyGradient):
     policy before the iteration's first step, whitened over the iteration's tokens.
 
     Rewards enter the loss only in the value loss L_V. The credit must give all tokens of an answer the same
-    advantage, an estimate of r − V(prompt): `group` with ``std: false``, or `rloo`. The authors' code
-    computes κ and Â anew in each step. Here they are those of the policy before the iteration's first step.
-    With one optimizer step per iteration, both give the same.
+    advantage, an estimate of r − V(prompt): `group` with ``std: false``, `rloo`, or another that gives
+    `CentredRewards`. The authors' code computes κ and Â anew in each step. Here they are those of the policy
+    before the iteration's first step. With one optimizer step per iteration, both give the same.
     """
 
     beta: Annotated[float, Gt(0)] = 5e-4
@@ -80,6 +80,12 @@ class ValueImplicit(ClippedPolicyGradient):
     def needs_whole_sequences(self) -> bool:  # type: ignore[override]
         return True
 
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        because = "it compares the sum of an answer's log-ratios with them"
+        return (*super().needs, Need(CentredRewards(), because))
+
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
@@ -97,21 +103,6 @@ class ValueImplicit(ClippedPolicyGradient):
                 " don't exchange them",
                 "$.trainer.sequence_parallel_size",
                 "set it to 1",
-            )
-        credit = experiment.credit
-        if credit.registered_name() not in ("group", "rloo"):
-            yield Finding(
-                "vimpo compares the sum of an answer's log-ratios with its reward minus the group's mean, and"
-                f" the advantages of the credit {credit.registered_name()!r} are others",
-                "$.credit",
-                "set it to {type: 'group', std: false}",
-            )
-        elif getattr(credit, "std", False):
-            yield Finding(
-                "vimpo compares the sum of an answer's log-ratios with its reward minus the group's mean, and"
-                " the credit divides this by a standard deviation",
-                "$.credit.std",
-                "set it to false",
             )
 
     @override

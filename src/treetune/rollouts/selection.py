@@ -89,16 +89,18 @@ class CorrectOnly(Selection):
     @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         kept_by_group: Counter[str] = Counter()
+        capped_groups: set[str] = set()  # those that have more episodes than the bound
         kept = []
         for episode in episodes:
             if episode.score < self.reward_threshold:
                 continue
             if kept_by_group[episode.group] == self.max_per_problem:  # never, if there is no bound
+                capped_groups.add(episode.group)
                 continue
             kept_by_group[episode.group] += 1
             kept.append(episode)
-        capped = sum(count == self.max_per_problem for count in kept_by_group.values())
-        return kept, selection_metrics(episodes, kept) | {"selection/groups_capped": float(capped)}
+        metrics = selection_metrics(episodes, kept)
+        return kept, metrics | {"selection/groups_capped": float(len(capped_groups))}
 
 
 @Selection.register("mixed_groups")

@@ -133,31 +133,55 @@ def start_ranks(
         # The launcher gets SIGTERM if this process is killed, so that no ranks stay behind.
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
     )
-    received: list[int] = []  # the signals so far, in order
-
-    def pass_on(number: int, _: object) -> None:
-        """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
-        signal_of_group = signal_for_group(number, received)
-        received.append(number)
-        if signal_of_group is None:
-            n_signalled = signal_ranks(launcher.pid, number)
-            # Before there are ranks, the launcher itself is ended; a request for a checkpoint is dropped.
-            if n_signalled or number == CHECKPOINT:
-                return
-            signal_of_group = signal.SIGTERM
-        with contextlib.suppress(ProcessLookupError):  # all of them have ended already
-            os.killpg(launcher.pid, signal_of_group)
-
+    signals = SignalsOfRun(launcher.pid)
     for number in (*ENDING, CHECKPOINT):
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue  # `nohup`: the run outlives its terminal
-        signal.signal(number, pass_on)
+        signal.signal(number, signals.pass_on)
     code = launcher.wait()
     _wait_for_group(launcher.pid)
     remove_folder(Path(meeting))
-    # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made from the
-    # number of the first signal instead.
-    return 128 + received[0] if code and received else _code_of_run(code)
+    return signals.exit_code(code)
+
+
+class SignalsOfRun:
+    """Passes this process's signals on to the node launcher and its ranks."""
+
+    def __init__(self, launcher: int) -> None:
+        self._launcher = launcher
+        """The node launcher's process id, which is also that of its process group."""
+        self._received: list[int] = []
+        """The signals that were passed on so far, in order."""
+
+    def pass_on(self, number: int, _: object) -> None:
+        """Sends a signal to the ranks alone, or ends launcher and ranks; see `signal_for_group`."""
+        signal_of_group = signal_for_group(number, self._received)
+        if number in ENDING:
+            # At once, since the next signal may come while this one is passed on.
+            self._received.append(number)
+        if signal_of_group is None:
+            n_signalled = signal_ranks(self._launcher, number)
+            if number == CHECKPOINT:
+                # Before there are ranks, a request for a checkpoint is dropped.
+                if n_signalled:
+                    self._received.append(number)
+                return
+            if n_signalled:
+                return
+            signal_of_group = signal.SIGTERM  # before there are ranks, the launcher itself is ended
+        with contextlib.suppress(ProcessLookupError):  # all of them have ended already
+            os.killpg(self._launcher, signal_of_group)
+
+    def exit_code(self, code: int) -> int:
+        """Returns the run's exit code from the node launcher's."""
+        # After a request for a checkpoint alone, all ranks end at the same boundary, with 138. Another code
+        # is that of a failure before that.
+        was_ended = any(number in ENDING for number in self._received)
+        if code and was_ended:
+            # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
+            # from the number of the first signal instead.
+            return 128 + self._received[0]
+        return _code_of_run(code)
 
 
 def _launcher_command(nodes: Sequence[str], node: int, devices: Sequence[str], port: int) -> list[str]:

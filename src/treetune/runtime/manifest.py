@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,24 @@ def _entries_of(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [manifest, *manifest.get("continued", ())]
 
 
+def recorded_resumes(manifest: Mapping[str, Any]) -> list[tuple[int, list[str]]]:
+    """Returns the resumes that a manifest records, each with the finished iterations before it and a message
+    for each change. A resume without changes is not recorded.
+
+    Example: ``[(12, ["iterations was 40 and is 80", "the code of reward.py has changed"])]``.
+    """
+    resumes = []
+    for earlier, entry in pairwise(_entries_of(manifest)):
+        changes = list((entry.get("changed") or {}).values())
+        changes += describe_different_bits(earlier.get("bits_rest_on") or {}, entry.get("bits_rest_on") or {})
+        changes += _describe_different_digests(earlier.get("inputs") or {}, entry.get("inputs") or {})
+        changes += [f"the code of {file} has changed" for file in (entry.get("changed_code") or {}).values()]
+        if not changes and "inputs" not in earlier:
+            changes = ["the digests of its inputs are recorded from here on"]
+        resumes.append((int(entry.get("after") or 0), changes))
+    return resumes
+
+
 def changed_code(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Returns the user's modules whose code differs from the code that the manifest recorded last.
 
@@ -337,6 +356,12 @@ def describe_changed_inputs(
             if before is not None and now != before:
                 changes.append(f"the problems of {split} have changed (fingerprint {before}, now {now})")
         return changes
+    return _describe_different_digests(earlier_inputs, inputs)
+
+
+def _describe_different_digests(earlier_inputs: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
+    """Returns a message for each input whose digest (`inputs_of`) has changed."""
+    changes = []
     for name, label in (
         ("model", "start model"),
         ("reference", "reference"),
@@ -353,7 +378,7 @@ def describe_changed_inputs(
                 )
     for name, before in earlier_inputs.get("rows", {}).items():
         # Rows that the run no longer reads, such as those of a removed evaluation set, haven't changed.
-        now = inputs["rows"].get(name, before)
+        now = inputs.get("rows", {}).get(name, before)
         if before is not None and now != before:
             changes.append(
                 f"the problems of {name} were {_describe_rows(before)} and are {_describe_rows(now)}"

@@ -99,6 +99,8 @@ class _MirrorState:
             entries = json.loads(path.read_text())
         except (OSError, ValueError):  # no file yet, or one that isn't JSON and is replaced
             entries = {}
+        if not isinstance(entries, dict):  # it has another content, and is replaced, too
+            entries = {}
         entries = entries | {self.kind: self.values}
         write_text(path, json.dumps(entries, indent=1, sort_keys=True) + "\n")
 

@@ -19,6 +19,9 @@ MEMORY = Path("/dev/shm")
 MEETING = "TREETUNE_MEETING"
 """The environment variable with the folder in which the ranks of `treetune run` meet; its name is random."""
 _LOCK = "held"
+_NOTES_OF_SHARED_MEMORY = "shared_memory"
+"""The file in a server's folder with the names and inodes of the server's files in /dev/shm
+(`treetune.engine.guard`)."""
 
 
 def new_in_memory() -> Path:
@@ -43,7 +46,8 @@ def hold(folder: Path) -> None:
 
 
 def sweep() -> None:
-    """Deletes the folders of this user's dead processes, in memory and in the folder for temporary files."""
+    """Deletes the folders of this user's dead processes, in memory and in the folder for temporary files, and
+    the memory that the servers of dead processes shared."""
     for base in {Path(tempfile.gettempdir()), MEMORY}:
         for folder in base.glob(f"{PREFIX}*"):
             try:
@@ -51,7 +55,28 @@ def sweep() -> None:
             except OSError:  # locked by a living process, deleted meanwhile, or not readable by this user
                 continue
             if is_abandoned:
+                _delete_shared_memory(folder)
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _delete_shared_memory(folder: Path) -> None:
+    """Deletes the files in memory that the folder's notes name, if it has notes.
+
+    The name of such a file (``psm_08ac79c1``) doesn't show who made it. The inode does: another program's
+    file of the same name has another one.
+    """
+    notes = folder / _NOTES_OF_SHARED_MEMORY
+    if notes.is_symlink() or not notes.is_file():
+        return
+    for line in notes.read_text(errors="replace").splitlines():
+        name, _, inode = line.partition(" ")
+        path = MEMORY / Path(name).name
+        try:
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and str(status.st_ino) == inode:
+                path.unlink()
+        except OSError:  # deleted already, or another user's
+            continue
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -151,7 +151,8 @@ class Results:
     pairs: Sequence[Comparison] = ()
     """The comparisons with other rows than the baseline."""
     comparisons: int = 0
-    """The number of all comparisons, which Holm's correction counts."""
+    """The number of declared comparisons. Without any, it is the number of p-values, which Holm's correction
+    counts."""
     fates: Mapping[str, str] = field(default_factory=dict)
     """How many of a row's runs failed and collapsed, by row: "0, 1 of 3"."""
 
@@ -173,32 +174,34 @@ def measure(plan: TableRuns) -> Results:
         with_baseline = [(row.name, table.baseline) for row in table.rows if row.name != table.baseline]
     with_others = [(pair.row, pair.to) for pair in (*table.comparisons, *table.pairs)]
     comparisons: dict[tuple[str, str | None, str], Comparison] = {}  # by row, other row, column
-    remarks: dict[tuple[str, str], tuple[str, ...]] = {}
+    remarks: dict[tuple[str, str], list[str]] = {}  # by row and column
     for column in table.columns:
         for row, to in dict.fromkeys([*with_baseline, *with_others]):
             try:
                 comparison = _compare(table, cells[row, column.name], cells[to, column.name])
             except ValueError as error:  # such as seeds that were measured on different problems
-                remarks[row, column.name] = (str(error),)
+                remarks.setdefault((row, column.name), []).append(str(error))
                 continue
             if comparison is not None:
                 comparisons[row, to, column.name] = comparison
     # With declared comparisons, the results decide how many seeds are run. A p-value is not valid at each
     # such look at the results.
+    n_comparisons = len(table.comparisons)
     if not table.comparisons:
         p_values = {key: comparison.p for key, comparison in comparisons.items() if comparison.p is not None}
         for key, adjusted in zip(p_values, holm(list(p_values.values())), strict=True):
             comparisons[key] = replace(comparisons[key], adjusted=adjusted)
+        n_comparisons = len(p_values)
     for (row, column_name), cell in cells.items():
         cells[row, column_name] = replace(
             cell,
             against=comparisons.get((row, table.baseline, column_name)),
-            notes=(*cell.notes, *remarks.get((row, column_name), ())),
+            notes=(*cell.notes, *dict.fromkeys(remarks.get((row, column_name), ()))),
         )
     keys = [(row, to, column.name) for row, to in dict.fromkeys(with_others) for column in table.columns]
     pairs = [comparisons[key] for key in keys if key in comparisons]
     fates = {row.name: _failed_and_collapsed(plan, row) for row in table.rows}
-    return Results(plan, cells, costs, pairs, len(table.comparisons) or len(comparisons), fates)
+    return Results(plan, cells, costs, pairs, n_comparisons, fates)
 
 
 def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:

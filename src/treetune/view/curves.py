@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
+from treetune.runtime.manifest import recorded_resumes
 from treetune.view.charts import N_COLOURS, Chart, Event, Series, better_of, number
 from treetune.view.experiment import StoredExperiment
 
@@ -377,11 +378,9 @@ def events_of(experiment: StoredExperiment) -> list[Event]:
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
-    for change in experiment.manifest.get("continued", ()):
-        # The manifest records a resume only if settings, the machine, software, inputs or the user's code
-        # changed.
-        settings = ", ".join((change.get("changed") or {}).values()) or "on another machine"
-        events.append(Event(float(change.get("after", 0)), "resume", f"continued with {settings}"))
+    for iterations, changes in recorded_resumes(experiment.manifest):
+        text = f"continued with changes: {'; '.join(changes)}" if changes else "continued"
+        events.append(Event(float(iterations), "resume", text))
     events += [Event(float(iterations), "resume", "resumed") for iterations in _RESUMED.findall(log)]
     return sorted(events, key=_order_of_event)
 

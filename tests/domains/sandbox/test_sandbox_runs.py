@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.cases import cases
 from treetune.domains.sandbox import bubblewrap
 from treetune.domains.sandbox.base import ProgramLimits, ProgramOutcome
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, choose_sandbox
+from treetune.domains.sandbox.inside import cases as inside
 from treetune.domains.sandbox.program import UnsafeLocal
 from treetune.domains.sandbox.python_tool import PythonSession, PythonTool
 from treetune.exceptions import SandboxUnavailable
@@ -72,6 +75,50 @@ def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) ->
         for descriptor in opened:
             os.close(descriptor)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_number_of_a_program_that_has_ended_is_its_own_until_it_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise another process could get the number, and be killed."""
+    is_unreaped: list[bool] = []
+
+    def look(pid: int, number: int) -> None:
+        is_unreaped.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
+
+    monkeypatch.setattr(inside.os, "kill", look)
+    monkeypatch.setattr(inside.os, "killpg", look)
+    read, write = os.pipe()
+    pid = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
+    os.close(write)
+    try:
+        assert inside._follow(pid, read, seconds=60.0, most_bytes=100) == (0, False, b"")
+    finally:
+        os.close(read)
+    assert is_unreaped == [True, True]
+    with pytest.raises(ChildProcessError):  # it is reaped at the end
+        os.waitpid(pid, os.WNOHANG)
+
+
+class FailingStart(OSError):
+    """A failure other than that bubblewrap is missing."""
+
+
+@pytest.mark.parametrize("step", ["subprocess.Popen", "wait_until_readable"])
+def test_a_program_that_cannot_start_leaves_no_open_files(
+    step: str, sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise FailingStart(errno.EAGAIN, "Resource temporarily unavailable")
+
+    sandbox.run("1")  # fills the caches
+    for module in ("program", "bubblewrap") if step == "wait_until_readable" else ("program",):
+        monkeypatch.setattr(f"treetune.domains.sandbox.{module}.{step}", fail)
+    files_before, children_before = os.listdir("/proc/self/fd"), psutil.Process().children()
+    with pytest.raises(FailingStart):
+        sandbox.run("1")
+    assert os.listdir("/proc/self/fd") == files_before
+    assert psutil.Process().children() == children_before
 
 
 # The console in which a model's code is run.

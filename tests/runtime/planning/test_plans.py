@@ -15,12 +15,13 @@ from treetune import main as command_line
 from treetune.cluster.commands import start_shape
 from treetune.contracts import Advantages, Continuations
 from treetune.credit.base import Credit
+from treetune.engine.settings import VllmSettings
 from treetune.exceptions import SameOnAllRanks
 from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.runtime import fitting, machine
-from treetune.runtime.machine import GIB, described_machine
+from treetune.runtime.machine import GIB, Machine, described_machine
 from treetune.runtime.planning import disk, report
-from treetune.runtime.planning.memory import LOGITS_PER_CHUNK
+from treetune.runtime.planning.memory import LOGITS_PER_CHUNK, EngineMemory
 from treetune.runtime.planning.plan import SPARE, Plan, remedy
 from treetune.runtime.planning.report import as_data, as_text, predicted
 
@@ -43,6 +44,21 @@ BILLIONS = {
     "Qwen/Qwen3-8B": 8.19,
 }
 """Parameters as the models' cards and their files' indices give them."""
+
+
+def test_a_server_on_a_cpu_computes_its_longest_sequence_in_one_step():
+    settings = VllmSettings(max_num_batched_tokens=2048, max_num_seqs=16)
+    shape = shape_of(PUBLISHED["Qwen/Qwen2.5-0.5B"], "")
+
+    def bytes_of_step(machine: Machine, context_length: int) -> int:
+        return EngineMemory(settings, shape, machine, context_length).passes
+
+    gpu = described_machine(1, 80)
+    cpu = dataclasses.replace(gpu, device="cpu")
+    assert bytes_of_step(gpu, 1024) == bytes_of_step(gpu, 8192)
+    further_tokens = 8192 - 2048
+    bytes_per_token = 4 * (4 * shape.hidden + 3 * shape.intermediate)
+    assert bytes_of_step(cpu, 8192) - bytes_of_step(cpu, 1024) == further_tokens * bytes_per_token
 
 
 @pytest.mark.parametrize("name", BILLIONS)

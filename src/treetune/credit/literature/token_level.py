@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from typing_extensions import override
 
-from treetune.contracts import Advantages, Feature, Need
+from treetune.contracts import Advantages, CentredRewards, Feature, Need
 from treetune.credit.base import Credit, CriticSettings
 from treetune.credit.episodes import advantage_metrics
 from treetune.credit.grpo import Group
@@ -118,7 +118,8 @@ class OverAnotherCredit(Credit):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        return self.over.gives
+        # The changed advantages of an answer's tokens differ.
+        return tuple(feature for feature in self.over.gives if not isinstance(feature, CentredRewards))
 
     @property
     @override

@@ -101,7 +101,8 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
 def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str]:
     """Splits the text after an opening tag into the calls, the closing tag, and the text after it.
 
-    A closing tag within a string of the call counts only if no closing tag follows outside of strings.
+    A closing tag within a string of the call counts only if no closing tag follows outside of strings, and if
+    the call can't be read with the tag as a part of it.
     """
     if closing is None:
         return part, "", ""
@@ -112,8 +113,23 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
         if not sign["closed"] and (end := part.find(closing, sign.start())) >= 0:
             # A string that isn't closed ends with the call.
             return part[:end], closing, part[end + len(closing) :]
-    # No closing tag is outside of strings: the first one within a string counts, if there is any.
+    # No closing tag is outside of strings. One within a string may be an argument of a call that the model
+    # didn't close. Otherwise the quotes are misleading, as those of Python may be, and the tag ends the call.
+    end = part.find(closing)
+    if end >= 0 and _is_within_call(part, end):
+        return part, "", ""
     return part.partition(closing)
+
+
+def _is_within_call(body: str, position: int) -> bool:
+    """Returns whether the calls in `body` can be read whole, and no longer if `body` ends at `position`."""
+    if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags can be read without their end
+        return any(
+            function.start() < position < function.end() and function[0].endswith("</function>")
+            for function in functions
+        )
+    is_whole = all(call.fault is None for call in calls_in(body))
+    return is_whole and any(call.fault for call in calls_in(body[:position]))
 
 
 def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:

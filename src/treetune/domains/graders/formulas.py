@@ -412,7 +412,10 @@ class _FormulaParser:
         raise NotAFormula(f"\\{name} is not supported")
 
     def _read_function(self, name: str, depth: int) -> Any:
-        """Reads ``\\sin x``, ``\\sin^2 x``, ``\\sin 2x``, ``\\log_2 8`` or ``\\sin 30^\\circ``."""
+        """Reads ``\\sin x``, ``\\sin^2 x``, ``\\sin 2x``, ``\\log_2 8`` or ``\\sin 30^\\circ``.
+
+        In ``\\sin(x)^2`` it reads ``\\sin(x)``, and `_read_power` squares its value.
+        """
         sympy = self._sympy
         if self._open_functions >= MOST_NESTED_FUNCTIONS:
             raise Absurd(f"more than {MOST_NESTED_FUNCTIONS} functions within each other")
@@ -437,9 +440,13 @@ class _FormulaParser:
         ``30^\\circ``."""
         # In \sin(x)y the group is the whole argument, and y is multiplied by the sine.
         is_grouped = self._next_is("(", "{", "[")
+        # Brackets that a reader sees end the argument: \sin(x)^2 is (\sin x)^2. Braces aren't seen:
+        # \sin{x}^2 looks like \sin x^2, which is the sine of x^2.
+        is_bracketed = self._next_is("(", "[")
         self._open_functions += 1
         argument = self._read_argument(depth, whole_number=True)
-        argument = self._read_postfix(argument)  # \sin x! is the sine of x!
+        if not is_bracketed:
+            argument = self._read_postfix(argument)  # \sin x! is the sine of x!
         self._open_functions -= 1
         while not is_grouped and self._factor_of_argument_is_next():
             argument = self._check_size(argument * self._read_power(depth))
@@ -447,10 +454,13 @@ class _FormulaParser:
         # if there is one factor.
         if not self._next_is("^"):
             return argument
-        self._take()
-        if self.next_token == _DEGREES:  # \sin 30^\circ
-            self._take()
+        if self._tokens[self._position + 1 : self._position + 2] == [_DEGREES]:
+            # \sin 30^\circ and \sin(30)^\circ: only the argument of a sine is an angle.
+            self._position += 2
             return argument * self._sympy.pi / 180
+        if is_bracketed:
+            return argument  # `_read_power` raises the function's value
+        self._take()
         exponent = self._read_argument(depth, whole_number=True)
         return self._raise_to(argument, exponent)  # \sin x^2 is the sine of x^2
 

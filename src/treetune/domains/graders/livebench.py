@@ -355,13 +355,16 @@ class _Html(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "tr":
             self.rows.append([])
-        self._in_cell = tag in ("td", "th") and bool(self.rows)  # a cell before the first row is ignored
-        if self._in_cell:
-            self.rows[-1].append("")
+            self._in_cell = False
+        elif tag in ("td", "th"):
+            self._in_cell = bool(self.rows)  # a cell before the first row is ignored
+            if self._in_cell:
+                self.rows[-1].append("")
 
     @override
     def handle_endtag(self, tag: str) -> None:
-        if tag in ("td", "th"):
+        # The end tag of a cell may be missing.
+        if tag in ("td", "th", "tr", "table"):
             self._in_cell = False
 
     @override
@@ -383,7 +386,9 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
     number of cells."""
     lines = [line.strip() if delimiter == "|" else line for line in text.strip("\n").split("\n")]
     if delimiter == "|":  # only the rows of a table, without the rule |---|---|
-        lines = [line.strip("|") for line in lines if line.startswith("|") and line.strip("|:- ")]
+        rows = [line for line in lines if line.startswith("|") and line.strip("|:- ")]
+        # One bar at each end, since |a||b|| has an empty cell in the middle and one at the end.
+        lines = [row.removeprefix("|").removesuffix("|") for row in rows]
     try:
         cells = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
     except csv.Error:

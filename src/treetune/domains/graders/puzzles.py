@@ -220,7 +220,8 @@ def _markdown_table(text: str) -> ParsedTable | None:
         end += 1
     cells = []
     for line in (lines[rule - 1], *lines[rule + 1 : end]):
-        cells.append([cell.strip() for cell in line.strip("|").split("|")])
+        # One bar at each end, since |a|| has an empty cell at its end.
+        cells.append([cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")])
     return _table(cells[0], cells[1:])
 
 

@@ -125,27 +125,34 @@ class ConfinedProgram:
 
         Raises SandboxUnavailable.
         """
-        # Bubblewrap writes the number of its first process to one pipe, and holds that process back until the
-        # other pipe is closed. Meanwhile a descriptor of the process is opened here: after the program's end
-        # the number alone could be another process's.
-        filter_fd = read_only_descriptor(system_call_filter())
-        info_read, info_write = os.pipe()
-        hold_read, hold_write = os.pipe()
         self._init_fd = -1
         """A descriptor of the namespace's first process; -1 if there is none (any more)."""
+        open_fds: set[int] = set()  # descriptors that are only needed until the program begins
+
+        def close(descriptor: int) -> None:
+            open_fds.remove(descriptor)
+            os.close(descriptor)
 
         def open_first_process() -> None:
             """Opens a descriptor of the sandbox's first process, and then lets this process run."""
-            os.close(info_write)  # so that the pipe ends when bubblewrap ends
+            close(info_write)  # so that the pipe ends when bubblewrap ends
             self._init_pid = _read_process_number(info_read)
             if self._init_pid:
                 # If it has ended already, `start_program` raises with its error message.
                 with contextlib.suppress(ProcessLookupError):
                     self._init_fd = os.pidfd_open(self._init_pid)
-            os.close(hold_write)  # now bubblewrap lets the first process run
+            close(hold_write)  # now bubblewrap lets the first process run
 
-        to_close = [filter_fd, info_read, hold_read]
         try:
+            filter_fd = read_only_descriptor(system_call_filter())
+            open_fds.add(filter_fd)
+            # Bubblewrap writes the number of its first process to one pipe, and holds that process back until
+            # the other pipe is closed. Meanwhile `open_first_process` opens a descriptor of it. After the
+            # program's end the number alone could be another process's.
+            info_read, info_write = os.pipe()
+            open_fds |= {info_read, info_write}
+            hold_read, hold_write = os.pipe()
+            open_fds |= {hold_read, hold_write}
             command = _command(sandbox.packages, limits.disk_mib, filter_fd, info_write, hold_read)
             self.process = start_program(
                 command,
@@ -160,14 +167,15 @@ class ConfinedProgram:
                 on_start=open_first_process,
             )
         except FileNotFoundError as error:
-            to_close += [info_write, hold_write]  # `open_first_process`, which closes them, wasn't called
             raise SandboxUnavailable(_NOT_INSTALLED) from error
         except BaseException:
             if self._init_fd >= 0:
                 os.close(self._init_fd)
             raise
         finally:
-            for descriptor in to_close:
+            # If `open_first_process` wasn't called, because the machine has no room for another process for
+            # example, these are all of them.
+            for descriptor in open_fds:
                 os.close(descriptor)
 
     def usage(self) -> ResourceUsage:

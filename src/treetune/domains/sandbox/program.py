@@ -115,8 +115,14 @@ def start_program(
         finally:
             os.close(setup_fd)
             os.close(started_write)
-        on_start()
-        if wait_until_readable(started_read, START_SECONDS) and os.read(started_read, 1):
+        try:
+            on_start()
+            begins = wait_until_readable(started_read, START_SECONDS) and os.read(started_read, 1)
+        except BaseException:
+            with process:  # closes its pipes, and waits for its end
+                process.kill()
+            raise
+        if begins:
             return process
     finally:
         os.close(started_read)

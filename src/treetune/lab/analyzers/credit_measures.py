@@ -69,11 +69,12 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
     * ``value_bias`` is the mean of value − true value; None for a method without values.
     * ``value_error`` is √(mean of (value − true value)² − variance of the true values' own error); None for a
       method without values.
-    * ``advantage_correlation`` is Pearson's correlation of the steps' advantages with the true ones. A token
-      that isn't trained has the advantage 0.
+    * ``advantage_correlation`` is Pearson's correlation of the steps' advantages with the true ones.
     * ``decisive_signs`` is the share of decisive steps whose advantage has the right sign; None without such
       steps. An answer's decisive step is the one with the largest true advantage in size, if that size is at
       least `MATTERS`.
+
+    The advantage of a step is the mean over its tokens. A token that isn't trained has the advantage 0.
     """
     value_errors: list[float] = []  # NaN for a step without a value
     noise_of_truths: list[float] = []  # the variance of the true value before each step
@@ -93,10 +94,10 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
             value_errors.append(value_by_start.get(start, math.nan) - truth.values[step])
             noise_of_truths.append(truth.noise[step] if truth.noise else 0.0)
             trained_advantages = episode.advantages[start:end] * episode.trained[start:end]
-            advantages.append(float(trained_advantages.mean()))
+            advantage = float(trained_advantages.mean())
+            advantages.append(advantage)
             all_true_advantages.append(true_advantages[step])
             if step == decisive and abs(true_advantages[step]) >= MATTERS:
-                advantage = float(episode.advantages[start:end].mean())
                 right_signs.append(float(np.sign(advantage) == np.sign(true_advantages[step])))
             else:
                 right_signs.append(math.nan)

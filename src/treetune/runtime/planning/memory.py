@@ -295,8 +295,7 @@ class EngineMemory:
         """The bytes of the server's largest step: its MLPs, and the logits of all sequences with the tensors
         of sampling."""
         settings, shape = self.settings, self.shape
-        # A step has room for at least one token of each sequence.
-        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
+        tokens = settings.tokens_of_a_step(self.machine.device, self.context_length)
         mlp = self.itemsize * tokens * (4 * shape.hidden + 3 * shape.intermediate)
         # For each logit: itself in the model's precision, and 4 * 4 bytes for the tensors of sampling.
         logits = settings.max_num_seqs * shape.vocabulary * (self.itemsize + 4 * 4)

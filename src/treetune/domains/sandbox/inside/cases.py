@@ -45,8 +45,10 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
     """
     deadline = time.monotonic() + seconds
     printed = b""
-    ended = 0  # the process's number once it has ended
-    status = -SIGKILL  # until it ends by itself
+    # WNOWAIT looks without reaping the process. So its number can't be another process's or group's before
+    # both are killed below.
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ended = False
     while True:
         # At most 20 ms, so that the end of a program that prints nothing is noticed soon
         ready, _, _ = select.select([output_fd], [], [], 0.02)
@@ -58,15 +60,13 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
         elif ended:
             break  # only processes that the program started can still print
         if not ended:
-            ended, code = os.waitpid(pid, os.WNOHANG)
-            status = os.waitstatus_to_exitcode(code) if ended else status
+            ended = os.waitid(os.P_PID, pid, look) is not None
         if time.monotonic() > deadline:
             break
     # The pipe's other ends are closed, usually because the program is about to end. This waits for its end.
     # After another reason to leave the loop above, it doesn't wait.
     while not ended and len(printed) <= most_bytes and time.monotonic() < deadline:
-        ended, code = os.waitpid(pid, os.WNOHANG)
-        status = os.waitstatus_to_exitcode(code) if ended else status
+        ended = os.waitid(os.P_PID, pid, look) is not None
         if not ended:
             time.sleep(0.0005)
     ran_out_of_time = not ended and len(printed) <= most_bytes
@@ -77,8 +77,8 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
             kill(pid, SIGKILL)
         except OSError:  # there is no such process (any more)
             continue
-    if not ended:
-        os.waitpid(pid, 0)
+    _, wait_status = os.waitpid(pid, 0)
+    status = os.waitstatus_to_exitcode(wait_status) if ended else -SIGKILL
     return status, ran_out_of_time, printed[: most_bytes + 1]
 
 
