@@ -286,9 +286,10 @@ its expectation is the same whether the second action depends on the first or no
 * `gigpo` works with the rollout `multi_turn`. `treetune check` refuses it where answers have no replies.
 * C3's replay is a setting of `monte_carlo`: `states: {{ type: 'turns' }}` and `lam: 1`. With `lam: 0` it is
   VinePPO, and values of `lam` between 0 and 1 mix both.
-* The rollout `tree` branches answers without an environment: at given states (`at_states`) or in the tail
-  (`last_states`). It cannot branch answers with an environment, so agents cannot be trained with C3's tree or
-  BranPO.
+* The rollout [`turn_tree`](../turns_and_tools.md#trees-of-turns) branches answers after turns, and the credit
+  `tree` trains them. With `samples: 2` and the branching `at_states` with `ways: [2, 2]` it grows the trees
+  of this page after all turns; `prior: 0` and `weight: 'once'` make the credit C3's. The branching
+  `last_states` branches at the last turn.
 
 ## What it does not say
 

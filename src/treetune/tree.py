@@ -12,6 +12,7 @@ Example: three answers, of which the second branched off from the first after no
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -246,11 +247,14 @@ def training_rows(
 
 @dataclass(frozen=True)
 class Sharing:
-    """The nodes that answers of a tree share.
+    """The stretches of tokens that answers of a tree share.
 
-    Nodes without an answer are left out: none of the answers through them could be graded.
+    A stretch reaches from one branching to the next. It is one node of the tree, or several nodes one after
+    the other: an answer of several turns has a node for each turn and each observation. A stretch has the
+    number of its first node. Stretches without an answer are left out: none of the answers through them could
+    be graded.
 
-    Example: of the tree of the drawing above::
+    Example: of the tree of the drawing above, in which each stretch is one node::
 
         Sharing(
             paths=[[0, 1], [0, 2], [3]],
@@ -262,51 +266,61 @@ class Sharing:
     """
 
     paths: list[list[int]]
-    """The numbers of each answer's nodes."""
-    lengths: list[int]
-    """The number of tokens of each node."""
+    """The numbers of each answer's stretches."""
+    lengths: dict[int, int]
+    """The number of tokens of each stretch."""
     children: dict[int, list[int]]
-    """The nodes that follow each node and the prompt (`ROOT`)."""
+    """The stretches that follow each stretch and the prompt (`ROOT`)."""
     below: dict[int, list[int]]
-    """The indices of the answers through each node, in rising order."""
+    """The indices of the answers through each stretch, in rising order."""
     reach: dict[int, float]
-    """The weight of each node, at which a branching counts as much as a single answer would: the product of
-    1 / (number of branches) over the branchings before it. The branching at the prompt is left out, since its
-    branches are independent answers.
+    """The weight of each stretch, at which a branching counts as much as a single answer would: the product
+    of 1 / (number of branches) over the branchings before it. The branching at the prompt is left out, since
+    its branches are independent answers.
 
-    With these weights, the expected sum over all nodes equals that over as many independent answers as there
-    are branches at the prompt, if all branches of a branching are sampled from the same distribution.
+    With these weights, the expected sum over all stretches equals that over as many independent answers as
+    there are branches at the prompt, if all branches of a branching are sampled from the same distribution.
     """
 
     @staticmethod
     def of(tree: Tree) -> Sharing:
-        paths = tree.paths
-        below: dict[int, list[int]] = {}  # the answers through each node
-        for leaf, path in enumerate(paths):
-            for node in path:
-                below.setdefault(node, []).append(leaf)
+        stretch_of_node = _stretches(tree)
+        paths: list[list[int]] = []
+        lengths: dict[int, int] = {}
         children: dict[int, list[int]] = {}
-        for node in sorted(below):
-            children.setdefault(tree.nodes[node].parent, []).append(node)
-        # The weight of each node: the branches of a node share its weight equally. The branches at the prompt
-        # don't share a weight, since they are independent answers.
+        below: dict[int, list[int]] = {}
+        for leaf, path in enumerate(tree.paths):
+            # The stretches of the answer's nodes, each once, from the prompt on.
+            stretches = list(dict.fromkeys(stretch_of_node[node] for node in path))
+            paths.append(stretches)
+            for stretch in stretches:
+                below.setdefault(stretch, []).append(leaf)
+        for node, (segment, _) in enumerate(tree.nodes):
+            stretch = stretch_of_node[node]
+            lengths[stretch] = lengths.get(stretch, 0) + len(segment.token_ids)
+        # The weight of each stretch: the branches after it share its weight equally. The branches at the
+        # prompt don't share a weight, since they are independent answers.
+        parents: dict[int, int] = {}
+        for stretch in sorted(below):
+            parent_node = tree.nodes[stretch].parent
+            parents[stretch] = ROOT if parent_node == ROOT else stretch_of_node[parent_node]
+            children.setdefault(parents[stretch], []).append(stretch)
         reach: dict[int, float] = {}
-        for node in sorted(below):  # a parent's number is smaller than those of its children
-            parent = tree.nodes[node].parent
-            reach[node] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
-        lengths = [len(node.segment.token_ids) for node in tree.nodes]
+        for stretch in sorted(below):  # a parent's number is smaller than those of its children
+            parent = parents[stretch]
+            reach[stretch] = 1.0 if parent == ROOT else reach[parent] / len(children[parent])
         return Sharing(paths, lengths, children, below, reach)
 
     def branch_at(self, leaf: int, length: int) -> int:
-        """Returns the node of the answer's token at index `length`.
+        """Returns the stretch of the answer's token at index `length`.
 
-        Two answers with the same node there share that token: it was sampled once.
+        Two answers with the same stretch there share that token: it was sampled once.
         """
         remaining = length
-        for node in self.paths[leaf]:
-            remaining -= self.lengths[node]
+        for stretch in self.paths[leaf]:
+            remaining -= self.lengths[stretch]
             if remaining < 0:
-                return node
+                return stretch
         raise AssertionError(f"answer {leaf} has no token at index {length}")
 
     def trained_once(self, leaf: int, episode: Episode, scales: Sequence[float] | None = None) -> Episode:
@@ -315,24 +329,39 @@ class Sharing:
         Args:
             leaf: The index of the answer.
             episode: The answer's row, with advantages.
-            scales: A factor on the advantages of each node of the answer. If left out, the factor is `reach`:
-                the product of 1 / (number of branches) over the branchings between the first node and this
-                node.
+            scales: A factor on the advantages of each stretch of the answer. If left out, the factor is
+                `reach`: the product of 1 / (number of branches) over the branchings between the first stretch
+                and this one.
         """
         import numpy as np
 
         assert episode.advantages is not None
         path = self.paths[leaf]
         if scales is None:
-            scales = [self.reach[node] for node in path]
-        # A shared node is trained with the first answer through it. The nodes that an earlier answer goes
-        # through come before all others of the path, so that they are one stretch of tokens.
-        shared_tokens = sum(self.lengths[node] for node in path if self.below[node][0] != leaf)
+            scales = [self.reach[stretch] for stretch in path]
+        # A shared stretch is trained with the first answer through it. The stretches that an earlier answer
+        # goes through come before all others of the path, so that their tokens are the row's first.
+        shared_tokens = sum(self.lengths[stretch] for stretch in path if self.below[stretch][0] != leaf)
         trained = episode.trained.copy()
         trained[:shared_tokens] = False
-        lengths = [self.lengths[node] for node in path]
+        lengths = [self.lengths[stretch] for stretch in path]
         scales_T: Column = np.repeat(np.array(scales, np.float64), lengths)
         return replace(episode, trained=trained, advantages=episode.advantages * scales_T)
+
+
+def _stretches(tree: Tree) -> list[int]:
+    """Returns the stretch of each node: the number of the first node after the last branching before it.
+
+    A node begins a stretch after the prompt, where its parent has other children, and where an answer ends
+    with its parent.
+    """
+    children = Counter(node.parent for node in tree.nodes)
+    ends = set(tree._ends)
+    stretch_of_node: list[int] = []
+    for number, (_, parent) in enumerate(tree.nodes):
+        begins_stretch = parent == ROOT or children[parent] > 1 or parent in ends
+        stretch_of_node.append(number if begins_stretch else stretch_of_node[parent])
+    return stretch_of_node
 
 
 @lru_cache(maxsize=1)

@@ -62,8 +62,19 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
                 f"{{{MONTE_CARLO} states: {{type: 'turns'}}}}}}",
                 "{credit: {type: 'monte_carlo', states: {type: 'turns'}, values: {type: 'siblings'}}}",
                 "{credit: {type: 'gigpo'}}",
+                "{credit: {type: 'tree'}}",
             )
         ),
+        *(
+            (f"{file},{fragments}", "{}", Turns())
+            for file in TURNS
+            for fragments in (
+                "presets/tree_grpo",
+                "rollouts/turn_tree,credit/tree",
+                "rollouts/turn_tree_last_turns,credit/tree",
+            )
+        ),
+        ("multi_turn/maze_tree", f"{{{MONTE_CARLO} states: {{type: 'turns'}}}}}}", Turns()),
     ],
 )
 def test_what_is_made_for_each_other_goes_together(configs: str, override: str, feature: Feature) -> None:
@@ -81,7 +92,7 @@ def test_a_policy_gradient_with_truncated_importance_goes_with_answers_of_earlie
     assert (experiment.overlap, experiment.rollout.carries) == ("one_step", True)
 
 
-@pytest.mark.parametrize("preset", ["treerl", "spo_tree", "treepo"])
+@pytest.mark.parametrize("preset", ["treerl", "spo_tree", "treepo", "tree_grpo"])
 def test_published_trees_go_on_the_right_of_an_experiment(preset: str) -> None:
     assert type(experiment_of(f"quickstart/grpo,presets/{preset}").rollout).__name__ == "TreeRollout"
 

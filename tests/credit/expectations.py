@@ -89,6 +89,17 @@ def trees(rollout: TreeRollout) -> Iterator[tuple[Tree, float]]:
         yield tree, choices.probability
 
 
+class DrawnStates:
+    """The random generator of a branching, which goes through all that it could draw."""
+
+    def __init__(self, choices: Choices) -> None:
+        self._choices = choices
+
+    def choices(self, population: Sequence[Any], k: int) -> list[Any]:
+        uniform = [1 / len(population)] * len(population)
+        return [population[self._choices.draw(uniform)] for _ in range(k)]
+
+
 def critic_of(value: Callable[[mdp.Ids], float]) -> Critic:
     """A critic that holds states to be worth this, by the tokens of the answer so far."""
 

@@ -33,6 +33,7 @@ from treetune.lab.trees.branching import (
     Branching,
     LastStates,
     LeastSure,
+    RandomStates,
     ResetsOfWrongAnswers,
     UpToWidth,
 )
@@ -93,8 +94,9 @@ def test_every_branching_that_is_registered_is_held_against_the_exact_gradient()
     known = {type(one) for one in (TWO_WAYS, TWICE, WIDE)}
     says_so = {part for part in Branching.registered().values() if part.unbiased}
     assert says_so == known
-    # Resets are in `test_resets_of_wrong_answers`.
-    assert set(Branching.registered().values()) == known | {type(UNSURE), LastStates, ResetsOfWrongAnswers}
+    # Resets are in `test_resets_of_wrong_answers`, and states that are drawn in `test_trees_of_turns`.
+    biased = {LeastSure, LastStates, RandomStates, ResetsOfWrongAnswers}
+    assert set(Branching.registered().values()) == known | biased
 
 
 def test_without_branches_it_is_the_mean_of_the_others() -> None:
@@ -129,6 +131,7 @@ def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) ->
         (TWO_WAYS, TreeCredit(advantage="local", weight="once"), 0.4714, 0.9623),
         (TWO_WAYS, TreeCredit(advantage="global_and_local", weight="each"), 1.0661, 0.9518),
         (TWO_WAYS, TreeCredit(advantage="subgroups", weight="each"), 0.5359, 0.9059),
+        (TWO_WAYS, TreeCredit(advantage="intra_and_inter", weight="each"), 1.0697, 0.8984),
         (IN_TAIL, TreeCredit(), 0.2469, 0.9920),
         (UNSURE, TreeCredit(prior=0), 0.1103, 0.9977),
         (UNSURE, TreeCredit(advantage="global_and_local", weight="each"), 2.1182, 0.9605),
@@ -254,6 +257,21 @@ def test_treepo_averages_over_the_groups_of_all_beginnings_and_whitens_over_all_
         gaps = [reward - mean(REWARDS[one] for one in group) for group in groups if len(group) > 1]
         advantages[answer] = dict.fromkeys(way(answer), mean(gaps))
     assert_same(trained("treepo"), whitened(whole(advantages)))
+
+
+def test_tree_grpo_adds_grpo_within_each_tree_to_grpo_over_all_answers() -> None:
+    def standardised(answer: str, group: list[str]) -> float:
+        rewards = [REWARDS[other] for other in group]
+        if len(rewards) == 1:
+            return 0.0
+        return (REWARDS[answer] - mean(rewards)) / (stdev(rewards) + 1e-6)
+
+    advantages = {}
+    for answer in REWARDS:
+        tree_of_answer = below(answer[0])  # A, B or C: the answers that grew from the same answer
+        total = standardised(answer, list(REWARDS)) + standardised(answer, tree_of_answer)
+        advantages[answer] = dict.fromkeys(way(answer), total)
+    assert_same(trained("tree_grpo"), whole(advantages))
 
 
 def test_spo_tree_leaves_out_segments_without_advantage_and_likely_tokens() -> None:

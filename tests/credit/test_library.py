@@ -217,20 +217,20 @@ def test_a_fork_from_an_answer_with_another_sampled_there_is_refused(sampled: li
             "sampled": sampled,
         },
     ]
-    with pytest.raises(
-        ValueError, match=r"sampled of its first 3 tokens differs from that of answer 0: give"
-    ):
+    message = r"sampled of its first 3 tokens differs from that of answer 0: give"
+    with pytest.raises(ValueError, match=message):
         trees_of_answers(mdp.context(), read_answers(answers), has_text=False)
-    with pytest.raises(ValueError, match="answers in one line that the policy writes by itself"):
+    with pytest.raises(ValueError, match=message):
         advantages(answers, credit="tree")
 
 
 def test_tokens_of_an_environment_are_not_trained() -> None:
     answers = two_answers(sampled=[True, False, True])
-    credited = advantages(answers, credit="gigpo")
-    assert credited.trained == [[True, False, True], [True, True]]
+    for credit in ("gigpo", "tree"):
+        credited = advantages(answers, credit=credit)
+        assert credited.trained == [[True, False, True], [True, True]]
     with pytest.raises(ValueError, match="answers in one line that the policy writes by itself"):
-        advantages(answers, credit="tree")
+        advantages(answers, credit={"type": "grpo_lambda"})
 
 
 @pytest.mark.parametrize(
@@ -432,11 +432,17 @@ def test_a_model_in_memory_samples_as_its_folder_would_and_stays_in_training(tmp
     held = HeldModelEngine(model, mdp.CODEC, launch)
     from_folder = InProcessEngine(InProcessSettings(), launch)
     request = Request(np.array([3, 4]), 0, 4, SamplingParams(max_tokens=20))
+    # A prompt of more than one block, whose keys and values an engine stores for the next call.
+    long_request = Request(np.array([3, 4] * 20), 0, 4, SamplingParams(max_tokens=20))
     assert held.generate([request]) == from_folder.generate([request])
+    held.generate([long_request])
     assert model.training and model.model.training and not model.lm_head.training, "its modes are restored"
     with torch.no_grad():
         model.lm_head.weight.mul_(3.0)
+        model.model.embed_tokens.weight.mul_(-0.5)
     assert held.generate([request]) != from_folder.generate([request]), "it has the present weights"
+    new_engine = HeldModelEngine(model, mdp.CODEC, launch)
+    assert held.generate([long_request]) == new_engine.generate([long_request]), "and none of the earlier"
     with_stop = Request(np.array([3, 4]), 0, 4, SamplingParams(max_tokens=20, stop=("b",)))
     (completions,) = held.generate([with_stop])
     assert all("b" not in mdp.decode(completion.token_ids[:-1]) for completion in completions)

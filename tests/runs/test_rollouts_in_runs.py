@@ -4,7 +4,7 @@ kills them.)"""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -35,10 +35,11 @@ from treetune.credit.grpo import Group
 from treetune.credit.states.by_tokens import EveryNTokens
 from treetune.credit.trees import TreeCredit
 from treetune.domains.environments.base import EnvironmentTask
-from treetune.domains.multi_turn import MultiTurn
+from treetune.domains.multi_turn import MultiTurn, TurnStates
 from treetune.engine.settings import InProcessSettings
 from treetune.lab.trees.branching import AtStates, LeastSure
 from treetune.lab.trees.rollout import TreeRollout
+from treetune.lab.trees.turns import TurnTree
 from treetune.models.policy_files import read_policy
 from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
@@ -144,6 +145,42 @@ def test_every_sampled_token_of_every_known_answer_is_trained_once_and_no_other(
     for row in directory_of(config).read_metrics():
         assert row["episodes/unavailable"] == row["episodes/timeout"] == row["episodes/error"] == 1 / 8
         assert row["turns/observations_cut"] > 0
+
+
+def turn_tree(*ways: int) -> TurnTree:
+    settings = {field.name: getattr(TURNS, field.name) for field in fields(TURNS)}
+    return TurnTree(**settings, branching=AtStates(states=TurnStates(), ways=ways))
+
+
+def test_turns_of_trees_are_stored_and_trained_once_where_environments_fail_too(tmp_path: Path) -> None:
+    changes = {"rollout": turn_tree(2), "credit": TreeCredit(), "iterations": 1}
+    config = trained(playing(tmp_path, ("calm", "hangs", "calm", "is closed"), 4, **changes))
+    rows = {row.trajectory: row for row in episodes_of(config, 0)}
+    for tree in trees_of(answers_of(config, 0)):
+        known = [number for number, leaf in enumerate(tree.leaves) if leaf.grade.is_known]
+        assert len(known) in (0, len(tree.leaves)) and len(tree.leaves) == 4
+        remaining = tree.keeping(known)
+        nodes = {node for path in remaining.paths for node in path}
+        sampled = [tree.nodes[node].segment for node in nodes if tree.nodes[node].segment.origin == "sampled"]
+        trained_tokens = sum(int(rows[leaf.id].trained.sum()) for leaf in remaining.leaves)
+        assert trained_tokens == sum(len(segment.token_ids) for segment in sampled)
+    (row,) = directory_of(config).read_metrics()
+    assert row["tree/depth"] == 1 and row["tree/shared"] > 0 and row["train/grad_norm"] > 0
+    assert row["episodes/unavailable"] == row["episodes/timeout"] == 1 / 4
+
+
+def test_the_update_is_the_same_where_turns_of_a_tree_are_computed_once(tmp_path: Path) -> None:
+    found = []
+    for layout in ("padded", "tree"):
+        changes = {"rollout": turn_tree(2, 2), "credit": TreeCredit(), "iterations": 1}
+        config = playing(tmp_path / layout, ("calm",), 4, **changes)
+        # A step of Adam would divide gradients that are 0 up to rounding by their own size.
+        trainer = replace(config.trainer, layout=layout, adam_eps=1.0)
+        config = trained(replace(config, trainer=trainer))
+        assert directory_of(config).read_metrics()[0]["train/grad_norm"] > 0.01
+        policy, _ = read_policy(directory_of(config).checkpoint(1) / "policy")
+        found.append(np.concatenate([policy[name].float().numpy().ravel() for name in sorted(policy)]))
+    assert np.abs(found[0] - found[1]).max() < 2e-7
 
 
 @pytest.mark.parametrize("credit", [Group(), Gae()], ids=str)

@@ -40,8 +40,9 @@ from treetune.domains.mixture import Curriculum, Domain, Mixture
 from treetune.domains.multi_turn import MultiTurn, TurnStates
 from treetune.engine.settings import Engines
 from treetune.exceptions import EngineError
-from treetune.lab.trees.branching import AtStates
+from treetune.lab.trees.branching import AtStates, RandomStates
 from treetune.lab.trees.rollout import TreeRollout
+from treetune.lab.trees.turns import TurnTree
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.partial import PartialAnswers
@@ -147,6 +148,19 @@ KINDS: dict[str, dict[str, Any]] = {
         ),
         "credit": MonteCarlo(samples=1, states=TurnStates()),
     },
+    "trees of turns": {
+        "engine": FakeSettings(alphabet=UNRULY.alphabet(), odds={"<pad>": 0.0, "<eos>": 0.0}),
+        "task": EnvironmentTask(environment=UNRULY, train_size=4),
+        "rollout": TurnTree(
+            samples=2,
+            max_tokens=24,
+            max_turns=4,
+            turn_tokens=1,
+            observation_characters=6,
+            branching=RandomStates(states=TurnStates(), draws=2),
+        ),
+        "credit": TreeCredit(advantage="intra_and_inter", weight="each"),
+    },
     "threads with a memory": {
         "engine": FakeSettings(model=TAGGED, odds={"<Parallel>": 2.0, "<Thread>": 4.0, "</Thread>": 4.0}),
         "model": TAGGED,
@@ -209,6 +223,7 @@ STRIKES: list[tuple[str, list[Strike]]] = [
     ("answers without a verdict", [16]),
     ("trees", [1, 17, (generation, "write_trajectories", 1), (generation, "write_episodes", 1)]),
     ("turns", [30, 50]),
+    ("trees of turns", [20]),
     (
         "threads with a memory",
         [

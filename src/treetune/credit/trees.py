@@ -1,9 +1,9 @@
 """Credit for sampled trees: what a branch earned, compared with its siblings.
 
 SPO-tree (Guo et al., arXiv:2505.23564), TreeRL (Hou et al., arXiv:2506.11902), TreePO (Li et al.,
-arXiv:2508.17445), and this package's own `leave_one_out`. The answers of a tree share their first nodes. Each
-node gets an advantage from the rewards of the answers below it. Example, with ``leave_one_out`` and ``prior:
-0``::
+arXiv:2508.17445), Tree-GRPO (Ji et al., arXiv:2509.21240), and this package's own `leave_one_out`. The
+answers of a tree share their first nodes. Each node gets an advantage from the rewards of the answers below
+it. Example, with ``leave_one_out`` and ``prior: 0``::
 
     prompt ──┬── node 0 ──┬── node 1    reward 1        V(0) = 0.5   A(0) = V(0) − V(3) = 0.5
              │            └── node 2    reward 0        A(1) = 1     A(2) = −1
@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge
 from typing_extensions import override
@@ -24,26 +24,32 @@ from typing_extensions import override
 from treetune.contracts import Advantages, Answers, CreditForRewards, CreditForTrees, Need, OneLine
 from treetune.credit.base import THREADS_REMEDY, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
+from treetune.credit.grpo import group_advantages
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.tree import ROOT, Sharing, Tree
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import Episode, Metrics, Trajectory
 
-Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups"]
+Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups", "intra_and_inter"]
 Weight = Literal["reach", "once", "each"]
 
 SAME = 1e-8
 """Nodes whose values differ by less count as equal, as in TreeRL's code."""
 
+EPS = 1e-6
+"""Added to the standard deviations of ``intra_and_inter``, as in Tree-GRPO's code."""
+
 
 @Credit.register("tree")
 @dataclass(frozen=True, kw_only=True)
 class TreeCredit(Credit):
-    """Trees of answers (SPO-tree arXiv:2505.23564, TreeRL arXiv:2506.11902, TreePO): A(n) = V(n) − baseline
-    for each node n, where V(n) is the mean reward of the answers below n.
+    """Trees of answers (SPO-tree arXiv:2505.23564, TreeRL arXiv:2506.11902, TreePO, Tree-GRPO
+    arXiv:2509.21240): A(n) = V(n) − baseline for each node n, where V(n) is the mean reward of the answers
+    below n.
 
-    A node is a stretch of tokens from one branching to the next. V(n) is the mean of V over the nodes that
-    follow n, and at the end of an answer its reward.
+    A node is a stretch of tokens from one branching to the next. In answers of several turns it may consist
+    of several turns, which have the same advantage. V(n) is the mean of V over the nodes that follow n, and
+    at the end of an answer its reward.
 
     `advantage` of a node n that follows p:
 
@@ -56,6 +62,10 @@ class TreeCredit(Credit):
       public code has it; section 3.2 has no mean of others and divides g(n) − g(p) as a whole.
     * ``subgroups``: of an answer the mean, over the prompt and all nodes of its path but the last, of its
       reward minus the mean reward below (TreePO, Li et al., arXiv:2508.17445, section 3.3).
+    * ``intra_and_inter``: of an answer the sum of two of GRPO's advantages, (r − mean) / (standard deviation
+      + 1e-6): over the answers that grew from the same answer from the prompt, and over all answers to the
+      problem. It is Tree-GRPO's (Ji et al., arXiv:2509.21240), by its public code. An answer that nothing
+      grew from has 0 for the first of them; in the code it has its reward.
 
     `weight` says how much a node's tokens count:
 
@@ -64,7 +74,7 @@ class TreeCredit(Credit):
     * ``once``: 1, and every token is trained once. Deep nodes then count more than the policy visits them
       (SPO-tree);
     * ``each``: 1 in each answer that has them, so that they are trained as often as there are answers below
-      (TreeRL, TreePO).
+      (TreeRL, TreePO, Tree-GRPO).
 
     ``leave_one_out`` with ``reach`` is unbiased where the tree's branching is, whatever `prior` is: the
     expected gradient is that of `samples` independent answers. The others are as published and **biased**:
@@ -81,7 +91,7 @@ class TreeCredit(Credit):
     gives = (Advantages(before_training=True), CreditForRewards(), CreditForTrees())
     needs = (
         Need(Answers(2), "it compares branches with each other"),
-        Need(OneLine(), "it looks for equal beginnings", THREADS_REMEDY),
+        Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
     )
 
     @override
@@ -92,23 +102,28 @@ class TreeCredit(Credit):
         return episodes, advantage_metrics(context, episodes)
 
     def __post_init__(self) -> None:
-        if self.advantage == "subgroups" and self.weight != "each":
+        if self.advantage in ("subgroups", "intra_and_inter") and self.weight != "each":
             raise ValueError(
-                f"advantage is 'subgroups', which differs between answers that share tokens, and weight is"
-                f" {self.weight!r}, which trains these once: set weight to 'each'"
+                f"advantage is {self.advantage!r}, which differs between answers that share tokens, and"
+                f" weight is {self.weight!r}, which trains these once: set weight to 'each'"
             )
 
     def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
-        """Returns the training rows of a tree's answers, whose steps are the nodes."""
+        """Returns the training rows of a tree's answers, whose steps are the nodes, or turns within them."""
         sharing = Sharing.of(tree)
-        rewards = [leaf.reward for leaf in tree.leaves]
-        values, advantages = self._values_and_advantages(sharing, rewards)
+        values, advantages = self._values_and_advantages(sharing, tree.leaves)
         episodes = []
         for index, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
-            ends = tuple(accumulate(sharing.lengths[node] for node in path))
-            values_before_nodes = [values[parent] for parent in (ROOT, *path[:-1])]
-            cut_at_nodes = replace(leaf, step_ends=ends)
-            episode = make_episode(context, cut_at_nodes, advantages[index], values_before_nodes)
+            steps = _steps_of_nodes(leaf, [sharing.lengths[node] for node in path])
+            step_advantages = [advantages[index][step.node] for step in steps]
+            values_before_steps = []
+            for step in steps:
+                before_node = ROOT if step.node == 0 else path[step.node - 1]
+                # Within a node, the best estimate of a state's value is that of the node.
+                state = before_node if step.begins_node else path[step.node]
+                values_before_steps.append(values[state])
+            cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
+            episode = make_episode(context, cut_into_steps, step_advantages, values_before_steps)
             # With "each", every answer trains all of its nodes. Otherwise a shared node is trained only in
             # the first answer that has it, and its advantages are multiplied by its scale.
             if self.weight != "each":
@@ -118,10 +133,17 @@ class TreeCredit(Credit):
         return episodes
 
     def _values_and_advantages(
-        self, sharing: Sharing, rewards: Sequence[float]
+        self, sharing: Sharing, answers: Sequence[Trajectory]
     ) -> tuple[dict[int, float], list[list[float]]]:
         """Returns the values by node, and for each answer the advantages of its nodes."""
+        rewards = [answer.reward for answer in answers]
         # `leaf_values` are means over all answers below a node, `branch_values` means over its children.
+        if self.advantage == "intra_and_inter":
+            advantages_of_answers = _intra_and_inter(sharing, answers)
+            advantages = []
+            for advantage, path in zip(advantages_of_answers, sharing.paths, strict=True):
+                advantages.append([advantage] * len(path))  # the same at all its nodes
+            return leaf_values(sharing, rewards), advantages
         if self.advantage == "subgroups":
             values = leaf_values(sharing, rewards)
             advantages = []
@@ -144,6 +166,40 @@ class TreeCredit(Credit):
             values = leaf_values(sharing, rewards)
             advantage_of_node = _global_and_local(sharing, values)
         return values, [[advantage_of_node[node] for node in path] for path in sharing.paths]
+
+
+class _Step(NamedTuple):
+    """A step of an answer of a tree.
+
+    Example: an answer has two nodes of 4 and 6 tokens, of which the second consists of two turns that end
+    after 7 and 10 tokens: ``_Step(4, node=0), _Step(7, node=1), _Step(10, node=1, begins_node=False)``.
+    """
+
+    end: int
+    """Response tokens up to its end."""
+    node: int
+    """The index of its node among the answer's nodes."""
+    begins_node: bool = True
+
+
+def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
+    """Returns the steps of an answer's row: its nodes. A node of several turns is cut where these end.
+
+    Args:
+        answer: The answer. If it has turns, each of its steps is a turn with the reply to it.
+        lengths: The number of tokens of each node.
+    """
+    # Without turns, a segment is what was sampled between two branchings: a node.
+    has_turns = len(answer.segments) > len(lengths)
+    steps: list[_Step] = []
+    start = 0
+    for node, end in enumerate(accumulate(lengths)):
+        turn_ends = [turn_end for turn_end in answer.step_ends if start < turn_end < end]
+        for step_end in (*(turn_ends if has_turns else ()), end):
+            begins_node = not steps or steps[-1].node != node
+            steps.append(_Step(step_end, node, begins_node))
+        start = end
+    return steps
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
@@ -201,6 +257,34 @@ def _leave_one_out(
                 others, weights = [values[node]], [1.0]
             baselines[node] = _mean(others, weights)
     return values, {node: values[node] - baseline for node, baseline in baselines.items()}
+
+
+def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[float]:
+    """Returns the advantage of each answer: GRPO's within its tree, plus GRPO's among all answers.
+
+    Here a tree is an answer from the prompt with all answers that grew from it. It has the number of that
+    answer. An answer that branched off at the prompt belongs to the tree as well, though they share no token.
+    """
+    tree_of_answer: dict[int, int] = {}
+    tree_of_first_node: dict[int, int] = {}
+    for answer, path in zip(answers, sharing.paths, strict=True):
+        number = answer.sample
+        if answer.fork is not None:
+            # If the answer that it branched off from could not be graded, it is not among `answers`.
+            number = tree_of_answer.get(answer.fork.sample, answer.fork.sample)
+        tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], number)
+    rewards_of_trees: dict[int, list[float]] = {}
+    for answer in answers:
+        rewards_of_trees.setdefault(tree_of_answer[answer.sample], []).append(answer.reward)
+    inter = group_advantages([answer.reward for answer in answers], std=True, eps=EPS)
+    intra_of_trees = {}
+    for tree, rewards in rewards_of_trees.items():
+        intra_of_trees[tree] = iter(group_advantages(rewards, std=True, eps=EPS))
+    advantages = []
+    for answer, inter_advantage in zip(answers, inter, strict=True):
+        intra_advantage = next(intra_of_trees[tree_of_answer[answer.sample]])
+        advantages.append(intra_advantage + inter_advantage)
+    return advantages
 
 
 def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, float]:

@@ -2,12 +2,12 @@
 
 Each answer is a task of its own, and waits for nothing but its own turns::
 
-    MultiTurn._answer (one task for each answer, `in_flight` of them at a time)
+    MultiTurn.answer (one task for each answer, `in_flight` of them at a time)
       └ _converse: until the answer ends
           ├ context.engine.sample(turn) ─────► the policy's turn
           └ Play.act(action) ────────────────► the environment's reply (`environments.pool`)
       _grade: the next answer may begin before it, so that a grader delays neither engine nor environments
-      announcer.announce ────────────────────► credit may begin to continue this answer (`states.early`)
+    announcer.announce ──────────────────────► credit may begin to continue this answer (`states.early`)
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class MultiTurn(GrowingRollout):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        environments = self._environments(experiment)
+        environments = self.environments(experiment)
         if not environments:
             yield Finding(
                 "the rollout has no environment, and neither has the task",
@@ -160,7 +160,7 @@ class MultiTurn(GrowingRollout):
                     "leave it out, or leave the environment's format at 'tags'",
                 )
 
-    def _environments(self, experiment: Experiment) -> list[Environment]:
+    def environments(self, experiment: Experiment) -> list[Environment]:
         """Returns all environments that answers may have: those of a mixture's domains may differ."""
         if self.environment is not None:
             return [self.environment]
@@ -204,27 +204,31 @@ class MultiTurn(GrowingRollout):
 
         The environment's seed derives from the problem, so that it is the same for all its answers.
         """
-        assert context.engine is not None, "a rollout that samples needs an engine"
-        in_flight = asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
+        in_flight = self.limit_in_flight(context)
         announcer = Announcer(context, len(starts))
-        try:
-            return await asyncio.gather(
-                *(self._answer(context, start, in_flight, announcer) for start in starts)
-            )
-        finally:
-            if (journal := context.find(TurnJournal)) is not None:
-                journal.close()  # it opens again if another answer adds a turn
 
-    async def _answer(
-        self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore, announcer: Announcer
-    ) -> Trajectory:
+        async def answer_and_announce(start: Start) -> Trajectory:
+            answer = await self.answer(context, start, in_flight)
+            await announcer.announce(answer)
+            return answer
+
+        try:
+            return await asyncio.gather(*(answer_and_announce(start) for start in starts))
+        finally:
+            close_turn_journal(context)
+
+    def limit_in_flight(self, context: RolloutContext) -> asyncio.Semaphore:
+        """Returns the semaphore of all answers that are in progress at the same time."""
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        return asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
+
+    async def answer(self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore) -> Trajectory:
+        """Samples and grades one answer, with the number (`Trajectory.sample`) 0."""
         async with in_flight:
             conversation = await self._converse(context, start)
         # Another answer may begin now, so that a grader delays neither the engine nor an environment.
         grade = await self._grade(context, start, conversation)
-        answer = self._trajectory(context, start, conversation, grade)
-        await announcer.announce(answer)
-        return answer
+        return self._trajectory(context, start, conversation, grade)
 
     async def _converse(self, context: RolloutContext, start: Start) -> Conversation:
         """Alternates turns of the policy and of the environment until the answer ends."""
@@ -373,6 +377,13 @@ class MultiTurn(GrowingRollout):
         )
 
 
+def close_turn_journal(context: RolloutContext) -> None:
+    """Closes the journal of turns, if there is one. It opens again if another answer adds a turn."""
+    journal = context.find(TurnJournal)
+    if journal is not None:
+        journal.close()
+
+
 def _take_played(conversation: Conversation, played: Played) -> None:
     """Adds the environment's reply to the last action to a conversation."""
     (turn,) = played.turns
@@ -382,6 +393,25 @@ def _take_played(conversation: Conversation, played: Played) -> None:
     except ValueError as error:  # the tokenizer has no tokens for the observation
         conversation.turns.pop()  # `take_turn` had added it before it raised
         conversation.take_turn(Turn(done=True, outcome="error", message=str(error)))
+
+
+def check_restorable(environments: Iterable[Environment], key: str, remedy: str) -> Iterable[Finding]:
+    """Yields a finding for each environment whose state after a turn can't be reached again.
+
+    Args:
+        environments: All environments that answers may have.
+        key: The key to change, relative to the part that continues answers.
+        remedy: What else to choose in place of that part.
+    """
+    for environment in environments:
+        if environment.again == "never":
+            yield Finding(
+                "it continues answers from their middle, and the environment"
+                f" {type(environment).__name__} can neither be copied nor played again (again = 'never')",
+                key,
+                f"{remedy}, or another environment; if the same seed and actions always make the same"
+                " observations, set again = 'replay' in its class",
+            )
 
 
 @StateRule.register("turns")
@@ -415,15 +445,9 @@ class TurnStates(WholeAnswers):
         # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:
             return
-        for environment in rollout._environments(experiment):
-            if environment.again == "never":
-                yield Finding(
-                    "it continues answers from their middle, and the environment"
-                    f" {type(environment).__name__} can neither be copied nor played again (again = 'never')",
-                    "type",
-                    "choose a credit for whole answers, such as 'group', or another environment; if the same"
-                    " seed and actions always make the same observations, set again = 'replay' in its class",
-                )
+        yield from check_restorable(
+            rollout.environments(experiment), "type", "choose a credit for whole answers, such as 'group'"
+        )
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:

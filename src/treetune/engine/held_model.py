@@ -47,6 +47,7 @@ class HeldModelEngine(InProcessEngine):
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
+        self._forget_prompts()  # the trainer may have changed the weights since the last call
         with _evaluating(self._held_model):  # without dropout
             return super().generate(requests, on_result)
 

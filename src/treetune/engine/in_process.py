@@ -201,8 +201,12 @@ class InProcessEngine(Engine):
             .eval()
             .to(self._device)
         )
-        self._prompts = _PromptBlocks(self._model, self._device)  # without blocks of earlier weights
+        self._forget_prompts()
         attach_attention(self._model)
+
+    def _forget_prompts(self) -> None:
+        """Drops the stored keys and values of prompts, which earlier weights computed."""
+        self._prompts = _PromptBlocks(self._model, self._device)
 
     def _step(self, batch: _RowBatch) -> list[_Sample]:
         """Draws one more token for every sample of the batch. Returns the samples that end, which leave the

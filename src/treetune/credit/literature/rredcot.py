@@ -28,8 +28,9 @@ class GoldLikelihood(GoldScores, ValueEstimator):
 
     A step's advantage is the change of V, and that of the last step is the reward minus V before it. So an
     answer's advantages sum to r − V(prompt): the reward is redistributed over the steps. The source is the
-    paper's abstract; its segments and its importance weights are not implemented. The credit `trace` with
-    the value ``log_probability`` has the changes of log p in place of those of p.
+    paper's abstract. Its segments (by keywords and entropy, as summaries of the paper say) and its importance
+    weights are not implemented, since the equations were not available. The credit `trace` with the value
+    ``log_probability`` has the changes of log p in place of those of p.
 
     A state after which the reference answer doesn't fit into the context has no value.
 

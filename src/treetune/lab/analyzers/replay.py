@@ -93,13 +93,16 @@ def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float |
 
     from treetune.lab.analyzers.figures import correlation
 
-    second_advantages = {episode.trajectory: episode.advantages for episode in second}
+    episode_of_second = {episode.trajectory: episode for episode in second}
     columns: tuple[list[Column], list[Column]] = [], []
     for episode in first:
-        advantages = second_advantages.get(episode.trajectory)
-        if episode.advantages is not None and advantages is not None:
-            columns[0].append(episode.advantages[episode.trained])
-            columns[1].append(advantages[episode.trained])
+        other = episode_of_second.get(episode.trajectory)
+        if other is None or episode.advantages is None or other.advantages is None:
+            continue
+        # A credit may leave tokens out of training, such as those whose entropy is low.
+        trained_by_both = episode.trained & other.trained
+        columns[0].append(episode.advantages[trained_by_both])
+        columns[1].append(other.advantages[trained_by_both])
     if not columns[0]:
         return None
     coefficient = correlation(np.concatenate(columns[0]), np.concatenate(columns[1]))

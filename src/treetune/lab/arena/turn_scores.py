@@ -629,14 +629,16 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
     """Returns the weight of each turn of each answer, which is smaller after branchings.
 
     The weight is `Sharing.reach`: the product of 1 / (number of branches) over the branchings before the
-    turn. Each segment of an answer is a node of the tree. In a language, the segments of an answer are an
-    action, an observation, an action and so on, with one token each.
+    turn. In a language, the segments of an answer are an action, an observation, an action and so on, with
+    one token each.
     """
     sharing = Sharing.of(tree)
     reach_by_answer = []
-    for path in sharing.paths:
-        nodes_of_actions = path[::TOKENS_OF_TURN]
-        reach_by_answer.append(np.array([sharing.reach[node] for node in nodes_of_actions]))
+    for leaf, answer in enumerate(tree.leaves):
+        reach_of_turns = []
+        for action in range(0, len(answer.response_ids), TOKENS_OF_TURN):
+            reach_of_turns.append(sharing.reach[sharing.branch_at(leaf, action)])
+        reach_by_answer.append(np.array(reach_of_turns))
     return reach_by_answer
 
 

@@ -9,7 +9,9 @@ looks at all answers so far and names branch points; the rollout `tree` then sam
                                        ├────── answer 1
                                        └────── answer 2
 
-SPO-tree (arXiv:2505.23564), TreePO (arXiv:2508.17445) and TreeRL (arXiv:2506.11902) differ in these rules.
+SPO-tree (arXiv:2505.23564), TreePO (arXiv:2508.17445), TreeRL (arXiv:2506.11902), BranPO (arXiv:2602.03719)
+and Tree-GRPO (arXiv:2509.21240) differ in these rules. The rollout `turn_tree` uses the rules with states for
+answers of several turns.
 """
 
 from __future__ import annotations
@@ -99,6 +101,18 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
                     forks.add(tokens)
         forks_by_answer.append(sorted(forks))
     return forks_by_answer
+
+
+def roots_of(answers: Sequence[Trajectory]) -> list[int]:
+    """Returns the number of the answer from the prompt that each answer grew from; it is its own root.
+
+    Args:
+        answers: All answers of the tree so far, in the order of their `sample`.
+    """
+    roots: list[int] = []
+    for answer in answers:
+        roots.append(answer.sample if answer.fork is None else roots[answer.fork.sample])
+    return roots
 
 
 def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
@@ -239,6 +253,61 @@ class LastStates(Branching):
         return branches
 
 
+@Branching.register("random_states")
+@dataclass(frozen=True, kw_only=True)
+class RandomStates(Branching):
+    """Tree-GRPO's trees (Ji et al., arXiv:2509.21240, by its public code): branches at states that are drawn
+    uniformly.
+
+    Each answer from the prompt begins a tree of its own. In each of `rounds` rounds, each of these trees
+    draws `draws` of its states, with replacement, and samples a further answer from each. The prompt is one
+    of the states, and a state that answers share counts once. M answers from the prompt become
+    M (1 + rounds · draws).
+
+    No seed is needed: a hash of the tree's tokens draws the states, so that a restart draws the same.
+    **Biased**: how likely a state is to be drawn depends on the number of states after it, and an answer that
+    is drawn at the prompt counts as much as one of `samples`. In a game of two turns, with one draw, the
+    expected gradient of the credit `tree` has the right direction and 1.5 times the right length.
+    """
+
+    unbiased = False
+
+    states: StateRule
+    """Where it may branch, in addition to the prompt."""
+    draws: Annotated[int, Gt(0)] = 2
+    """States of a tree that are drawn in a round."""
+    rounds: Annotated[int, Gt(0)] = 1
+    """Rounds of branching."""
+
+    @override
+    def most_answers(self, samples: int) -> int:
+        return samples * (1 + self.rounds * self.draws)
+
+    @override
+    def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
+        if number == self.rounds:
+            return []
+        answers_by_root: dict[int, list[Trajectory]] = {}
+        for answer, root in zip(answers, roots_of(answers), strict=True):
+            answers_by_root.setdefault(root, []).append(answer)
+        branches = []
+        for root, answers_of_tree in answers_by_root.items():
+            states = [(root, 0)]  # the prompt; then each state as the number of an answer and its length
+            for answer in answers_of_tree:
+                # States up to the fork are those of another answer.
+                shared_tokens = 0 if answer.fork is None else answer.fork.tokens
+                for start in self.states.step_starts(answer):
+                    if shared_tokens < start < len(answer.response_ids):
+                        states.append((answer.sample, start))
+            # The tokens take the place of a seed: they differ from iteration to iteration, and a restart
+            # draws the same states.
+            tokens_of_tree = repr([answer.response_ids.tolist() for answer in answers_of_tree])
+            draw = derived_random(0, answers[root].id, tokens_of_tree, "random states", number)
+            for sample, tokens in draw.choices(states, k=self.draws):
+                branches.append(Branches(sample, tokens, further=1))
+        return branches
+
+
 @Branching.register("least_sure")
 @dataclass(frozen=True, kw_only=True)
 class LeastSure(Branching):
@@ -273,10 +342,7 @@ class LeastSure(Branching):
         if number == self.rounds:
             return []
         candidates_by_root: dict[int, list[_Candidate]] = {}
-        roots: list[int] = []  # the answer from the prompt that each answer descends from
-        for answer, forks in zip(answers, forks_along(answers), strict=True):
-            root = answer.sample if answer.fork is None else roots[answer.fork.sample]
-            roots.append(root)
+        for answer, root, forks in zip(answers, roots_of(answers), forks_along(answers), strict=True):
             candidates = candidates_by_root.setdefault(root, [])
             # Tokens before the fork are those of another answer. A branch before the first token of all
             # would share nothing with the answer.

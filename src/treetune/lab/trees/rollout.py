@@ -51,8 +51,18 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pool_columns
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.seeds import derive_seed
-from treetune.tree import Tree, trees_of
-from treetune.vocabulary import Fork, Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined
+from treetune.tree import Sharing, Tree, trees_of
+from treetune.vocabulary import (
+    Fork,
+    Grade,
+    Metrics,
+    Problem,
+    Segment,
+    TokenIds,
+    Trajectory,
+    are_sampled,
+    joined,
+)
 
 declare(
     NumberGroup(
@@ -80,13 +90,46 @@ def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
     names = ("answers", "nodes", "depth", "tokens", "tokens_of_chains")
     columns: dict[str, list[float]] = {name: [] for name in names}
     for tree in trees:
+        sharing = Sharing.of(tree)
+        sampled_tokens = [int(are_sampled(leaf.segments).sum()) for leaf in tree.leaves]
         columns["answers"].append(len(tree.leaves))
-        columns["nodes"].append(len(tree.nodes))
-        columns["depth"].append(max(map(len, tree.paths)) - 1)  # a path has one node more than branchings
-        columns["tokens"].append(sum(len(node.segment.token_ids) for node in tree.nodes))
-        columns["tokens_of_chains"].append(sum(len(leaf.response_ids) for leaf in tree.leaves))
+        columns["nodes"].append(len(sharing.below))
+        columns["depth"].append(max(map(len, sharing.paths)) - 1)  # a path has one node more than branchings
+        columns["tokens"].append(tree.sampled_tokens)
+        columns["tokens_of_chains"].append(sum(sampled_tokens))
     means = {f"tree/{name}": mean(values) for name, values in pool_columns(context, "trees", columns).items()}
     return means | {"tree/shared": 1 - means["tree/tokens"] / means["tree/tokens_of_chains"]}
+
+
+NEEDS_OF_TREES = (
+    Need(CreditForTrees(), "its answers share tokens, which are trained once"),
+    Need(Answers(2), "branches are compared", "set the rollout's samples to 2 or more"),
+)
+
+
+def check_shared_tokens(experiment: Experiment) -> Iterable[Finding]:
+    """Yields findings on parts of an experiment that can't handle answers that share tokens."""
+    if not experiment.selection.keeps_groups:
+        yield Finding(
+            "the selection drops some of a problem's answers, and with them tokens that the others share",
+            "$.selection.type",
+            "choose 'all' or 'mixed_groups'",
+        )
+    objective = experiment.trainer.objective
+    if objective.needs_whole_sequences:
+        yield Finding(
+            "the objective needs whole answers, and tokens that answers share are trained in one of them"
+            " alone",
+            "$.trainer.objective.type",
+            "choose one that looks at tokens, such as 'ppo'",
+        )
+    elif objective.aggregation == "sequence":
+        yield Finding(
+            "aggregation 'sequence' would weigh tokens by the number of trained tokens of their answer,"
+            " and tokens that it shares with an earlier answer are not trained in it",
+            "$.trainer.objective.aggregation",
+            "choose 'token' or 'constant'",
+        )
 
 
 @Rollout.register("tree")
@@ -130,35 +173,12 @@ class TreeRollout(SampledRollout):
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), OneLine()  # each answer by itself has no threads
 
-    needs = (
-        Need(CreditForTrees(), "its answers share tokens, which are trained once"),
-        Need(Answers(2), "branches are compared", "set the rollout's samples to 2 or more"),
-    )
+    needs = NEEDS_OF_TREES
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        if not experiment.selection.keeps_groups:
-            yield Finding(
-                "the selection drops some of a problem's answers, and with them tokens that the others share",
-                "$.selection.type",
-                "choose 'all' or 'mixed_groups'",
-            )
-        objective = experiment.trainer.objective
-        if objective.needs_whole_sequences:
-            yield Finding(
-                "the objective needs whole answers, and tokens that answers share are trained in one of them"
-                " alone",
-                "$.trainer.objective.type",
-                "choose one that looks at tokens, such as 'ppo'",
-            )
-        elif objective.aggregation == "sequence":
-            yield Finding(
-                "aggregation 'sequence' would weigh tokens by the number of trained tokens of their answer,"
-                " and tokens that it shares with an earlier answer are not trained in it",
-                "$.trainer.objective.aggregation",
-                "choose 'token' or 'constant'",
-            )
+        yield from check_shared_tokens(experiment)
 
     @override
     def most_answers(self, problems: int) -> int:
