@@ -187,7 +187,7 @@ class Objective(Registrable):
         return [1 / (len(lengths) * self.constant_length)] * len(lengths)
 
     def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
-        """Returns which of a minibatch's N tokens to mark, bool [N].
+        """Chooses the tokens of a minibatch that the loss treats differently: bool [N], for its N tokens.
 
         Called before the minibatch is cut into micro-batches, with the same arguments on every rank. Called
         only with `marks_tokens`.
@@ -216,7 +216,8 @@ class Objective(Registrable):
         raise NotImplementedError(f"{type(self).__name__} precomputes nothing")
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """Computes what the loss needs of whole next-token distributions, each of shape [C], with gradient.
+        """Computes the terms of the loss that need whole next-token distributions. Each term has the shape
+        [C], with gradient.
 
         Called only with `has_terms`, for a chunk of C positions at a time, since the logits of all positions
         may not fit into memory. The logits are divided by the sampling temperature.
@@ -258,7 +259,7 @@ SKIPPED_BY_RATIO = "train/skipped_by_ratio"
 def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of a step, with losses of 0 if its mean ratio exceeds the `ratio_threshold`.
 
-    The metrics are those of the whole minibatch, so that its cut into micro-batches doesn't matter.
+    The metrics are those of the whole minibatch, so that the size of micro-batches doesn't matter.
     """
     if objective.ratio_threshold is None:
         return dict(metrics)

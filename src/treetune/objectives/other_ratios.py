@@ -147,7 +147,7 @@ class SoftAdaptive(PolicyGradient):
         advantages_N = advantages_of(batch)
         positive, negative = advantages_N.new_tensor([self.tau_positive, self.tau_negative])
         tau_N = torch.where(advantages_N > 0, positive, negative)
-        # The factor 4 / τ makes the gradient at ρ = 1 that of the ratio itself.
+        # With the factor 4 / τ, the gradient at a ratio of 1 is that of the ratio itself.
         gate_N = 4 / tau_N * torch.sigmoid(tau_N * (ratio_of(log_ratio_N) - 1))
         is_clipped_N = torch.zeros_like(gate_N, dtype=torch.bool)  # the gate stops no gradient entirely
         return -advantages_N * gate_N, is_clipped_N

@@ -173,7 +173,7 @@ class PolicyGradient(Objective):
                 kl_N = kl_N.clamp(*self.kl_clamp)
             if self.kl_reduction == "token_mean":
                 kl_loss = self.kl_coef * (batch.weights_N * kl_N).sum()
-            else:  # "sequence_sum"
+            else:  # "sequence_sum"; `sequence_weight` is 1 / the number of the minibatch's sequences
                 kl_loss = self.kl_coef * batch.sequence_weight * kl_N.sum()
             metrics["train/kl_loss"] = kl_loss.detach()
             loss = loss + kl_loss

@@ -122,6 +122,7 @@ class Preference(Objective):
         )
         loss_P, more_metrics = self.pair_loss(pairs)
         metrics = self._pair_metrics(pairs) | more_metrics
+        # `pair_weight` is 1 / the number of the minibatch's pairs.
         means = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
         return batch.pair_weight * loss_P.sum(), means
 
@@ -171,6 +172,7 @@ class DirectPreference(Preference):
     @override
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         if self.form == "ipo":
+            # IPO compares mean log-ratios per token, so that the length of an answer doesn't count.
             mean_chosen_ratio_P = pairs.chosen_ratio_P / pairs.chosen_tokens_P
             mean_rejected_ratio_P = pairs.rejected_ratio_P / pairs.rejected_tokens_P
             z_P = mean_chosen_ratio_P - mean_rejected_ratio_P

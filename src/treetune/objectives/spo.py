@@ -100,9 +100,9 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
 def rank_kl(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tensor:
     """Returns ``KL(T ‖ p) = Σ T log(T/p) - T + p``, summed over the tokens that change.
 
-    ``-T + p`` sums to 0 over these tokens, since T only permutes their probabilities. If T is detached, that
-    sum still has a gradient, which replaces the gradient of the unchanged tokens. There T is a constant equal
-    to p: ``T log(T/p)`` is 0, but its gradient isn't.
+    ``-T + p`` sums to 0 over these tokens, since T only permutes their probabilities. If T is detached,
+    ``-T + p`` still has a gradient. It replaces the gradient of the unchanged tokens: for them T equals p, so
+    that ``T log(T/p)`` is 0, but its gradient isn't.
     """
     target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
     divergence_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK

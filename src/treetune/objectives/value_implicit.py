@@ -119,9 +119,9 @@ class ValueImplicit(ClippedPolicyGradient):
     @override
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.ref_logprobs_N is not None and batch.ref_kl_N is not None, "the trainer compares them"
-        # How much each token changes the value that the policy implies (ρ − κ, see `precompute`). The changes
-        # of an answer should add up to its advantage from credit: the reward minus an estimate of the
-        # prompt's value.
+        # How much each token changes the value that the policy implies: ρ − κ, β times the log-ratio to the
+        # reference minus β times the KL to it. The changes of an answer should add up to its advantage from
+        # credit: the reward minus an estimate of the prompt's value.
         changes_N = self.beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)
         targets_N = advantages_of(batch)
         value_loss = logprobs_N.new_zeros(())
@@ -138,7 +138,8 @@ class ValueImplicit(ClippedPolicyGradient):
 
 
 def discounted_sums(values_N: Tensor, starts: Sequence[int], discount: float) -> Tensor:
-    """Returns for each token Σ_{k≥t} discount^(k−t) · value_k over the later tokens of its sequence, [N].
+    """Returns for each token t Σ_{k≥t} discount^(k−t) · value_k over the token itself and the later ones of
+    its sequence, [N].
 
     Example: ``discounted_sums(tensor([1.0, 2.0, 4.0]), [0, 2, 3], 0.5)`` is ``[2.0, 2.0, 4.0]``.
     """
