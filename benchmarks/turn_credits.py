@@ -62,9 +62,9 @@ def make_scorers() -> dict[str, Scorer]:
         "GiGPO": GroupInGroup(),
         "GiGPO, γ = 1": GroupInGroup(gamma=1.0),
         "GiGPO, γ = 1, std": GroupInGroup(gamma=1.0, std=True),
-        "turn rewards, by index": TurnRewardCredit(baseline=by_index, turns=3),
-        "turn rewards, padded": TurnRewardCredit(baseline=padded, turns=3),
-        "turn rewards, by return": TurnRewardCredit(baseline=by_return, turns=3),
+        "turn rewards, by index": TurnRewardCredit(baseline=by_index),
+        "turn rewards, padded": TurnRewardCredit(baseline=padded),
+        "turn rewards, by return": TurnRewardCredit(baseline=by_return),
         "siblings": MonteCarlo(values=Siblings()),
     }
     functions: dict[str, Scorer] = {}

@@ -97,6 +97,13 @@ def test_a_gold_without_tests_is_an_error_and_not_a_wrong_answer(gold: str) -> N
         Code().verdict(SQUARE, Problem(id="p", prompt="?", gold=gold))
 
 
+@needs_sandbox
+def test_an_empty_kind_of_tests_is_passed_over() -> None:
+    assert grade(
+        SQUARE, {"functional": "", "solution_file": "from solution import f\nassert f(2) == 4"}
+    ).correct
+
+
 # Tests use an answer as if it were in their process, and both know what stands before it.
 
 

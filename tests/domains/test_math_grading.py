@@ -18,6 +18,7 @@ from tests.domains import minerva_reference
 from tests.support.cases import cases
 from treetune.domains.graders.math import MathGrader
 from treetune.domains.graders.math_endings import find_answer, find_gold
+from treetune.domains.graders.math_kinds import TimeOfDay
 from treetune.domains.graders.minerva import Minerva, extract, lists_agree
 from treetune.vocabulary import Grade, Problem
 
@@ -319,6 +320,27 @@ def test_answers_of_forty_kinds_are_graded_as_their_templates_say() -> None:
 )
 def test_a_difference_of_kind_or_of_one_digit_decides(answer: str, gold: str, verdict: bool) -> None:
     assert right(answer, gold) is verdict
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal"),
+    [
+        ("24:00", "12:00 am", True),
+        ("24:00", "midnight", True),
+        ("24:00", "0:00", True),
+        ("24:00", "12:00 pm", False),
+        ("12:00", "24:00", False),
+    ],
+)
+def test_the_hour_24_is_midnight(answer: str, gold: str, equal: bool) -> None:
+    answer_time, gold_time = TimeOfDay.read(answer), TimeOfDay.read(gold)
+    assert answer_time is not None and gold_time is not None
+    assert answer_time.equals(gold_time) is equal
+
+
+@pytest.mark.parametrize("text", ["24:30", "24:00:01", "25:00"])
+def test_there_is_no_time_after_24_00(text: str) -> None:
+    assert TimeOfDay.read(text) is None
 
 
 def test_an_empty_gold_is_no_answers_gold() -> None:

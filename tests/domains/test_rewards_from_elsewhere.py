@@ -83,6 +83,27 @@ def test_what_else_is_counted_is_kept_and_what_does_not_apply_is_no_answer() -> 
     assert FunctionGrader(path="foreign_rewards.py:for_sums_alone").grade("4", others).outcome == "no_answer"
 
 
+def test_weighted_functions_that_all_return_none_give_no_answer() -> None:
+    def right(completion: Any) -> float | None:
+        return 1.0 if "4" in str(completion) else None
+
+    def never(completion: Any) -> None:
+        return None
+
+    row = {"prompt": "2 + 2?", "gold": "4", "domain": "", "data": {}, "messages": []}
+
+    def rewards(text: str) -> list[float]:
+        turn = [{"role": "assistant", "content": text}]
+        rubric = SimpleNamespace(funcs=[right, never], weights=[0.5, 1.0])
+        given, _ = foreign.grade_answer(
+            rubric, "rubric", text, {**row, "transcript": (text, [turn], [0.0])}, {}
+        )
+        return given
+
+    assert rewards("4") == [0.5]
+    assert rewards("five") == []
+
+
 def test_completions_are_conversations_where_prompts_are() -> None:
     chat = replace(PROBLEM, messages=(Message("system", "Add."), Message("user", "2 + 2?")))
     grader = FunctionGrader(path="foreign_rewards.py:of_chats")

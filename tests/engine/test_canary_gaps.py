@@ -123,6 +123,17 @@ def test_one_token_far_off_is_refused_in_float32_and_rounding_in_bfloat16() -> N
     assert judge(probes([0.0] * 64, [2e-4] + [0.0] * 63), [], FP32).problem is not None
 
 
+def test_the_mean_of_too_few_tokens_is_not_judged() -> None:
+    def judged(tokens: int, gap: float) -> str | None:
+        probe = Probe(token_array((1,)), token_array(range(tokens)), [0.0] * tokens, [gap] * tokens)
+        return judge([probe], [], BF16).problem
+
+    assert judged(1, 1.1 * BF16.mean) is None
+    assert judged(15, 1.1 * BF16.mean) is None
+    assert judged(16, 1.1 * BF16.mean) is not None
+    assert judged(1, 1.1 * BF16.largest) is not None
+
+
 def test_log_probs_that_are_no_numbers_are_refused() -> None:
     found = judge(probes([math.nan] + [0.0] * 63, [0.0] * 64), [], BF16)
     assert found.problem is not None

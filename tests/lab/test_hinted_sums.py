@@ -70,6 +70,10 @@ def test_the_teachers_value_is_only_known_without_a_hint() -> None:
         ("3+8=11\n11+5=16\n#17", 0, 1, 0),
         ("#16\n3+8=11\n11+5=16\n#16", 1, 0, 1),
         ("#160\n3+8=11\n11+5=16\n#16", 1, 0, 1),
+        ("3+8=11\n11+5=16\n#16\n", 0, 0, 0),  # the grader strips white space
+        ("3+8=11\n11+5=16\n#016", 0, 0, 0),  # and leading zeros
+        ("3+8=11\n11+5=17\n#016", 1, 1, 0),
+        ("3+8=11\n11+5=16\n#\n", 0, None, 0),
         ("3+8=116\n", 0, None, 0),  # 16 is only a part of a number
         ("#16", 1, None, 1),
         ("", 0, None, 0),

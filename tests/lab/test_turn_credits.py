@@ -73,7 +73,7 @@ def test_the_language_of_further_turns_is_that_of_the_closed_form() -> None:
     # The derivative by the logit of "another turn" against "end" is that by the logit of action 0.
     assert table.true_gradient[[0, 2]] == pytest.approx(language.true_gradient())
     for answers in (2, 3):
-        credit = TurnRewardCredit(baseline=by_index, turns=3)
+        credit = TurnRewardCredit(baseline=by_index)
         score = score_group_credit(table, credit, answers)
         gradient = gradient_of_ordered_groups(table, advantages_by_index, answers)
         assert score.error == pytest.approx(error_of(table, gradient))
@@ -148,8 +148,8 @@ def test_the_bias_of_gigpo_is_that_of_its_formula_over_all_ordered_groups(name: 
 UNBIASED: dict[str, Credit] = {
     "RLOO": Rloo(),
     "siblings": MonteCarlo(values=Siblings()),
-    "padded": TurnRewardCredit(baseline=padded, turns=3),
-    "by return": TurnRewardCredit(baseline=by_return, turns=3),
+    "padded": TurnRewardCredit(baseline=padded),
+    "by return": TurnRewardCredit(baseline=by_return),
 }
 
 

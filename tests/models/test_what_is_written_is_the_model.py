@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from treetune.models.lora import Lora
 from treetune.models.policy_files import read_policy, write_for_engine, write_policy
 from treetune.models.pretrained import PretrainedModel
-from treetune.models.saved_weights import architecture_of, saved_weights
+from treetune.models.saved_weights import Architecture, architecture_of, saved_weights
 from treetune.models.tokenizer import character_tokenizer
 
 TOKENIZER = character_tokenizer("0123456789+= ", 64)
@@ -158,3 +158,16 @@ def test_adapters_on_experts_are_refused_and_those_on_layers_are_merged(kind: st
     lora = Lora(target_modules=("q_proj", "o_proj"))
     lora.apply(model, 0)
     assert set(lora.merged(saved_weights(model))) == names
+
+
+def test_weights_that_transformers_does_not_save_may_be_missing_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = made("llama")
+    architecture = Architecture(model.config)
+    ignored = "model.norm.weight"
+    monkeypatch.setattr(architecture.skeleton, "_keys_to_ignore_on_save", [ignored])
+    names = set(saved_weights(model))
+    assert ignored in architecture.tied
+    for passed in (names, names - {ignored}):
+        architecture.refuse_other_weights(passed, "a test")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -168,6 +170,26 @@ def test_the_overlong_penalty_is_dapos_with_its_lengths() -> None:
     found = {length: overlong_bonus(length, longest=20480, cache=4096) for length in expected}
     assert found == pytest.approx(expected, abs=1e-12)
     assert [overlong_bonus(length, 10, 10) for length in (0, 5, 10)] == [0.0, -0.5, -1.0], "all of it cache"
+
+
+@pytest.mark.parametrize(("weight", "findings"), [(1.0, 1), (0.0, 0)])
+def test_the_cache_is_compared_with_the_smallest_budget_of_a_trained_domain(
+    weight: float, findings: int
+) -> None:
+    class OfADomain(mdp.LetterTask):
+        domain = SimpleNamespace(weight=weight)
+
+        def adjust_sampling(self, params: Any) -> Any:
+            return replace(params, max_tokens=10)
+
+    tasks = [mdp.LetterTask(), OfADomain()]
+    experiment: Any = SimpleNamespace(
+        rollout=SingleTurn(samples=4, max_tokens=100), task=SimpleNamespace(parts=lambda: tasks)
+    )
+    assert not list(OverlongPenalty(cache=10).check(experiment))
+    found = list(OverlongPenalty(cache=11).check(experiment))
+    assert len(found) == findings
+    assert all("the smallest max_tokens of a domain is 10" in finding.what for finding in found)
 
 
 def test_the_length_penalty_is_kimis() -> None:

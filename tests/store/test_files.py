@@ -75,6 +75,25 @@ def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
+def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = folder_of(tmp_path / "0002", ("old",), "old")
+    new = folder_of(tmp_path / ".0002.partial", ("new",), "new")
+    rename = Path.rename
+
+    def fail_for_new(path: Path, target: Path) -> Path:
+        if path == new:
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with pytest.raises(OSError, match="Input/output error"):
+        replace_folder(new, old)
+    assert contents(old) == {"old": "old"}
+    assert sorted(tmp_path.iterdir()) == [new, old]
+
+
 def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
     place = folder_of(tmp_path / "weights", ("old",), "old")
 

@@ -143,9 +143,12 @@ def test_a_full_disk_is_named_and_the_torn_row_is_cut_off_later(
         def close(self) -> None:
             self.file.close()
 
+    assert journal.get("a") == ["a", 1], "the index exists before the row is lost"
     monkeypatch.setattr(journal, "_file", Full(journal._file))
     with pytest.raises(OSError, match=r"No space left on device: .*journal.jsonl"):
         journal.add(["b", 2])
     assert not path.read_bytes().endswith(b"\n")
+    assert journal.get("b") is None, "the row is lost"
     journal.add(["c", 3])
+    assert [journal.get(key) for key in "abc"] == [["a", 1], None, ["c", 3]]
     assert list(read_rows(path)) == [["a", 1], ["c", 3]]

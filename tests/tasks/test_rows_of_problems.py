@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from treetune.contracts import Finding
@@ -14,7 +16,7 @@ from treetune.findings import missing_requirements
 from treetune.main import main
 from treetune.tasks.base import Task
 from treetune.tasks.rows import Gsm8k
-from treetune.tasks.sources import OnDisk, OnHub, count_rows, no_such_file, read_rows
+from treetune.tasks.sources import OnDisk, OnHub, count_rows, distinct_texts, no_such_file, read_rows
 
 ROWS = [
     {
@@ -270,3 +272,24 @@ def test_a_carriage_return_within_a_row_does_not_make_it_two(tmp_path: Path) -> 
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"question": "1 + 1?",\r "answer": "2"}\r\n{"question": "2?", "answer": "2"}\n')
     assert count_rows(path) == len([*read_rows(path)]) == 2
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_only_texts_are_distinct_texts(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    if suffix == ".jsonl":
+        path.write_text('{"a": ["x"]}\n{"a": "y"}\n{"a": {"b": 1}}\n{"a": "y"}\n{}\n{"a": 3}\n')
+        assert distinct_texts(path, "a") == ["y"]
+    else:
+        pq.write_table(pa.table({"a": [["x"], ["y"]], "b": ["z", "z"]}), path)
+        assert distinct_texts(path, "a") == []
+        assert distinct_texts(path, "b") == ["z"]
+
+
+@pytest.mark.parametrize("name", ["absent.jsonl", "absent.parquet", "rows.csv"])
+def test_other_files_are_refused_by_whatever_reads_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    path = tmp_path / name
+    for read in (count_rows, lambda path: distinct_texts(path, "a"), lambda path: [*read_rows(path)]):
+        with pytest.raises(ValueError, match=r"there is no file|should end in"):
+            read(path)

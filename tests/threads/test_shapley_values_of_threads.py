@@ -247,6 +247,29 @@ def test_a_block_has_exact_values_where_random_orders_need_as_many_sets(threads:
     assert credit.continuations(1, 1.0, threads)[1] == sets
 
 
+@pytest.mark.parametrize(
+    "credit",
+    [
+        ThreadShapley(samples=1),
+        ThreadShapley(samples=1, weights="leave_one_out"),
+        ThreadShapley(samples=1, exact_threads=7, permutations=1),
+        ThreadShapley(samples=1, exact_threads=2, permutations=3),
+    ],
+    ids=str,
+)
+def test_the_most_sets_of_an_answer_are_those_of_the_worst_division_into_blocks(
+    credit: ThreadShapley,
+) -> None:
+    most_sets = [0]  # by the number of threads of the answer
+    for threads in range(1, 25):
+        divisions = [credit._most_sets(size) + most_sets[threads - size] for size in range(1, threads + 1)]
+        most_sets.append(max(divisions))
+        bound = credit.continuations(1, 1.0, threads)[1]
+        sets_per_thread = max(credit._most_sets(size) / size for size in range(1, threads + 1))
+        assert most_sets[-1] <= bound <= threads * sets_per_thread
+    assert ThreadShapley(samples=1, weights="leave_one_out").continuations(1, 1.0, 10)[1] == 20
+
+
 def expected_gradient(advantage: str) -> dict[tuple[str, tuple[int, ...]], float]:
     """Of the threads' bits, by what they were sampled after: the main bit. Σ p · A · ∂ log p / ∂ logit."""
     gradient: dict[tuple[str, tuple[int, ...]], float] = {}

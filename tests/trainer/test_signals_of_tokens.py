@@ -144,6 +144,16 @@ def test_the_mass_is_what_the_engines_log_probs_are_more_than_the_whole_distribu
     assert Nucleus(top_p, top_k).is_all == (top_p == 1.0 and top_k == -1)
 
 
+def test_a_label_beyond_the_cut_counts_unless_an_equal_token_was_kept() -> None:
+    probs = torch.tensor([[0.4, 0.2, 0.2, 0.15, 0.05]] * 5)
+    labels = torch.arange(5)
+    top_k = Nucleus(top_k=2).log_mass(probs.log(), labels).exp()
+    assert top_k.tolist() == pytest.approx([0.6, 0.6, 0.6, 0.75, 0.65])
+    both = Nucleus(top_p=0.5, top_k=2).log_mass(probs.log(), labels).exp()  # 0.4 are more than half of 0.6
+    assert both.tolist() == pytest.approx([0.4, 0.6, 0.6, 0.55, 0.45])
+    assert torch.isnan(Nucleus(top_p=0.5, top_k=2).log_mass(probs.log() * torch.nan, labels)).all()
+
+
 def louder_model() -> torch.nn.Module:
     """Less even distributions, of which a nucleus is a part."""
     model = tiny_model()

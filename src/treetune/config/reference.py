@@ -105,7 +105,7 @@ def objects_within(annotation: Any) -> Iterator[type]:
         contained_types = schema.members(inner)
     for contained in contained_types:
         # `members` returns a type that isn't a union as its only member, and such a type holds nothing.
-        if contained is not inner and contained is not Ellipsis:
+        if contained is not inner:
             yield from objects_within(contained)
 
 

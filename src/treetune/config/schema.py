@@ -205,10 +205,8 @@ def holds_parts(annotation: Any) -> bool:
         _, inner_types = container
     else:
         inner_types = members(annotation)
-    # `members` returns the annotation itself if it isn't a union, and ``tuple[int, ...]`` has an Ellipsis.
-    return any(
-        holds_parts(inner) for inner in inner_types if inner is not annotation and inner is not Ellipsis
-    )
+    # `members` returns the annotation itself if it isn't a union.
+    return any(holds_parts(inner) for inner in inner_types if inner is not annotation)
 
 
 def describe(annotation: Any) -> str:

@@ -237,7 +237,8 @@ async def _awaited(result: Any) -> Any:
 def grade_answer(function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]) -> Any:
     """Grades an answer with a reward function, or with several weighted ones.
 
-    Returns the turns' rewards and metrics, or the function's `Grade` if it returns one. Weighted functions
+    Returns the turns' rewards and metrics, or the function's `Grade` if it returns one. There are no rewards
+    if the function, or each of the weighted ones, returned None: the answer has no answer. Weighted functions
     are those of a rubric (`funcs` and `weights`), of an environment's `rubric`, or of a task's class
     (verifiers, from 0.3).
 
@@ -250,14 +251,19 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
     weighted_functions, objects = _weighted_functions(function, row)  # none for a plain function
     if weighted_functions:
         total, numbers = [0.0] * len(steps), {}
+        has_rewards = False
         row = {**row, "data": {**row["data"], **objects}}  # the functions get these by their names, too
         for part, weight in weighted_functions:
             _, by_name = call_arguments(inspect.signature(part).parameters, response, row, state)
             rewards, _ = read_rewards(part(**by_name), part.__name__, len(steps))
             numbers[f"rewards/{part.__name__}"] = sum(rewards)
             # `rewards` is empty if the function returned None, which adds nothing.
+            has_rewards |= bool(rewards)
             pairs = zip_longest(total, rewards, fillvalue=0.0)
             total = [sum_so_far + weight * reward for sum_so_far, reward in pairs]
+        # A function that returns None may still have set the rewards of steps.
+        if not has_rewards and [step["reward"] for step in steps] == step_rewards_before:
+            total = []
     else:
         in_order, by_name = call_arguments(inspect.signature(function).parameters, response, row, state)
         result = function(*in_order, **by_name, **arguments)

@@ -12,7 +12,8 @@ from treetune.engine.base import Tolerance
 from treetune.vocabulary import TokenIds
 
 FEWEST_TOKENS = 16
-"""The fewest tokens from which old weights can be distinguished from new ones."""
+"""The fewest tokens whose mean difference is judged. With fewer, the standard error of the mean is unreliable
+(of a single token it is 0). Every token is judged by `Tolerance.largest`."""
 
 SIGNIFICANT = 4.0
 """A mean difference counts as positive if it is at least this many standard errors above 0."""
@@ -61,7 +62,7 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
             f" {tolerance.largest:.3g} that engines.policy.canary_tolerance allows"
         )
     # Not `mean > tolerance.mean`: the mean of so few tokens may exceed the bound by chance.
-    elif _is_positive([gap - tolerance.mean for gap in gaps]):
+    elif len(gaps) >= FEWEST_TOKENS and _is_positive([gap - tolerance.mean for gap in gaps]):
         problem = (
             f"the engine's log-probs differ from the trainer's by {mean:.3g} in the mean (and by up to"
             f" {largest:.3g}), more than the engines.policy.canary_tolerance of {tolerance.mean:.3g}"

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from treetune.rollouts.numbers import Number, NumberGroup
 from treetune.seeds import derived_random
-from treetune.tasks.arithmetic import MARKER, AdditionChain
+from treetune.tasks.arithmetic import ANSWER_AFTER_MARKER, MARKER, AdditionChain
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem, TextCodec, Trajectory
 
@@ -120,14 +120,16 @@ def leaks(text: str, problem: Problem) -> dict[str, float]:
     Example: for ``3+8+5=\n``, the answer ``3+8=11\n11+5=17\n#16`` has
     ``{"underived": 1.0, "contradicted": 1.0, "repeated_hint": 0.0}``.
     """
-    # As a whole number: 16 isn't stated by 116.
-    states_gold = problem.gold in re.findall(r"\d+", text)
+    # Numbers are compared as the grader compares them: 016 is 16. 16 isn't stated by 116.
+    states_gold = any(ANSWER_AFTER_MARKER.verdict(number, problem) for number in re.findall(r"\d+", text))
     is_derived = text.startswith(derivation(problem.data["numbers"]))
     numbers = {"underived": float(states_gold and not is_derived)}
-    lines, marker, result = text.rpartition(MARKER)
+    lines, _, _ = text.rpartition(MARKER)
+    result = ANSWER_AFTER_MARKER.extract(text, problem)
     results_of_lines = re.findall(r"=(\d+)\n", lines)
-    if marker and result and results_of_lines:  # one of them is missing in an answer that was cut off
-        numbers["contradicted"] = float(result != results_of_lines[-1])
+    if result is not None and results_of_lines:  # one of them is missing in an answer that was cut off
+        agrees = ANSWER_AFTER_MARKER.verdict(result, replace(problem, gold=results_of_lines[-1]))
+        numbers["contradicted"] = 1.0 - agrees
     before_first_sum, _, _ = text.partition("=")
     numbers["repeated_hint"] = float(MARKER in before_first_sum)
     return numbers

@@ -81,14 +81,28 @@ class Nucleus(NamedTuple):
         The engine reports ``log(p / mass)`` of a sampled token, since it normalises the remaining
         probabilities. The cut is vLLM's: first top-k, then of these the most likely tokens whose sum reaches
         `top_p`. The label always counts, since the engine has sampled it, even if rounding would cut it off.
+
+        Of tokens that are as likely as the k-th, as many are kept as make k, as on GPUs in vLLM's Triton
+        kernel. On CPUs vLLM keeps all of them, and log-probs then differ from the engine's.
         """
         with torch.no_grad():
-            probs_CV, order_CV = logits_CV.softmax(-1).sort(dim=-1, descending=True, stable=True)
-            if 0 < self.top_k < probs_CV.shape[-1]:
+            probs_CV = logits_CV.softmax(-1)
+            label_probs_C1 = probs_CV.gather(-1, labels_C[:, None])
+            probs_CV, order_CV = probs_CV.sort(dim=-1, descending=True, stable=True)
+            has_top_k = 0 < self.top_k < probs_CV.shape[-1]
+            if has_top_k:
                 probs_CV[:, self.top_k :] = 0
             mass_before_CV = probs_CV.cumsum(-1) - probs_CV  # of all likelier tokens
             is_kept_CV = mass_before_CV < self.top_p * probs_CV.sum(-1, keepdim=True)
-            is_kept_CV |= order_CV == labels_C[:, None]
+            if has_top_k:
+                is_kept_CV[:, self.top_k :] = False  # with rounding, a probability of 0 may have been kept
+            # The kept tokens come first. `clamp` is for NaN, with which no token is kept.
+            last_kept_C1 = (is_kept_CV.sum(-1, keepdim=True) - 1).clamp(min=0)
+            # A label as likely as the last kept token is one that the engine kept in place of it.
+            is_cut_off_C1 = label_probs_C1 < probs_CV.gather(-1, last_kept_C1)
+            is_label_CV = order_CV == labels_C[:, None]
+            probs_CV = torch.where(is_label_CV, label_probs_C1, probs_CV)  # also where top-k made it 0
+            is_kept_CV |= is_label_CV & is_cut_off_C1
             return (probs_CV * is_kept_CV).sum(-1).log().clamp(max=0.0)
 
 

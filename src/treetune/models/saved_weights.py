@@ -67,7 +67,8 @@ class Architecture:
 
     @cached_property
     def tied(self) -> frozenset[str]:
-        """The names in memory that tied weights have in addition to their name in `names`.
+        """The names in memory that `names` leaves out: further names of tied weights, and weights that
+        transformers doesn't save (`_keys_to_ignore_on_save`).
 
         Example: ``{"lm_head.weight"}`` of a model whose output layer shares the tensor
         ``model.embed_tokens.weight``.
@@ -82,12 +83,12 @@ class Architecture:
         """Raises ValueError unless the weights with these names are those of the architecture.
 
         Args:
-            names: The names of the weights in memory. `self.tied` has further names of tied weights. They may
-                be among `names`, and need not be.
+            names: The names of the weights in memory. Those of `self.tied` may be among them, and need not
+                be.
             where: What the weights are for, as the message names it.
         """
         given_names = set(names)
-        missing = self.names - given_names - self.tied
+        missing = self.names - given_names
         unexpected = given_names - self.names - self.tied
         faults = []
         if missing:

@@ -144,10 +144,21 @@ class OverlongPenalty(Shaping):
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
-        if sampling is not None and self.cache > sampling.max_tokens:
+        if sampling is None:
+            return  # `needs` reports it
+        # A domain of a mixture may have fewer tokens than the rollout. One of weight 0 is only measured.
+        smallest = sampling.max_tokens
+        for task in experiment.task.parts():
+            domain = getattr(task, "domain", None)
+            if domain is None or domain.weight > 0:
+                smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
+        if self.cache > smallest:
+            whose = "the rollout's max_tokens is"
+            if smallest < sampling.max_tokens:
+                whose = "the smallest max_tokens of a domain is"
             yield Finding(
-                f"the cache has {self.cache} tokens, and the rollout's max_tokens is {sampling.max_tokens}:"
-                " an answer of no token would be punished",
+                f"the cache has {self.cache} tokens, and {whose} {smallest}: an answer of no token would be"
+                " punished",
                 "cache",
                 "make it smaller",
             )

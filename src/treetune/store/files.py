@@ -178,7 +178,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def replace_folder(finished: Path, path: Path) -> None:
-    """Renames a finished folder to `path`, and deletes the earlier one."""
+    """Renames a finished folder to `path`, and deletes the earlier one. If it can't be renamed, the earlier
+    one stays at `path`."""
     # Synced first: after a power cut, the new name may otherwise lead to files without content.
     for folder, _, names in os.walk(finished):
         for name in names:
@@ -188,7 +189,12 @@ def replace_folder(finished: Path, path: Path) -> None:
     try:
         if path.exists():
             path.rename(earlier)
-        finished.rename(path)
+        try:
+            finished.rename(path)
+        except OSError:
+            if earlier.exists():
+                earlier.rename(path)
+            raise
         sync(path.parent)
     finally:
         shutil.rmtree(earlier, ignore_errors=True)

@@ -126,6 +126,7 @@ class Journal(AbstractContextManager["Journal"]):
             except OSError as error:
                 # The next row opens the file anew, and cuts off what was written of a line.
                 self._close_file()
+                self._index = None  # it has the positions of rows that are not in the file
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self, *, durable: bool = False) -> None:

@@ -206,10 +206,9 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
     Raises ValueError for a file that doesn't exist or can't be read. Also raises ValueError if golds
     (reference answers) have nulls that probably stand for missing keys (`refuse_unclear_nulls`).
     """
-    if path.suffix in (".jsonl", ".json"):
+    _refuse_other_files(path)
+    if path.suffix != ".parquet":
         yield from json_lines(path)
-    elif path.suffix != ".parquet":
-        raise ValueError(f"{path} should end in .parquet, .jsonl or .json")
     else:
         with _parquet(path) as file:
             names = [name for name in file.schema_arrow.names if columns is None or name in columns]
@@ -222,7 +221,12 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]
 
 
 def count_rows(path: Path) -> int:
-    """Returns the number of rows of a Parquet or JSON-lines file. Raises the same as `read_rows`."""
+    """Returns the number of rows of a file that `read_rows` reads.
+
+    Raises ValueError for a file that doesn't exist or can't be read. The lines of a JSON-lines file are
+    counted without reading the JSON in them.
+    """
+    _refuse_other_files(path)
     if path.suffix == ".parquet":
         with _parquet(path) as file:
             return int(file.metadata.num_rows)
@@ -233,16 +237,36 @@ def count_rows(path: Path) -> int:
 
 
 def distinct_texts(path: Path, column: str) -> list[str]:
-    """Returns the different texts in a column, in the order of their first rows. Raises the same as
-    `read_rows`."""
+    """Returns the different texts in a column of a file that `read_rows` reads, in the order of their first
+    rows. Other values are left out.
+
+    Raises ValueError for a file that doesn't exist or can't be read.
+    """
+    _refuse_other_files(path)
     if path.suffix == ".parquet":
+        import pyarrow as pa
+
         with _parquet(path) as file:
             if column not in file.schema_arrow.names:
                 return []
-            values = file.read([column])[column].unique().to_pylist()
-    else:
-        values = list(dict.fromkeys(row[column] for _, row in json_lines(path) if column in row))
-    return [value for value in values if isinstance(value, str)]
+            values = file.read([column])[column]
+            if pa.types.is_nested(values.type):  # lists and objects are not texts, and `unique` refuses them
+                return []
+            return [value for value in values.unique().to_pylist() if isinstance(value, str)]
+    texts: dict[str, None] = {}  # a dictionary keeps the order
+    for _, row in json_lines(path):
+        value = row.get(column)
+        if isinstance(value, str):
+            texts[value] = None
+    return list(texts)
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Raises ValueError for a file that isn't of a known kind or doesn't exist."""
+    if path.suffix not in (".parquet", ".jsonl", ".json"):
+        raise ValueError(f"{path} should end in .parquet, .jsonl or .json")
+    if not path.is_file():
+        raise ValueError(no_such_file(path))
 
 
 @contextmanager

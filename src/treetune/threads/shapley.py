@@ -129,11 +129,23 @@ class ThreadShapley(Credit):
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         usual_sets = self._most_sets(THREADS_OF_A_BLOCK)
-        # `limit` is the largest length of an answer in tokens, so an answer has at most `limit` threads. A
-        # block of all these threads has the most sets, with one exception: of large blocks only random orders
-        # are sampled, so a block of `exact_threads` threads may have more sets.
-        most_sets = max(self._most_sets(self.exact_threads), self._most_sets(limit))
+        # `limit` is the largest length of an answer in tokens, so the blocks of an answer have at most
+        # `limit` threads together. No division into blocks has more sets than if every thread had those of a
+        # thread of the block size with the most sets per thread.
+        most_sets = max(limit * self._most_sets(size) // size for size in self._block_sizes(limit))
         return answers * usual_sets * self.samples, answers * most_sets * self.samples
+
+    def _block_sizes(self, most_threads: int) -> list[int]:
+        """Returns block sizes of which one has the most sets per thread, of all sizes up to `most_threads`.
+
+        Up to the largest block with exact values, the sets per thread never become fewer with the size (2, 2,
+        8/3, 4, …). With random orders, as with `leave_one_out`, they are a + b / size, which is the largest
+        at one of both ends.
+        """
+        largest_exact = 1
+        while largest_exact < most_threads and self._has_exact_values(largest_exact + 1):
+            largest_exact += 1
+        return sorted({1, largest_exact, min(largest_exact + 1, most_threads), most_threads})
 
     def _most_sets(self, threads: int) -> int:
         """Returns how many sets of a block's threads have a worth at most."""

@@ -23,7 +23,8 @@ _MOST_PARTS_OF_A_RATIO = 8
 class TimeOfDay:
     """A time of the day, such as ``4:30 p.m.``. For ``4 p.m.`` `minute` is None.
 
-    `half` is "am", "pm", or "" if it isn't given. `is_sure` is False for ``1:20``, which may be a ratio.
+    `hour` is from 0 to 23; ``24:00`` has the hour 0. `half` is "am", "pm", or "" if it isn't given.
+    `is_sure` is False for ``1:20``, which may be a ratio.
     """
 
     hour: int
@@ -48,7 +49,9 @@ class TimeOfDay:
             return None
         hour, minute = int(match["hour"]), None if match["minute"] is None else int(match["minute"])
         second = None if match["second"] is None else int(match["second"])
-        if hour > 24 or (minute or 0) >= _SIXTY or (second or 0) >= _SIXTY:
+        if (hour, minute or 0, second or 0) == (24, 0, 0):
+            hour = 0  # 24:00 is midnight
+        if hour > 23 or (minute or 0) >= _SIXTY or (second or 0) >= _SIXTY:
             return None
         half = _half_of_day(match["half"] or "")
         if half and not 1 <= hour <= 12:

@@ -47,8 +47,8 @@ class TurnAnswer(NamedTuple):
     probability: float
 
 
-Baseline: TypeAlias = Callable[[TurnAnswer, Sequence[TurnAnswer], int, int], float]
-"""The baseline of an answer's turn t (from 0), from the group's other answers and the number of turns."""
+Baseline: TypeAlias = Callable[[TurnAnswer, Sequence[TurnAnswer], int], float]
+"""The baseline of an answer's turn t (from 0), from the group's other answers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class TurnLanguage:
             probability = math.prod(answer.probability for answer in (first, *others))
             # After the last turn that an answer can have, there is nothing to choose.
             for turn in range(min(len(first.rewards), self.turns - 1)):
-                advantage = sum(first.rewards[turn:]) - baseline(first, others, turn, self.turns)
+                advantage = sum(first.rewards[turn:]) - baseline(first, others, turn)
                 went_on = len(first.rewards) > turn + 1
                 # c is the probability of going on after this turn. The derivative of the log-probability of
                 # the choice by its logit is 1 − c if the answer went on, and −c if it ended.
@@ -117,12 +117,11 @@ class TurnLanguage:
         return gradient
 
 
-def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
+def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float:
     """Returns the baseline "by index": a sum over the answer's own turns from `turn` on.
 
     A turn adds the mean reward that the other answers have in their turn of the same number. It adds 0 if no
-    other answer has that turn. `turns` is the largest number of turns: every `Baseline` gets it, and this one
-    doesn't need it.
+    other answer has that turn.
     """
     total = 0.0
     for number in range(turn, len(answer.rewards)):
@@ -131,12 +130,12 @@ def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns:
     return total
 
 
-def padded(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
+def padded(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float:
     """Returns the sum of the mean rewards of all turns from `turn` on, ended answers earning 0."""
     return sum(sum(other.rewards[turn:]) for other in others) / len(others)
 
 
-def by_return(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int, turns: int) -> float:
+def by_return(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float:
     """Returns the mean return from `turn` on, of the others that have this turn."""
     returns = [sum(other.rewards[turn:]) for other in others if len(other.rewards) > turn]
     return sum(returns) / len(returns) if returns else 0.0
@@ -148,8 +147,6 @@ class TurnRewardCredit(TokenCredit):
     `type`: the credit exists to be measured."""
 
     baseline: Baseline
-    turns: int
-    """The largest number of turns of an answer."""
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
@@ -160,7 +157,7 @@ class TurnRewardCredit(TokenCredit):
             others = turn_answers[:number] + turn_answers[number + 1 :]
             row: list[float] = []
             for turn, end in enumerate(answer.step_ends):
-                baseline = self.baseline(turn_answer, others, turn, self.turns)
+                baseline = self.baseline(turn_answer, others, turn)
                 advantage = sum(turn_answer.rewards[turn:]) - baseline
                 tokens_of_turn = end - len(row)
                 row += [advantage] * tokens_of_turn
