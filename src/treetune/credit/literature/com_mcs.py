@@ -65,6 +65,8 @@ class CompoundValues(OverAnother):
                 continue
             mixture = (1 - c) * value.value + c * after.value
             variance = (1 - c) ** 2 * value.variance + c**2 * after.variance
+            # The baseline stays that of the unmixed value, because the mixture depends on tokens after the
+            # state.
             mixed.append(value._replace(value=mixture, variance=variance, baseline=value.baseline_or_value))
             after = value
         return mixed[::-1]

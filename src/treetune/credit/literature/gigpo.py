@@ -100,8 +100,11 @@ class GroupInGroup(TokenCredit):
         return rows
 
     def _returns(self, answer: Trajectory, turns: int) -> list[float]:
-        """Returns G_t for each turn. The last turn's reward is the answer's minus those of the other turns,
-        so that it includes the bonus of shaping."""
+        """Returns each turn's G_t, the discounted sum of rewards from the turn on.
+
+        The last turn's reward is the answer's minus those of the other turns, so that it includes the bonus
+        of shaping.
+        """
         # An environment that doesn't reward turns leaves `step_rewards` empty.
         early_rewards = list(answer.step_rewards[:-1]) or [0.0] * (turns - 1)
         returns = [answer.reward - sum(early_rewards)]  # from the last turn to the first

@@ -91,6 +91,7 @@ def summed_traces(tokens: int, decay: float, trace: Trace = "recent", floor: flo
     # By the token t: its trace falls with the lag, but not below this.
     least_T = np.full(tokens, floor)
     if trace == "both":
+        # decay^t equals `decayed_T` at index t, so the array is used by token here.
         least_T = np.maximum(least_T, decayed_T)
     # The number of lags of each token: from 0 at the token itself to that of the last token.
     lags_T: Column = tokens - np.arange(tokens)

@@ -151,7 +151,8 @@ class ImplicitReward(Credit):
         texts = [ScoredText(answer.prompt_ids, answer.response_ids) for answer in answers]
         scores, metrics = score_texts(context, texts, "reference")
         plain_episodes = [make_episode(context, answer) for answer in answers]
-        rewards_by_answer: list[Column] = []  # r, of the sampled tokens alone
+        # r_t = β (log π_φ − log π_old) of each token; _T: an array over the answer's tokens
+        rewards_by_answer: list[Column] = []  # of the sampled tokens alone
         for episode, model_T in zip(plain_episodes, scores, strict=True):
             assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
             policy_T = np.asarray(episode.behaviour_logprobs, np.float64)

@@ -63,8 +63,12 @@ class JamesStein(Credit):
 
 
 def shrinkage_and_target(others: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Returns λ and M, the number that a problem's mean is shrunk towards, from the rewards of the other
-    problems' answers. Without other problems λ is 0."""
+    """Returns the shrinkage λ (the weight of M in the baseline), and M, the mean of the other problems' mean
+    rewards. Without other problems, λ is 0.
+
+    Args:
+        others: The rewards of the answers to each of the other problems.
+    """
     if not others:
         return 0.0, 0.0
     means = [mean(rewards) for rewards in others]

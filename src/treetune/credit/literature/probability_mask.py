@@ -54,6 +54,7 @@ class ProbabilityMask(OverAnotherCredit):
             if trained.any():
                 rows.append(replace(episode, trained=trained))
             else:
-                # A credit returns a row for each answer, and the trainer takes none without a trained token.
+                # A credit must return a row for each answer, and the trainer takes no row without a trained
+                # token. So this row keeps its tokens, with the advantage 0.
                 rows.append(replace(episode, advantages=episode.advantages * 0.0))
         return rows

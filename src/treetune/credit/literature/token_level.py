@@ -93,6 +93,7 @@ def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
     import numpy as np
 
     (tree,) = trees_of(answers)
+    # For each answer, its number of first tokens shared with each of the N answers.
     shared_with_all = shared_tokens(tree)
     masks = []
     for index, answer in enumerate(answers):

@@ -141,6 +141,7 @@ class Trace(GoldScores, Credit):
         values_of_steps = values + [last_value] * (steps - len(values))
         unknown_errors = [math.inf] * steps  # the values are no means of samples
         rows = self.states.step_rows(answer, advantages, values_of_steps, unknown_errors)
+        # The steps end at the states.
         cut_at_states = replace(answer, step_ends=rows.ends)
         return make_episode(context, cut_at_states, rows.advantages, rows.values, rows.errors)
 
@@ -148,7 +149,8 @@ class Trace(GoldScores, Credit):
 def log_gap_values(mean_logprobs: Sequence[float], offset: float) -> list[float]:
     """Returns the value V_i = log(d_0 / d_i) of each state i, with the gap d_i = −ℓ_i + `offset`.
 
-    ℓ_i is the mean log-prob of the tokens of the reference answer, directly after state i.
+    ℓ_i is the mean log-prob of the tokens of the reference answer, directly after state i. `offset` (above 0)
+    keeps a gap above 0.
 
     Example: ``log_gap_values([-1.9, -0.9, -0.4], 0.1)`` is about ``[0.0, 0.69, 1.39]``.
     """

@@ -261,9 +261,11 @@ def group_share_weights(
     episodes: Sequence[Episode], signals: Sequence[Column], base: float, bonus: float
 ) -> list[Column]:
     """Returns the weights of GTPO, eq. 3 and 5: ``base + bonus · n · s_i,t / Σ_k s_k,t`` where advantages are
-    positive, and the same of 1/s where they are negative. The n answers k are those to the same problem that
-    have a trained token at position t, with an advantage of the same sign there. Tokens without an advantage
-    have the weight 1, which changes nothing.
+    positive, and the same of 1/s where they are negative.
+
+    A token is compared with the tokens of the same problem at its position whose advantage has the same sign,
+    itself included; n is their number, and the sum is over their answers k. Tokens without an advantage have
+    the weight 1, which changes nothing.
 
     Example: the two correct answers to a problem have the entropies 0.3 and 0.1 at position t. With base 0.9
     and bonus 0.1, their weights there are 0.9 + 0.1 · 2 · 3/4 = 1.05 and 0.95.
