@@ -516,6 +516,13 @@ def test_a_credit_of_ones_own_is_one_file_and_has_a_score(
     assert main(["arena", "my_credit", "--problems", "125", "--languages", "slips", "--output", "wordy"]) == 0
     assert not (tmp_path / "wordy/arena_map.png").exists(), "no such language has a place on the map"
     assert gc.isenabled()
+    assert main(["arena", "--methods", "RLOO", "GRPO", *flags[:-1], "two"]) == 0
+    assert list(json.loads((tmp_path / "two/arena.json").read_text())["scores"]["first of 8"]) == [
+        "RLOO",
+        "GRPO",
+    ]
+    assert main(["arena", "--methods", "REINFORCE"]) != 0
+    assert "there is no method 'REINFORCE': choose one of " in capsys.readouterr().err
     assert main(["arena", "--languages", "nowhere"]) != 0
     assert "there is no language 'nowhere': choose one of slips," in capsys.readouterr().err
     (tmp_path / "own_parts").mkdir()

@@ -156,7 +156,13 @@ def arena(options: Options) -> int:
     from treetune.lab.arena.scores import run_arena
 
     run_arena(
-        options.modules, options.languages, options.output, options.seed, options.problems, options.against
+        options.modules,
+        options.methods,
+        options.languages,
+        options.output,
+        options.seed,
+        options.problems,
+        options.against,
     )
     return 0
 
@@ -301,6 +307,7 @@ COMMANDS = (
             click.Argument(
                 ["modules"], nargs=-1, metavar="[MODULE]...", help="such as my_package.my_estimator"
             ),
+            WordsOption(["--methods"], metavar="NAME", help="such as RLOO 'VinePPO K=3'; default: all"),
             WordsOption(["--languages"], metavar="NAME", help="default: all"),
             click.Option(
                 ["--problems"],

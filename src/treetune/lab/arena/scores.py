@@ -404,6 +404,7 @@ here."""
 
 def run_arena(
     modules: Sequence[str],
+    names: Sequence[str] | None,
     languages: Sequence[str] | None,
     output: Path | None,
     seed: int,
@@ -417,6 +418,9 @@ def run_arena(
     Methods of modules are scored again each time, since modules change. `most` is the largest number of
     problems of a language. Raises ValueError for an unknown language, for fewer than two problems, and where
     the folder has scores of another seed or number of problems.
+
+    Args:
+        names: The methods of `modules`, or the shipped ones, that are scored; None or empty: all of them.
     """
     if most < 2:
         raise ValueError(f"--problems is {most}: at least 2 are needed to estimate noise")
@@ -426,6 +430,11 @@ def run_arena(
     for module in modules:
         methods |= methods_of(module)
     methods = methods or shipped_methods()
+    if names:
+        unknown = [name for name in names if name not in methods]
+        if unknown:
+            raise ValueError(f"there is no method {unknown[0]!r}: choose one of {', '.join(methods)}")
+        methods = {name: methods[name] for name in names}
     scores_file = None if output is None else output / "arena.json"
     by_language: dict[str, Any] = {}
     if scores_file is not None and scores_file.is_file():
@@ -462,6 +471,8 @@ def run_arena(
         say(f"rank correlation of the gains per token with those of {against}: {correlation:.3f}")
     if output is not None:
         command = ["treetune arena", *modules, f"--seed {seed}", f"--problems {most}"]
+        if names:
+            command.append(f"--methods {shlex.join(names)}")
         if list(by_language) != list(LANGUAGES):
             command.append(f"--languages {shlex.join(by_language)}")
         # These methods use a critic or exact values, whose cost in tokens is not counted.
