@@ -225,6 +225,8 @@ class WeightedBy(OverAnotherCredit):
         import numpy as np
 
         if self.signal == "deviation":
+            # d_t · (H_t / log V)^κ: how far the policy has moved from the reference at a token. This counts
+            # less where the policy is nearly certain; with κ = 0 it counts alike at all tokens.
             return [
                 deviation.distances_T * deviation.relative_entropies_T**self.exponent
                 for deviation in context.get(ReferenceDistances).along(episodes)
