@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
+from treetune.domains.mixture import Domain, Mixture
 from treetune.rollouts.base import Selection
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection import All, CorrectOnly, MixedGroups, PreferencePairs, SomeTokens
@@ -176,16 +177,10 @@ def test_the_overlong_penalty_is_dapos_with_its_lengths() -> None:
 def test_the_cache_is_compared_with_the_smallest_budget_of_a_trained_domain(
     weight: float, findings: int
 ) -> None:
-    class OfADomain(mdp.LetterTask):
-        domain = SimpleNamespace(weight=weight)
-
-        def adjust_sampling(self, params: Any) -> Any:
-            return replace(params, max_tokens=10)
-
-    tasks = [mdp.LetterTask(), OfADomain()]
-    experiment: Any = SimpleNamespace(
-        rollout=SingleTurn(samples=4, max_tokens=100), task=SimpleNamespace(parts=lambda: tasks)
-    )
+    long_answers = Domain(task=mdp.LetterTask())
+    short_answers = Domain(task=mdp.LetterTask(), weight=weight, max_tokens=10)
+    mixture = Mixture(domains={"long": long_answers, "short": short_answers})
+    experiment: Any = SimpleNamespace(rollout=SingleTurn(samples=4, max_tokens=100), task=mixture)
     assert not list(OverlongPenalty(cache=10).check(experiment))
     found = list(OverlongPenalty(cache=11).check(experiment))
     assert len(found) == findings

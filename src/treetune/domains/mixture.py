@@ -104,6 +104,11 @@ class DomainTask(Task):
     def environment(self) -> Environment | None:
         return environment_of(self.task)
 
+    @property
+    @override
+    def is_trained(self) -> bool:
+        return self.domain.weight > 0
+
     @override
     def problems(self, split: Split) -> Sequence[Problem]:
         problems, difficulty = self.task.problems(split), self.domain.difficulty
@@ -118,7 +123,7 @@ class DomainTask(Task):
 
     def has(self, split: Split) -> bool:
         """Returns whether the mixture's split contains problems of this domain."""
-        if split == "train" and not self.domain.weight:
+        if split == "train" and not self.is_trained:
             return False
         try:
             self.task.size(split)

@@ -146,11 +146,10 @@ class OverlongPenalty(Shaping):
         sampling = experiment.rollout.sampling
         if sampling is None:
             return  # `needs` reports it
-        # A domain of a mixture may have fewer tokens than the rollout. One of weight 0 is only measured.
+        # A domain of a mixture may have fewer tokens than the rollout.
         smallest = sampling.max_tokens
         for task in experiment.task.parts():
-            domain = getattr(task, "domain", None)
-            if domain is None or domain.weight > 0:
+            if task.is_trained:
                 smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
         if self.cache > smallest:
             whose = "the rollout's max_tokens is"

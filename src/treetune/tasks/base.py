@@ -60,6 +60,11 @@ class Task(Registrable):
         """
         return self
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether training draws problems of the task. A domain of weight 0 in a mixture is only measured."""
+        return True
+
     def parts(self) -> Sequence[Task]:
         """Returns all tasks that `of` may return."""
         return (self,)
