@@ -102,7 +102,9 @@ def test_on_a_gpu_adam_is_fused_and_heads_run_on_larger_chunks(monkeypatch):
         seen = []
         module = PolicyModule(tiny_model())
         monkeypatch.setattr(logprobs, "_hidden_at_positions", lambda backbone, inputs: None)
-        monkeypatch.setattr(module, "_score_in_chunks", lambda *given: seen.append(given[-1]))
+        monkeypatch.setattr(
+            module, "_score_in_chunks", lambda score, hidden, labels, n_chunks, teacher: seen.append(n_chunks)
+        )
         inputs = ModelInputs(SimpleNamespace(is_cuda=is_cuda), None, torch.zeros(100))
         module(inputs, 1.0)
         return seen[0]
