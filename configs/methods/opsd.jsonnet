@@ -1,6 +1,6 @@
-// OPSD on whole distributions (Zhao et al., arXiv:2601.18734): at each token of its own answers, the policy learns the
-// distribution of the start model with the reference answer in its prompt. Rewards don't count. The divergence and the bound
-// are those of the authors' script.
+// OPSD on whole distributions (Zhao et al., arXiv:2601.18734). The policy writes an answer. At each of its
+// tokens, the policy learns the distribution of a teacher: the start model, with the reference answer in its
+// prompt. Rewards aren't used. The divergence and the bound of an entry are those of the authors' script.
 {
   credit: { type: 'none' },
   trainer+: {

@@ -1,6 +1,6 @@
-// SDPO on top-k distributions (Hübotter et al., arXiv:2601.20802): the teacher is a moving average of the policy's weights,
-// with another right answer to the problem in its prompt. Rewards count only as they choose this answer. The numbers are those
-// of the authors' code.
+// SDPO on top-k distributions (Hübotter et al., arXiv:2601.20802). The teacher is a moving average of the
+// policy's weights, with another right answer to the problem in its prompt. The loss uses no rewards: grades
+// only decide which answers are right. The numbers are those of the authors' code.
 {
   credit: { type: 'none' },
   trainer+: {

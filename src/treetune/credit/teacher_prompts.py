@@ -3,9 +3,11 @@
     policy     "2 + 3?"                       ── answer ──>  π(· | x, y_<t)
     teacher    "2 + 3?  The answer is 5."     ── answer ──>  π_T(· | c, x, y_<t), at the same tokens
 
+Here x is the problem, c the privileged text, and y_<t the answer's tokens before token t.
+
 The credit `self_distillation` scores answers after such prompts. For the objective
-`distribution_distillation`, a row keeps the prompt (`Episode.teacher_prompt_ids`), and the trainer runs the
-teacher over it.
+`distribution_distillation`, a training row keeps the prompt (`Episode.teacher_prompt_ids`), and the trainer
+runs the teacher over this prompt and the answer.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class PrivilegedPrompt:
 
     context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
-    same problem, or the grader's message on the answer."""
+    same problem (``right_answer``), or the grader's message on the answer (``feedback``)."""
     template: str = TEMPLATE
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
@@ -74,7 +76,7 @@ def privileged_text(tree: Tree, leaf: int, context: PrivilegedText) -> str | Non
         return answer.problem.gold
     if context == "feedback":
         return answer.grade.message
-    # "right_answer": the first of the others, since the answer itself would be copied.
+    # "right_answer": the first right one of the others. A teacher that sees the answer itself would copy it.
     for index, other in enumerate(tree.leaves):
         if index != leaf and other.grade.correct:
             return other.text
@@ -84,11 +86,16 @@ def privileged_text(tree: Tree, leaf: int, context: PrivilegedText) -> str | Non
 def with_teacher_prompts(
     context: RolloutContext, prompt: PrivilegedPrompt, trees: Sequence[Tree], episodes: Sequence[Episode]
 ) -> tuple[list[Episode], Metrics]:
-    """Returns the rows of the trees' answers with the teacher's prompts, and the metric
-    ``credit/without_context``: the share of rows that have none. Collective.
+    """Returns the training rows with the teacher's prompts, and the metric ``credit/without_context``: the
+    share of rows without such a prompt. Collective.
 
-    A row has none if there is no privileged text, or if the prompt and the answer don't fit into the context
-    together.
+    A row gets no prompt if its answer has no privileged text, or if the prompt and the answer together are
+    longer than the model's context.
+
+    Args:
+        prompt: Makes the prompts.
+        trees: The trees of the answers.
+        episodes: The rows of these answers.
     """
     prompts: dict[str, TokenIds | None] = {}
     for tree in trees:

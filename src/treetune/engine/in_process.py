@@ -43,7 +43,8 @@ STORED_BYTES = 1 << 29
 """The most bytes of keys and values that are stored for later prompts, 512 MiB: 11,000 tokens of a model with
 135 million weights."""
 MOST_LOGITS = 1 << 26
-"""About the most logits of one forward pass over texts that are scored: 256 MB in float32."""
+"""The most logits of one forward pass over texts that are scored: 256 MB in float32. A pass has at least
+`FEWEST_ROWS` rows, even if they have more logits than this."""
 
 
 @dataclass(eq=False)
@@ -56,7 +57,8 @@ class _Sample:
     """The number of the sample among those of the request."""
     request: Request
     uniforms: np.ndarray
-    """One number in [0, 1) for each token, drawn from its seed, which chooses the token."""
+    """One random number in [0, 1) for each token. `draw` chooses the token by it. The sample's seed gives all
+    of them."""
     ids: list[int] = field(default_factory=list)
     """The tokens so far."""
     logprobs: list[float] = field(default_factory=list)
@@ -166,12 +168,14 @@ class InProcessEngine(Engine):
         chunks: Iterable[Chunk] | None = None,
     ) -> SyncReport:
         started = time.monotonic()
-        for _ in chunks or ():  # the folder is complete when all chunks have been made
+        # This engine reads the folder, and not the chunks. The folder is complete when all chunks have been
+        # made.
+        for _ in chunks or ():
             pass
         self._read(directory)
         self.version = version
-        # A canary has the engine sample after a few prompts, and the trainer score these samples. Without a
-        # canary, the difference of their log-probs is unknown.
+        # With a canary, the engine samples after a few prompts, and the trainer scores these samples. Without
+        # one, the difference between the log-probs of engine and trainer is unknown.
         if canary is None:
             return SyncReport(time.monotonic() - started, math.nan)
         probes = self._probe(canary)
@@ -314,8 +318,8 @@ class InProcessEngine(Engine):
         ]
         scores = canary.score(pairs)
         return [
-            Probe(prompt_ids, ids, sample.logprobs.tolist() if sample.logprobs is not None else [], row)
-            for (prompt_ids, ids), sample, row in zip(pairs, sampled, scores, strict=True)
+            Probe(prompt_ids, ids, [] if sample.logprobs is None else sample.logprobs.tolist(), of_trainer)
+            for (prompt_ids, ids), sample, of_trainer in zip(pairs, sampled, scores, strict=True)
         ]
 
 
@@ -343,8 +347,8 @@ def attach_attention(model: Any) -> None:
     """Has the model use this engine's attention, `cached_attention`, in place of PyTorch's.
 
     Raises:
-        ValueError: The model has sliding windows, and can't use PyTorch's attention either. A model without
-            windows keeps its own attention then.
+        ValueError: The model can't use PyTorch's attention, and has sliding windows. A model without windows
+            that can't use PyTorch's attention keeps the attention that it has.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -374,9 +378,11 @@ def cached_attention(
 ) -> Any:
     """Computes attention within the layer's window, [B, T, H, D]; see transformers' ``AttentionInterface``.
 
-    The engine's masks are the same for all layers, and each layer passes its window. H query heads share G
-    heads of keys and values. transformers repeats these for each query head, which took a third of the time
-    of a sampling step. Here the query heads that share a head become further tokens of it.
+    The engine's masks are the same for all layers, and each layer passes its window.
+
+    H query heads share G heads of keys and values. transformers copies keys and values for each query head,
+    which took a third of the time of a sampling step. Here they aren't copied: the R = H / G query heads that
+    share a head are put one after the other, as if they were R·T tokens of one query head.
 
     Args:
         attention_mask: Whether each of the T new tokens sees each of the K tokens in the cache,
@@ -386,27 +392,30 @@ def cached_attention(
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     if sliding_window is not None and attention_mask is not None:
-        # A token sees itself and all before it, so that their number gives the token's position.
+        # A token sees itself and all tokens before it. Their number gives the token's position.
         positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
         index_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         attention_mask = attention_mask & (index_K > positions_B1T1 - sliding_window)
-    # Without a mask, a whole row is computed, and no cache. Position biases differ from head to head.
+    # Two kinds of calls are left to transformers. One has no mask, because whole rows are computed without a
+    # cache. The other has position biases. They differ from head to head, so that heads can't be
+    # put together.
     if attention_mask is None or settings.get("position_bias") is not None:
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return sdpa(module, query_BHTD, key_BGKD, value_BGKD, attention_mask, scaling=scaling, **settings)
     rows, heads, tokens, _ = query_BHTD.shape
     shared_heads, seen_tokens = key_BGKD.shape[1], key_BGKD.shape[2]
-    heads_of_each = heads // shared_heads
-    query_BGTD = query_BHTD.reshape(rows, shared_heads, heads_of_each * tokens, -1)
-    mask_BT = attention_mask[:, :, None].expand(rows, 1, heads_of_each, tokens, seen_tokens)
-    results_BGTD = torch.nn.functional.scaled_dot_product_attention(
-        query_BGTD,
+    heads_of_each = heads // shared_heads  # R
+    # Q = R·T, the tokens of all query heads that share a head.
+    query_BGQD = query_BHTD.reshape(rows, shared_heads, heads_of_each * tokens, -1)
+    mask_B1RTK = attention_mask[:, :, None].expand(rows, 1, heads_of_each, tokens, seen_tokens)
+    results_BGQD = torch.nn.functional.scaled_dot_product_attention(
+        query_BGQD,
         key_BGKD,
         value_BGKD,
-        attn_mask=mask_BT.reshape(rows, 1, heads_of_each * tokens, seen_tokens),
+        attn_mask=mask_B1RTK.reshape(rows, 1, heads_of_each * tokens, seen_tokens),
         scale=scaling,
     )
-    return results_BGTD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
+    return results_BGQD.reshape(rows, heads, tokens, -1).transpose(1, 2).contiguous(), None
 
 
 def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
@@ -429,10 +438,11 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"{name} has {rule.kind}, which computes all samples of a batch differently if one of them has"
             f" more than {rule.limit} tokens: set context_length to {rule.limit} or less"
         )
-    # Some more tokens than a block and than the window have, so that their ends are compared, too.
+    # A few more tokens than a block or the window has, so that the tokens after its end are compared, too.
     longest_part = max(BLOCK, longest_window(model) or 0)
     length = min(longest_part + 8, LONGEST_PROBE, context_length)
-    # The shorter row needs a token of its prompt before the steps that are compared.
+    # The shorter row has half as many tokens: a prompt of one token at least, and then the steps that are
+    # compared.
     if length // 2 <= PROBE_STEPS:
         return  # the context is too short for the comparison
     gaps = []
@@ -459,7 +469,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
                 # The model's distribution of a token is computed at the position before it.
                 gaps.append(float((logprobs_BV[batch_row] - expected[sample][position - 1]).abs().max()))
                 sample.ids.append(token_ids[position])
-    # Models that expect another cache than this engine's fail in many ways.
+    # Models that expect another cache than this engine's raise any of these errors.
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
         raise ValueError(
             f"the engine in_process doesn't support the cache of {name}"
@@ -487,9 +497,9 @@ class _Cache:
     def __init__(self) -> None:
         self.layers: _Layers = {}
         self.positions: Any = None
-        """The position of each row's new token."""
+        """The position of each row's new token: a step computes one token of each row."""
         self.used = 0
-        """The tokens of the longest row, padded."""
+        """The tokens of the longest row, rounded up to a multiple of `BLOCK`."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all that its attention sees."""
@@ -509,11 +519,11 @@ class _BlockCache:
         """Makes the cache of a pass.
 
         Args:
-            earlier: Those of the tokens before the block; empty for the first block.
+            earlier: The keys and values of the tokens before the block; empty for the first block.
         """
         self._earlier = earlier
         self.new: _Layers = {}
-        """Those of the block's own tokens."""
+        """The keys and values of the block's own tokens."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
         """Stores new keys and values of a layer, and returns all that its attention sees."""
@@ -530,7 +540,7 @@ class _PromptBlocks:
     """Computes keys and values of prompts block by block, and stores them for prompts that begin alike, such
     as those of an answer's continuations.
 
-    The keys and values of a block of 32 tokens depend on these and all earlier tokens::
+    The keys and values of a block of 32 tokens depend on these tokens and on all earlier ones::
 
         prompt             block 0      block 1       block 2
         "… What is 7+8?"   tokens 0–31  tokens 32–63  tokens 64–70
@@ -543,32 +553,33 @@ class _PromptBlocks:
     def __init__(self, model: Any, device: str) -> None:
         self._model, self._device = model, device
         self._stored: dict[bytes, _Layers] = {}
-        """The layers of a block, [heads, tokens, dimension], by the bytes of all tokens up to its end. The
-        block that was used last comes last."""
+        """Each block's keys and values by layer, [heads, tokens, dimension]. The key of a block is the bytes
+        of all tokens up to its end. The block that was used last comes last."""
         self._stored_bytes = 0
 
     def layers_of(self, prompts: Mapping[bytes, TokenIds]) -> dict[bytes, _Layers]:
-        """Returns each prompt's keys and values by layer, [heads, tokens, dimension], without its last token.
+        """Returns the keys and values by layer, [heads, tokens, dimension], of each prompt's tokens. The last
+        token is left out, since the next sampling step computes it.
 
         Args:
             prompts: The prompts, by their bytes, so that equal ones are computed once.
         """
         import torch
 
-        # The next sampling step computes the last token.
         tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
         blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
         longest = max((len(ids) for ids in tokens_of.values()), default=0)
         # A prompt of one token has an empty block, from which `_RowBatch` takes the shape of its cache.
         for start in range(0, max(longest, 1), BLOCK):
-            prompts_of_prefix: dict[bytes, list[bytes]] = {}  # those that begin with the same tokens
+            # The prompts that are alike up to the end of this block, by the tokens up to there.
+            prompts_of_prefix: dict[bytes, list[bytes]] = {}
             for name, ids in tokens_of.items():
                 if start < max(len(ids), 1):
                     prompts_of_prefix.setdefault(ids[: start + BLOCK].tobytes(), []).append(name)
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), PREFILL_ROWS):
                 prefixes = missing[first : first + PREFILL_ROWS]
-                # Any of the prompts that begin with the prefix serves: their earlier blocks are the same.
+                # All prompts of a prefix have the same earlier blocks, so that any one of them will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
                     [tokens_of[name][start : start + BLOCK] for name in examples],
@@ -598,9 +609,9 @@ class _PromptBlocks:
         """Returns the layers of one block of each row.
 
         Args:
-            tokens_of_rows: The tokens of the block, at most `BLOCK`. Fewer are padded at the end, where no
-                token sees the padding.
-            earlier_of_rows: The blocks before it, equally many in all rows.
+            tokens_of_rows: The tokens of each row's block, at most `BLOCK`. Fewer are padded at the end,
+                where no token sees the padding.
+            earlier_of_rows: The blocks before it in each row, equally many in all rows.
         """
         import torch
 
@@ -614,7 +625,8 @@ class _PromptBlocks:
             values = torch.stack([torch.cat([b[layer][1] for b in blocks], 1) for blocks in earlier_of_rows])
             earlier[layer] = keys, values
         cache = _BlockCache(earlier)
-        # Token t of the block sees all earlier blocks, itself and the tokens before it. K counts all of them.
+        # Token t of the block sees all earlier blocks, the block's tokens before it, and itself. K counts the
+        # tokens of the earlier blocks and of this one.
         mask_TK = torch.ones((BLOCK, start + BLOCK), dtype=torch.bool, device=self._device).tril(start)
         with torch.no_grad():
             self._model.base_model(
@@ -691,8 +703,7 @@ class _RowBatch:
         all_samples = [*self.samples.values(), *samples]
         if not all_samples:
             return
-        # The batch is made smaller once half of its rows are free. It never has fewer than `FEWEST_ROWS`
-        # rows.
+        # A batch never has fewer than `FEWEST_ROWS` rows.
         is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
         if not samples and not is_half_empty:
             return
@@ -702,9 +713,10 @@ class _RowBatch:
         width = max(_padded(length) for length in lengths)
         is_too_small = len(all_samples) > self._height or width > self._width
         if is_too_small or is_half_empty:
-            # Examples of each layer's keys and values: those of a new prompt or, without one, of the cache.
-            layers = next(iter(computed.values()), self._cache.layers)
-            self._resize(max(FEWEST_ROWS, len(all_samples)), width, layers)
+            # `_resize` takes the number of heads and the dimension of each layer from these examples: a new
+            # prompt's keys and values or, without a new prompt, those of the cache.
+            examples = next(iter(computed.values()), self._cache.layers)
+            self._resize(max(FEWEST_ROWS, len(all_samples)), width, examples)
         free_rows = [row for row in range(self._height) if row not in self.samples]
         for row, sample in zip(free_rows, samples, strict=False):
             layers_of_prompt = computed[sample.request.prompt_ids.tobytes()]
@@ -746,19 +758,20 @@ class _RowBatch:
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
         self._cache.positions = torch.tensor(positions, device=self._device)
         self._cache.used = _padded(max(positions) + 1)
-        mask_BT = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
+        # A row's token sees itself and the row's tokens before it, of the K tokens that the cache shows.
+        mask_BK = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
         with torch.no_grad():
             return self._model(
                 input_ids=torch.tensor(ids, device=self._device)[:, None],
                 position_ids=self._cache.positions[:, None],
-                attention_mask=mask_BT[:, None, None],
+                attention_mask=mask_BK[:, None, None],
                 past_key_values=self._cache,
                 use_cache=True,
             ).logits[:, -1]
 
 
 def _padded(length: int) -> int:
-    """Returns the next multiple of `BLOCK`."""
+    """Returns the length rounded up to a multiple of `BLOCK`, and at least `BLOCK`."""
     return -(-max(length, 1) // BLOCK) * BLOCK
 
 
@@ -777,7 +790,7 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
     sampling = [sample.request.sampling for sample in samples]
     temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
-    # C are the rows of the batch whose distributions are cut by top-k or top-p.
+    # C counts the rows of the batch whose distributions are cut by top-k or top-p.
     cut_rows = [row for row, s in enumerate(sampling) if s.top_k > 0 or s.top_p < 1]
     if cut_rows:
         sorted_CV, order_CV = probs_BV[cut_rows].sort(dim=-1, descending=True, stable=True)

@@ -4,6 +4,8 @@ of a teacher π_T, which is the model with a privileged text in its prompt.
     policy    "2 + 3?"                      ── answer ──>  p = π(· | x, y_<t)        with gradient
     teacher   "2 + 3?  The answer is 5."    ── answer ──>  q = π_T(· | c, x, y_<t)   without gradient
 
+Here x is the problem, c the privileged text, and y_<t the answer's tokens before token t.
+
 The loss of a token is a divergence D of the two distributions over the vocabulary:
 
 * ``forward_kl``: KL(q ‖ p) = Σ_v q(v)·(log q(v) − log p(v))
@@ -11,19 +13,23 @@ The loss of a token is a divergence D of the two distributions over the vocabula
 * ``jsd``: the generalized Jensen-Shannon divergence β·KL(q ‖ m) + (1 − β)·KL(p ‖ m) with m = β·q + (1 − β)·p
   (Agarwal et al., arXiv:2306.13649, eq. 1)
 
-OPSD (Zhao et al., arXiv:2601.18734) takes one of these over the whole vocabulary, with the start model as the
-teacher. SDPO (Hübotter et al., arXiv:2601.20802) takes it over the policy's k most likely tokens and one more
-outcome for all other tokens, the *tail*, and its teacher is a moving average of the policy's weights. SDPG
-(Liu et al., arXiv:2606.04036) adds a KL over the whole vocabulary to a policy gradient. The formulas are
-those of the authors' public code and of TRL's trainer; of the papers, only abstracts were available for this
-file.
+Methods that use such a divergence:
+
+* OPSD (Zhao et al., arXiv:2601.18734): over the whole vocabulary. The teacher is the start model.
+* SDPO (Hübotter et al., arXiv:2601.20802): over the policy's k most likely tokens, and one more outcome for
+  all other tokens, the *tail*. The teacher is a moving average of the policy's weights.
+* SDPG (Liu et al., arXiv:2606.04036): a KL over the whole vocabulary, added to a policy gradient.
+
+The formulas are those of the authors' public code and of TRL's trainer. Of the papers, only abstracts were
+available for this file.
 
 Example: the policy has the probabilities 0.5, 0.3 and 0.2, the teacher 0.8, 0.1 and 0.1. The reverse KL is
 0.5·log(0.5 / 0.8) + 0.3·log(0.3 / 0.1) + 0.2·log(0.2 / 0.1) = 0.23. With `top_k` 1 and the tail as an outcome
 it is 0.5·log(0.5 / 0.8) + 0.5·log(0.5 / 0.2) = 0.22.
 
-For a token that is sampled from p, the expected gradient of −(log q − log p)·log p, with the difference held
-fixed, is the gradient of the reverse KL. This sampled-token form is the credit `self_distillation`.
+The credit `self_distillation` uses the sampled token alone. It gives a token v the advantage
+log q(v) − log p(v), so that a policy gradient minimises −(log q(v) − log p(v))·log p(v), with the difference
+held fixed. If v is sampled from p, the expected gradient of this is the gradient of the reverse KL.
 """
 
 from __future__ import annotations
@@ -68,22 +74,25 @@ class DistributionDistillation(ClippedPolicyGradient):
     """β of ``jsd``, the teacher's share of the mixture. For β near 0, D/β is about the forward KL, and for β
     near 1, D/(1 − β) is about the reverse KL."""
     top_k: Annotated[int, Gt(0)] | None = None
-    """The number of tokens that D compares: the most likely ones; null: the whole vocabulary."""
+    """How many of the most likely tokens D compares; null: the whole vocabulary."""
     top_k_of: Literal["policy", "teacher"] = "policy"
-    """The model whose most likely tokens these are. SDPO: the policy."""
+    """The model whose most likely tokens are compared. SDPO: the policy."""
     tail: Literal["outcome", "dropped"] = "outcome"
-    """All other tokens are one more outcome (``outcome``), or the probabilities of the `top_k` tokens are
-    normalised to a sum of 1 (``dropped``)."""
+    """What becomes of all other tokens: together they are one more outcome (``outcome``), or they are left
+    out, and the probabilities of the `top_k` tokens are normalised to a sum of 1 (``dropped``)."""
     entry_clip: Annotated[float, Gt(0)] | None = None
-    """The most that an entry of the vocabulary adds to a token's D; above it, the entry has no gradient.
-    OPSD's code has 0.05, so that a few tokens of style don't dominate; null: no bound."""
+    """The most that one entry of the vocabulary (or the tail) adds to a token's D; null: no bound. An entry
+    above it has no gradient. Negative entries have no bound, so that D can become negative. OPSD's code has
+    0.05, so that a few tokens of style don't dominate."""
     divergence_weight: Annotated[float, Gt(0)] = 1.0
     """The factor of D."""
     advantage_weight: Annotated[float, Ge(0)] = 0.0
     """The factor of PPO's loss. With 0, advantages aren't used, and the credit can be `none`."""
     importance_cap: Annotated[float, Gt(0)] | None = None
-    """Multiplies D by ``min(p / p_engine, cap)`` of the sampled token, with p of the present policy (SDPO's
-    code: 2), and PPO's loss as in `ppo`; null: no correction."""
+    """The cap of a correction for differences between engine and policy; null: no correction. D is multiplied
+    by ``min(p / p_engine, cap)``. Here p is the present policy's probability of the sampled token, and
+    p_engine the one with which the engine sampled it. PPO's loss is corrected as in `ppo`. SDPO's code has
+    2."""
 
     @override
     def __post_init__(self) -> None:
@@ -100,7 +109,8 @@ class DistributionDistillation(ClippedPolicyGradient):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        # Without PPO's loss, D is as meaningful for the answers of older weights as for new ones.
+        # Without PPO's loss, answers of older weights are as good as new ones: D compares the policy with its
+        # teacher at whatever tokens an answer has.
         return super().gives if self.advantage_weight else (StaleAnswers(),)
 
     @property
@@ -148,7 +158,8 @@ class DistributionDistillation(ClippedPolicyGradient):
     @property
     @override
     def compare_bytes(self) -> int:  # type: ignore[override]
-        # Measured with PyTorch's profiler: five float32 tensors as large as the logits, and 13 for a mixture.
+        # Measured with PyTorch's profiler: five float32 tensors as large as the logits, and 13 for the
+        # mixture of ``jsd`` over the whole vocabulary.
         return 52 if self.divergence == "jsd" and self.top_k is None else 20
 
     @override
@@ -161,8 +172,9 @@ class DistributionDistillation(ClippedPolicyGradient):
         with torch.no_grad():
             teacher_kl_C = (logp_CV.exp() * (logp_CV - logq_CV)).sum(-1)
         if self.top_k is not None and self.top_k < logits_CV.shape[-1]:
-            support_CV = logits_CV.detach() if self.top_k_of == "policy" else teacher_logits_CV
-            ids_CK = support_CV.topk(self.top_k, dim=-1).indices
+            ranking_CV = logits_CV.detach() if self.top_k_of == "policy" else teacher_logits_CV
+            ids_CK = ranking_CV.topk(self.top_k, dim=-1).indices
+            # From here on, V counts the outcomes that are compared.
             logp_CV = outcomes_of_tokens(logp_CV, ids_CK, self.tail)
             logq_CV = outcomes_of_tokens(logq_CV, ids_CK, self.tail)
         terms_CV = divergence_terms(logp_CV, logq_CV, self.divergence, self.jsd_beta)
@@ -174,8 +186,8 @@ class DistributionDistillation(ClippedPolicyGradient):
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert batch.has_teacher_N is not None, "the trainer runs the teacher when the objective has one"
         divergence_N, teacher_kl_N = batch.terms
-        # In the rows of the other answers, the teacher saw the policy's own prompt. So its rows are as many
-        # as the policy's, and these numbers don't count.
+        # The teacher's pass has the same rows as the policy's. In the row of an answer without a privileged
+        # text, it saw the policy's own prompt. The numbers of such a row mean nothing, and become 0.
         divergence_N = divergence_N.where(batch.has_teacher_N, 0.0)
         teacher_kl_N = teacher_kl_N.where(batch.has_teacher_N, 0.0)
         metrics = {
@@ -197,7 +209,8 @@ class DistributionDistillation(ClippedPolicyGradient):
         assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
         log_ratio_N = logprobs_N - batch.behaviour_logprobs_N
         if batch.log_mass_N is not None:
-            # The engine's log-probs are of a distribution cut by top-p and top-k, so p is cut alike.
+            # The engine's log-probs are those of a distribution that top-p and top-k have cut. The log-prob
+            # under the policy's distribution, cut alike, is log p minus the log of the mass that remains.
             log_ratio_N = log_ratio_N - batch.log_mass_N
         return ratio_of(log_ratio_N).clamp(max=self.importance_cap)
 
@@ -206,15 +219,16 @@ def outcomes_of_tokens(logprobs_CV: Tensor, ids_CK: Tensor, tail: Literal["outco
     """Returns the log-probs of a distribution with fewer outcomes: K tokens at each position, and with the
     tail ``outcome`` all other tokens as one more outcome.
 
-    Example: of the probabilities 0.5, 0.3 and 0.2, with the first token alone, the outcomes have 0.5 and
-    0.5; with the tail ``dropped`` the only outcome has 1.
+    Example: three tokens have the probabilities 0.5, 0.3 and 0.2, and only the first is chosen. The outcomes
+    then have the probabilities 0.5 and 0.5. With the tail ``dropped``, the only outcome has 1.
     """
     import torch
 
     logprobs_CK = logprobs_CV.gather(-1, ids_CK)
     if tail == "dropped":
         return logprobs_CK.log_softmax(-1)
-    # A sum over the other tokens, since 1 minus the sum of the K tokens would be rounded to 0.
+    # The other tokens' probabilities are added up. The difference of 1 and the sum of the K tokens could be
+    # rounded to 0.
     log_tail_C1 = logprobs_CV.scatter(-1, ids_CK, -math.inf).logsumexp(-1, keepdim=True)
     return torch.cat([logprobs_CK, log_tail_C1], dim=-1)
 

@@ -9,7 +9,8 @@ For each micro-batch::
                                                                         ▼
                                             both heads ──► logits [C, V] each ──Objective.compare──► [C]
 
-The teacher has the same trained tokens in the same order as the policy, so that both have N positions.
+The teacher has the same trained tokens in the same order as the policy, so that both have N positions. C is
+the number of positions in a chunk, V the size of the vocabulary, and D the dimension of hidden states.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class TeacherModel:
     """Runs the teacher without gradient.
 
     Args:
-        model: Gives the teacher's model: the reference, the policy, or the moving average.
+        model: Lends the teacher's model for the time of a pass: the reference, the policy, or the moving
+            average.
     """
 
     def __init__(self, model: Reference) -> None:
@@ -48,9 +50,11 @@ class TeacherModel:
             compare: `Objective.compare`.
         """
         assert batch.teacher_inputs is not None, "the trainer makes them for an objective with a teacher"
-        # With adapters, the reference is the policy without them, in this block alone. The head has no
-        # adapters, so that it may be used after the block.
+        # With adapters, the reference is the policy, whose adapters are off in this block alone. The head has
+        # no adapters, so that it may be used after the block.
         with torch.no_grad(), self._model() as model:
+            # Hidden states don't depend on the temperature. The policy's pass divides the teacher's logits by
+            # its own temperature.
             (hidden_ND,) = model(batch.teacher_inputs, 1.0, hidden_only=True)
         module = model.module if isinstance(model, DeepSpeedModel) else model
         assert isinstance(module, PolicyModule)
@@ -69,21 +73,24 @@ class MovingAverage:
     would be rounded to nothing.
 
     Args:
-        module: A model like the policy's, on its device, with the start weights. It gets the average.
+        module: A model like the policy's, on the same device, with the start weights. Its weights become the
+            average.
         decay: d.
     """
 
     def __init__(self, module: PolicyModule, decay: float) -> None:
         self.module, self.decay = module, decay
         self._in_float32: dict[str, Tensor] = {}
-        """The averages of parameters in a lower precision. The others are their own averages."""
+        """The averages of those parameters of `module` that have a lower precision. A parameter in float32
+        holds its average itself."""
         for name, parameter in module.named_parameters():
             if parameter.dtype != torch.float32:
                 self._in_float32[name] = parameter.detach().float()
 
     @torch.no_grad()
     def follow(self, policy: nn.Module) -> None:
-        """Moves the average towards the policy's weights. With adapters, only these move."""
+        """Moves the average towards the policy's weights. Weights that aren't trained stay: with adapters,
+        all but the adapters."""
         parameters = dict(self.module.named_parameters())
         for name, weight in policy.named_parameters():
             if not weight.requires_grad:
@@ -100,7 +107,7 @@ class MovingAverage:
         self._in_float32 = {name: average.to(device) for name, average in self._in_float32.items()}
 
     def save(self, directory: Path) -> None:
-        """Writes the average. All ranks have the same, and one of them writes it."""
+        """Writes the average. All ranks have the same average, so that one of them calls this."""
         averages = {}
         for name, parameter in self.module.named_parameters():
             averages[name] = self._in_float32.get(name, parameter).detach().cpu().contiguous()

@@ -2,8 +2,8 @@
 (arXiv:2601.18734, arXiv:2601.20802, arXiv:2607.14614).
 
 Example: the policy sampled the tokens of an answer with the probabilities 0.5 and 0.2. With the reference
-answer in the prompt it gives the same tokens the probabilities 0.9 and 0.1. They get log(0.9 / 0.5) = 0.59
-and log(0.1 / 0.2) = −0.69.
+answer in the prompt it gives the same tokens the probabilities 0.9 and 0.1. The tokens get the advantages
+log(0.9 / 0.5) = 0.59 and log(0.1 / 0.2) = −0.69.
 
     own prompt         "2 + 3?"                       ── answer ──>  log π(y_t | x, y_<t), from sampling
     privileged prompt  "2 + 3?  The answer is 5."     ── answer ──>  log π(y_t | c, x, y_<t), scored
@@ -59,15 +59,15 @@ from treetune.vocabulary import Column, Episode, Metrics
 @dataclass(frozen=True, kw_only=True)
 class SelfDistillation(Credit):
     """Self-distillation: A_t = `weight` · δ_t + `outcome_weight` · A_out with
-    δ_t = log π_T(y_t | c, x, y_<t) − log π(y_t | x, y_<t), where c is a privileged text that the teacher π_T
-    sees and the policy doesn't, and A_out is GRPO's advantage.
+    δ_t = log π_T(y_t | c, x, y_<t) − log π(y_t | x, y_<t). Here x is the problem, y the answer, and c a
+    privileged text that the teacher π_T sees and the policy π doesn't. A_out is GRPO's advantage.
 
     * OPSD (Zhao et al., arXiv:2601.18734, sampled-token objective): c is the reference answer, and the
       teacher the start model (`scorer` ``reference``) or the policy itself. Rewards aren't used.
     * SDPO (Hübotter et al., arXiv:2601.20802): c is another right answer of the group, or the grader's
-      feedback. Of its variants this is the reverse KL at the sampled token with the present policy as the
-      teacher. The objective `distribution_distillation` has its top-k and whole distributions, and its moving
-      average of weights.
+      feedback. SDPO has several variants. This credit is the reverse KL at the sampled token, with the
+      present policy as the teacher. For the variants with top-k or whole distributions, and with a moving
+      average of weights as the teacher, see the objective `distribution_distillation`.
     * CPO (Xu et al., arXiv:2607.14614): δ_t shapes A_out, and `keeps_sign` limits it so that the sign of
       A_out remains. The formula is from the abstract and from public summaries.
 
@@ -78,13 +78,14 @@ class SelfDistillation(Credit):
 
     **Biased**: it leads to the teacher, and not to rewards. Suppose that the privileged text says only that
     the answer will be right, and that the teacher follows Bayes' rule: then δ_t is
-    log(V(s_{t+1}) / V(s_t)). On the tests' language the cosine of its expected gradient with the true one is
-    then 0.87 with `clip` 1, and 0.57 without a bound, since a token after which no answer is right gets −100.
+    log(V(s_{t+1}) / V(s_t)), with V(s) the probability that the answer will be right after s. On the toy
+    language of the tests, the cosine of its expected gradient with the gradient of the mean reward is then
+    0.87 with `clip` 1, and 0.57 without a bound: a token after which no answer is right gets about −100.
     A real teacher also prefers tokens that only repeat the privileged text."""
 
     context: PrivilegedText = "gold"
     """The privileged text: the problem's reference answer (``gold``), the text of another right answer to the
-    same problem, or the grader's message on the answer."""
+    same problem (``right_answer``), or the grader's message on the answer (``feedback``)."""
     template: str = TEMPLATE
     """The privileged prompt. ``{prompt}`` is the problem's text (of a conversation, its last message), and
     ``{context}`` the privileged text. The model's chat template is put around it, as around every prompt."""
@@ -107,7 +108,8 @@ class SelfDistillation(Credit):
     @override
     def gives(self) -> tuple[Feature, ...]:
         advantages = Advantages(before_training=True)
-        # Rewards only enter into A_out, so that without it shaping would have no effect.
+        # Rewards enter only into A_out. Without A_out, `CreditForRewards` is left out, so that reward shaping
+        # is refused: it would have no effect.
         return (advantages, CreditForRewards()) if self.outcome_weight else (advantages,)
 
     @property
@@ -175,16 +177,17 @@ class SelfDistillation(Credit):
             for leaf in range(len(tree.leaves)):
                 texts.append(self._scored_text(context, tree, leaf))
         scores, metrics = score_texts(context, [text for text in texts if text is not None], self.scorer)
-        upcoming = iter(scores)  # of the answers that have a text, in their order
+        # The teacher's log-probs of the answers that have a text, in their order.
+        upcoming_scores = iter(scores)
         episodes = []
-        # δ is the teacher's log-prob of a token minus the policy's. Of this rank's tokens with a teacher,
-        # these are the sum of −δ and the number of tokens.
+        # The sum of −δ over this rank's tokens that the teacher scored, and the number of these tokens. δ is
+        # the teacher's log-prob of a token minus the policy's.
         logprob_gap, compared_tokens = 0.0, 0
         for answer, text, outcome_advantage in zip(answers, texts, outcome_advantages, strict=True):
             episode = make_episode(context, answer)
             differences_T = np.zeros(len(answer.response_ids))  # δ
             if text is not None:
-                differences_T = _differences(episode, teacher_T=next(upcoming))
+                differences_T = _differences(episode, teacher_T=next(upcoming_scores))
                 logprob_gap -= float(differences_T.sum())
                 compared_tokens += int(episode.trained.sum())
             advantages_T = self._advantages(differences_T, outcome_advantage)
@@ -202,8 +205,8 @@ class SelfDistillation(Credit):
         return episodes, metrics | advantage_metrics(context, episodes)
 
     def _scored_text(self, context: RolloutContext, tree: Tree, leaf: int) -> ScoredText | None:
-        """Returns an answer after its privileged prompt; None where there is no privileged text, or where
-        both don't fit into the context."""
+        """Returns the answer after its privileged prompt, for the teacher to score. None if there is no
+        privileged text, or if prompt and answer together don't fit into the context."""
         answer = tree.leaves[leaf]
         privileged = privileged_text(tree, leaf, self.context)
         if not privileged:
@@ -241,7 +244,7 @@ def _differences(episode: Episode, teacher_T: Column) -> Column:
     assert episode.behaviour_logprobs is not None, "sampled answers have log-probs"
     # The teacher may give a sampled token the probability 0. The clip keeps δ finite.
     differences_T = teacher_T.clip(min=LEAST_LOGPROB) - episode.behaviour_logprobs.astype(np.float64)
-    # Tokens of a tool were not sampled, so they have no δ.
+    # Tokens that the policy didn't sample, such as those of a tool, get the difference 0.
     return np.where(episode.trained, differences_T, 0.0)
 
 

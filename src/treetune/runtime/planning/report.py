@@ -25,26 +25,28 @@ GPU_FLOPS, GPU_BANDWIDTH = 989e12, 3.35e12
 """Dense bfloat16 operations a second of an H100 SXM, and bytes a second from its memory (NVIDIA's data
 sheet)."""
 GPU_SHARE, LAYER_PASS = 0.3, 0.6e-3
-"""The share of these operations that training and scoring reach; and the further seconds of a micro-batch for
-each layer of a forward pass (twice as many backward), in which eager PyTorch launches kernels. Fitted to
-CASPO's Rho-1B with 512 answers and two epochs: 17 s with 8 rows in a micro-batch, 69 to 74 s with one row and
-checkpointing, which is 10 % of the operations."""
+"""The share of these operations that training and scoring reach; and the seconds in which eager PyTorch
+launches the kernels of one layer, for each micro-batch of a forward pass. A backward pass takes twice as
+many. Fitted to CASPO's Rho-1B with 512 answers and two epochs: 17 s with 8 rows in a micro-batch, 69 to 74 s
+with one row and checkpointing. Launches included, these runs reach 20 % and 6 to 7 % of the operations."""
 BANDWIDTH_SHARE = 0.6
 """The assumed share of the bandwidth that decoding reaches."""
 CORE_FLOPS = 66e9
-"""Float32 operations a second on one core: an epoch of the quickstart and its reference's scores in 1.3 s on
-two (docs/results/plan.md)."""
+"""Float32 operations a second on one core. Fitted to an epoch of the quickstart and the scores of its
+reference: 1.3 s on two cores (docs/results/plan.md)."""
 SERVER_FLOPS, IN_PROCESS_FLOPS = 38e9, 20e9
-"""The same while a server of vLLM samples with one thread, and while a rank samples in its own process with
-two. Each step reads all weights for one token of each sequence. With 135 million weights, 3,750 tokens took a
-server 28 s, and 1,540 tokens took a rank 13 s (docs/results/real_model.md)."""
+"""Float32 operations a second on one core while it samples: in a vLLM server, and in the process of a rank.
+They are fewer than `CORE_FLOPS`, since each step reads all weights for one token of each sequence. Fitted to
+135 million weights: a server with one thread took 28 s for 3,750 tokens, and a rank with two threads 13 s for
+1,540 (docs/results/real_model.md)."""
 ENGINE_TOKEN = {"cpu": 26e-6, "cuda": 30e-6}
-"""Seconds of the engine's Python code for each token of each sequence. On a CPU: 1.1 and 3.4 s for a rollout
-and a credit by one server, less the model's operations (benchmark.md). With a GPU: between the values that
-fit CASPO's answers (4 s) and its continuations (152 s)."""
+"""Seconds of the engine's Python code for each sampled token. On a CPU: one server took 1.1 s for a rollout
+and 3.4 s for a credit, from which the seconds of the model's operations are subtracted (benchmark.md). With a
+GPU: a number between the one that fits CASPO's answers (4 s) and the one that fits its continuations
+(152 s)."""
 AROUND_SAMPLE = 0.6e-3
-"""Seconds of a core for each sample outside of its server: client, journal, grade, and the loss of processes
-that share cores (0.75 and 2.5 s with two servers)."""
+"""Seconds of a core for each sample outside of its server: the client, the journal, the grade, and what
+processes lose that share cores (fitted to 0.75 and 2.5 s with two servers)."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
 (benchmarks/http_side.py: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
@@ -57,9 +59,10 @@ DEVICE_BYTES = 40e9
 RELOAD = 4.0
 """Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
 CANARY, CANARY_PROMPTS, CANARY_TOKENS = 0.09, 4, 16
-"""The canary is a few answers that are sampled to verify the new weights: the seconds of a sync for requests
-and for the canary of a tiny model (docs/results/plan.md), and the canary's prompts and tokens of each answer
-(`runtime.policy_server`, `engine.base.Canary`), which take most of a sync with a large model on a CPU."""
+"""A canary is a few answers that the engine samples to verify the new weights. `CANARY` is the seconds of a
+sync for requests and for the canary of a tiny model (docs/results/plan.md). The others are the number of the
+canary's prompts and of the tokens of each answer (`runtime.policy_server`, `engine.base.Canary`). With a
+large model on a CPU, the canary takes most of a sync."""
 START = {"cpu": 25.0, "cuda": 90.0}
 """Seconds until a server samples: 19 to 30 were measured on a CPU; assumed for a GPU, with compilation and
 CUDA graphs."""
@@ -81,6 +84,7 @@ SECONDS = {
 """The phase of the run's clock to which each estimate belongs."""
 
 OF_THE_MACHINE = ("device", "ranks", "nodes", "device_memory", "host_memory", "shared_memory")
+"""The attributes of the machine that `as_data` writes."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +130,10 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     n_critics = 0 if plan.trainer.critic is None else 1
     reward_model = root.credit.trained_reward_model
+    # With sequence parallelism, the ranks of a group compute each row together. Without it, each rank is a
+    # group of its own.
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
     configured_rows = trainer.sequences_per_micro_batch
-    # Ranks of a group compute each row together (sequence parallelism).
     rows_of_step = work.rows * work.epochs / work.steps / groups  # of one group
     tokens_of_micro_batch = plan.trainer.micro_batch * trainer.sequence_parallel_size
     rows_of_micro_batch = configured_rows or max(1.0, tokens_of_micro_batch / work.row_tokens)
@@ -144,8 +149,8 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
         passes += 2  # of the policy and of the reference, whose whole distributions are compared
     # Without a backward pass twice as many rows fit into a micro-batch.
     rows_of_group = -(-work.rows // groups)  # rounded up
-    micro_batches = math.ceil(rows_of_group / (configured_rows or 2 * rows_of_micro_batch))
-    seconds_of_scoring = 2 * weights * tokens / rate + micro_batches * launch_seconds
+    scored_micro_batches = math.ceil(rows_of_group / (configured_rows or 2 * rows_of_micro_batch))
+    seconds_of_scoring = 2 * weights * tokens / rate + scored_micro_batches * launch_seconds
     operations = "2 operations a weight and token"
     yield PhaseSeconds("scoring", passes * seconds_of_scoring, f"{operations}; {source}")
     if root.credit.trainer_passes:
@@ -157,16 +162,17 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     # A backward pass takes as long as two forward passes. Checkpointing adds another forward pass.
     forward_passes = 4 if trainer.gradient_checkpointing else 3
     micro_batches_of_step = -(-rows_of_step // rows_of_micro_batch)  # rounded up
-    micro_batches = work.steps * micro_batches_of_step
-    seconds_of_pass = 2 * weights * tokens * work.epochs / rate + micro_batches * launch_seconds
+    trained_micro_batches = work.steps * micro_batches_of_step
+    # One forward pass over all rows, in each epoch.
+    seconds_of_pass = 2 * weights * tokens * work.epochs / rate + trained_micro_batches * launch_seconds
     models: float = 1 + n_critics  # trained in all epochs
     if reward_model is not None:
         # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
         models += reward_model.epochs / work.epochs
-    passes_of_step = models * forward_passes
+    trained_passes = models * forward_passes
     if trainer.objective.teacher is not None:
-        passes_of_step += 1  # the teacher's, without gradient
-    seconds = passes_of_step * seconds_of_pass
+        trained_passes += 1  # the teacher's, without gradient
+    seconds = trained_passes * seconds_of_pass
     # A forward pass takes 2 operations a weight and token: 4 passes take 8, and 3 passes take 6.
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
     if trainer.objective.teacher is not None:
@@ -175,8 +181,12 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
 
 
 def _can_estimate_sampling(plan: Plan) -> bool:
-    """Returns whether the policy's own servers sample, or the ranks' own processes on a CPU. There, the
-    seconds of a tiny model are fixed costs of each step, which are unknown."""
+    """Returns whether the seconds of sampling can be estimated.
+
+    They can if the policy's own servers sample, or if the ranks sample in their own processes on a CPU. The
+    second needs a model that isn't tiny: a tiny one spends the seconds on fixed costs of each step, which are
+    unknown.
+    """
     if plan.engine is not None:
         return True
     samples_in_process = isinstance(plan.experiment.engines.policy, InProcessSettings)
@@ -184,8 +194,8 @@ def _can_estimate_sampling(plan: Plan) -> bool:
 
 
 def _prompt_tokens(work: IterationWork, problems: int) -> float:
-    """Returns the tokens of the prompts of so many problems, if what all of them begin with is computed
-    once."""
+    """Returns the tokens of the prompts of so many problems. The tokens with which all prompts begin are
+    computed once, and count once."""
     own_tokens = work.prompt_tokens - work.shared_prompt_tokens
     return work.shared_prompt_tokens + problems * own_tokens
 
@@ -195,7 +205,8 @@ def _sync(plan: Plan) -> PhaseSeconds:
     trainer, engine, machine = plan.experiment.trainer, plan.engine, plan.machine
     canary_seconds = CANARY
     if machine.device == "cpu":
-        # Engine and trainer compute the canary's prompts, and the engine samples a few tokens after each.
+        # Engine and trainer both compute the canary's prompts. The engine samples a few tokens after each
+        # prompt, and the trainer scores these tokens.
         rate = CORE_FLOPS * machine.cores
         sampling_rate = IN_PROCESS_FLOPS * machine.cores if engine is None else SERVER_FLOPS
         operations = 2 * plan.shape.parameters * CANARY_PROMPTS
@@ -204,7 +215,7 @@ def _sync(plan: Plan) -> PhaseSeconds:
     if engine is None:
         write_seconds = itemsize(trainer) * plan.shape.served / FILE_BYTES
         return PhaseSeconds("sync", canary_seconds + 2 * write_seconds, "written at 0.9 GB/s, then read")
-    # A name for the machine of each rank: the method depends on whether all have the same.
+    # The name of each rank's machine: the method depends on whether all ranks have the same machine.
     machine_names = [str(rank // machine.ranks) for rank in range(machine.world_size)]
     adapters = trainer.lora is not None and trainer.lora.send == "adapters"
     method, _ = engine.settings.transfer_method(
@@ -227,8 +238,8 @@ def _sync(plan: Plan) -> PhaseSeconds:
 def trained_tokens(work: IterationWork, layout: Layout) -> float:
     """Returns the tokens of an epoch that the trainer computes, without padding.
 
-    The layout ``tree`` computes the prompt of a problem once for all of its answers in a step. What answers
-    have in common is unknown, so each of them counts in full.
+    The layout ``tree`` computes the prompt of a problem once for all of its answers in a step. It also shares
+    tokens with which answers begin alike. Their number is unknown, so each answer counts in full.
 
     Example: 64 answers of 24 tokens to 8 prompts of 172 tokens, in one step, are 2,912 tokens, and without
     ``tree`` 12,544. If all prompts begin with the same 150 tokens, they are 1,862.
@@ -236,16 +247,16 @@ def trained_tokens(work: IterationWork, layout: Layout) -> float:
     if layout != "tree":
         return work.rows * work.row_tokens
     answer_tokens = min(work.answer_tokens, work.row_tokens)
-    # Rows are shuffled, so that the answers to a problem lie in several steps. Each of these computes the
-    # prompt. This is the expected number of such steps.
+    # Rows are shuffled, so that the answers to a problem lie in several steps. Each of these steps computes
+    # the prompt. `steps_with_problem` is their expected number, with a step drawn for each row by itself.
     steps_of_epoch = max(1.0, work.steps / work.epochs)
     rows_of_problem = work.rows / min(work.problems, work.rows)
     steps_with_problem = steps_of_epoch * (1 - (1 - 1 / steps_of_epoch) ** rows_of_problem)
     problems = min(work.problems, work.rows)
     shared_tokens = min(work.shared_prompt_tokens, work.row_tokens - answer_tokens)
     own_tokens = work.row_tokens - answer_tokens - shared_tokens
-    prompts = steps_of_epoch * shared_tokens + problems * own_tokens * steps_with_problem
-    return prompts + work.rows * answer_tokens
+    prompt_tokens = steps_of_epoch * shared_tokens + problems * own_tokens * steps_with_problem
+    return prompt_tokens + work.rows * answer_tokens
 
 
 def _evaluation(plan: Plan) -> PhaseSeconds:
@@ -276,8 +287,8 @@ def _sampling(
         samples: The number of samples.
         tokens: The mean tokens of a sample.
         context: The mean number of tokens before a sampled token.
-        prompt_tokens: The tokens that an engine on a CPU computes before it samples, if it keeps prefixes: 0
-            for continuations, whose answers' prefixes it has computed already.
+        prompt_tokens: The tokens before the samples that an engine with a prefix cache computes, used on a
+            CPU alone. They are 0 for continuations, since the cache has the beginnings of their answers.
     """
     machine, device = plan.machine, plan.machine.device
     operations_of_token = 2 * plan.shape.parameters
@@ -308,7 +319,7 @@ def _sampling(
         slowest = max(engine_seconds, http_seconds, shared_seconds)
         return PhaseSeconds(phase, slowest, "the engine's and HTTP's share of the cores")
     sequences = min(plan.sequences_at_once, max(samples_per_server, 1))
-    # A step reads all weights, and keys and values of all sequences, for one token of each.
+    # A step makes one token of each sequence. It reads all weights, and the keys and values of all sequences.
     bytes_of_step = plan.engine.weights + sequences * context * plan.engine.bytes_per_token
     steps = samples_per_server * tokens / sequences
     read_seconds = steps * bytes_of_step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
@@ -318,6 +329,7 @@ def _sampling(
     if not settings.async_scheduling:
         decode_seconds += engine_seconds
         decode_source += " and the engine's own process, one after the other"
+    # The slowest of the three decides.
     candidates = [
         (decode_seconds, decode_source),
         (engine_seconds, f"the engine's own process: {1e6 * ENGINE_TOKEN[device]:.0f} µs a token"),
@@ -338,7 +350,8 @@ def predicted(plan: Plan) -> dict[str, float]:
         metrics |= {SAMPLED_TOKENS: plan.work.sampled_tokens, VALUE_TOKENS: plan.work.continued_tokens}
     for use in plan.uses:
         if use.phase in ("generation", "training") and use.where != str(MEMORY):
-            # A GPU's uses come before the host's, and the first one stays.
+            # A GPU's uses come before the host's. The first one stays, so the metric is the GPU's if there
+            # is one.
             metrics.setdefault(f"memory/{use.phase}", use.needed)
     return {name: value for name, value in metrics.items() if value}
 
