@@ -1,5 +1,6 @@
-// A tree of turns, for an experiment whose rollout is multi_turn: four answers, each continued in two ways after its
-// first turn, and these in two ways after their second. Needs the credit 'tree'.
+// A tree of turns, for an experiment whose rollout is multi_turn: four answers, each of which continues in
+// two ways after its first turn, and each of these in two ways after its second. Up to 16 answers. Needs the
+// credit 'tree'.
 {
   rollout+: {
     type: 'turn_tree',

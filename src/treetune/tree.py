@@ -40,7 +40,7 @@ ROOT = -1
 
 
 class Node(NamedTuple):
-    """A segment, and the number of the node before it in the answer's text.
+    """A segment of an answer, and the number of the node before it.
 
     Example: ``Node(segment, parent=0)`` follows node 0, ``Node(segment, parent=ROOT)`` the prompt.
     """
@@ -60,13 +60,14 @@ class State(NamedTuple):
     """
 
     problem: str
+    """The problem's id."""
     node: int
     offset: int
 
 
 @dataclass(eq=False)
 class Tree:
-    """The nodes of a problem, in the order in which answers added them, and the answers (leaves).
+    """A problem's answers (`leaves`), and the nodes of their segments in the order in which they were added.
 
     Example: the tree of the drawing above has ``paths == [[0, 1], [0, 2], [3]]``.
     """
@@ -78,17 +79,18 @@ class Tree:
     _ends: list[int] = field(default_factory=list)
     """The last node of each leaf."""
     _prefixes: GrowingTree | None = None
-    """A prefix tree of the answers' tokens, which finds the answers with an equal beginning. Made on
-    demand."""
+    """A prefix tree of the answers' tokens, which finds the answers with an equal beginning. `_index` makes
+    it when it is first needed."""
     _marks: dict[tuple[Branch, str], int] = field(default_factory=dict)
-    """A number for each (branch, origin), which sets equal tokens apart in `_prefixes`."""
+    """A number for each (branch, origin) of a segment. It keeps equal token ids of different kinds apart in
+    `_prefixes`."""
 
     def take(self, trajectory: Trajectory) -> None:
         """Adds an answer, one node for each of its segments.
 
         An answer that branched off from an answer of the tree shares the nodes before their fork.
         """
-        shared = self._shared_nodes(trajectory.fork)
+        shared = self._shared_nodes(trajectory.fork)  # one for each of the answer's first segments
         node = shared[-1] if shared else ROOT
         for segment in trajectory.segments[len(shared) :]:
             self.nodes.append(Node(segment, node))
@@ -126,7 +128,7 @@ class Tree:
 
     @property
     def paths(self) -> list[list[int]]:
-        """The numbers of each answer's nodes, beginning after the prompt."""
+        """For each answer the numbers of its nodes, from the one after the prompt on."""
         return [self.path(end) for end in self._ends]
 
     @property
@@ -135,10 +137,10 @@ class Tree:
         return any(leaf.fork is not None for leaf in self.leaves)
 
     def keeping(self, leaves: Sequence[int]) -> Tree:
-        """Returns the tree with only these leaves, by their indices.
+        """Returns the tree with only the leaves of these indices.
 
-        All nodes stay, so that the numbers of nodes keep their meaning. The prefix tree is dropped, since it
-        counts the leaves; `_index` makes a new one.
+        All nodes stay, so that the numbers of nodes keep their meaning. The prefix tree is dropped, since its
+        rows are numbered as the leaves are; `_index` makes a new one.
         """
         return replace(
             self,
@@ -174,9 +176,9 @@ class Tree:
     def _index(self) -> GrowingTree:
         """Adds the new answers to the prefix tree of all answers, and returns the prefix tree.
 
-        Equal ids differ if they are on other branches, or if one was sampled and the other injected. The
-        prefix tree therefore holds ``id + mark * 2**32``: an id has 32 bits, and each (branch, origin) has a
-        mark of its own.
+        Two equal token ids count as different tokens if they belong to different threads (`branch`), or if
+        one was sampled and the other injected. The prefix tree therefore holds ``id + mark * 2**32``: an id
+        has 32 bits, and each (branch, origin) has a mark of its own.
         """
         import numpy as np
 
@@ -251,8 +253,8 @@ class Sharing:
 
     A stretch reaches from one branching to the next. It is one node of the tree, or several nodes one after
     the other: an answer of several turns has a node for each turn and each observation. A stretch has the
-    number of its first node. Stretches without an answer are left out: none of the answers through them could
-    be graded.
+    number of its first node. A stretch is left out if none of the tree's answers goes through it: those that
+    did could not be graded, and `Tree.keeping` has dropped them.
 
     Example: of the tree of the drawing above, in which each stretch is one node::
 
@@ -266,7 +268,7 @@ class Sharing:
     """
 
     paths: list[list[int]]
-    """The numbers of each answer's stretches."""
+    """For each answer the numbers of its stretches."""
     lengths: dict[int, int]
     """The number of tokens of each stretch."""
     children: dict[int, list[int]]
@@ -274,9 +276,9 @@ class Sharing:
     below: dict[int, list[int]]
     """The indices of the answers through each stretch, in rising order."""
     reach: dict[int, float]
-    """The weight of each stretch, at which a branching counts as much as a single answer would: the product
-    of 1 / (number of branches) over the branchings before it. The branching at the prompt is left out, since
-    its branches are independent answers.
+    """The weight of each stretch: the product of 1 / (number of branches) over the branchings before it. All
+    branches of a branching together then count as much as a single answer. The branching at the prompt is
+    left out, since its branches are independent answers.
 
     With these weights, the expected sum over all stretches equals that over as many independent answers as
     there are branches at the prompt, if all branches of a branching are sampled from the same distribution.
@@ -298,13 +300,13 @@ class Sharing:
         for node, (segment, _) in enumerate(tree.nodes):
             stretch = stretch_of_node[node]
             lengths[stretch] = lengths.get(stretch, 0) + len(segment.token_ids)
-        # The weight of each stretch: the branches after it share its weight equally. The branches at the
-        # prompt don't share a weight, since they are independent answers.
         parents: dict[int, int] = {}
         for stretch in sorted(below):
             parent_node = tree.nodes[stretch].parent
             parents[stretch] = ROOT if parent_node == ROOT else stretch_of_node[parent_node]
             children.setdefault(parents[stretch], []).append(stretch)
+        # The weight of each stretch: the branches after it share its weight equally. The branches at the
+        # prompt don't share a weight, since they are independent answers.
         reach: dict[int, float] = {}
         for stretch in sorted(below):  # a parent's number is smaller than those of its children
             parent = parents[stretch]
@@ -329,9 +331,8 @@ class Sharing:
         Args:
             leaf: The index of the answer.
             episode: The answer's row, with advantages.
-            scales: A factor on the advantages of each stretch of the answer. If left out, the factor is
-                `reach`: the product of 1 / (number of branches) over the branchings between the first stretch
-                and this one.
+            scales: A factor on the advantages of each stretch of the answer. If left out, it is the stretch's
+                weight `reach`.
         """
         import numpy as np
 
@@ -350,10 +351,10 @@ class Sharing:
 
 
 def _stretches(tree: Tree) -> list[int]:
-    """Returns the stretch of each node: the number of the first node after the last branching before it.
+    """Returns the number of each node's stretch, which is the number of the stretch's first node.
 
-    A node begins a stretch after the prompt, where its parent has other children, and where an answer ends
-    with its parent.
+    A node begins a stretch in three cases: it follows the prompt, its parent has other children, or an answer
+    ends with its parent.
     """
     children = Counter(node.parent for node in tree.nodes)
     ends = set(tree._ends)

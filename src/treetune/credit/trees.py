@@ -34,7 +34,7 @@ Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups", "
 Weight = Literal["reach", "once", "each"]
 
 SAME = 1e-8
-"""Nodes whose values differ by less count as equal, as in TreeRL's code."""
+"""For ``global_and_local``: g(n) and g(p) that differ by less count as equal, as in TreeRL's code."""
 
 EPS = 1e-6
 """Added to the standard deviations of ``intra_and_inter``, as in Tree-GRPO's code."""
@@ -44,49 +44,54 @@ EPS = 1e-6
 @dataclass(frozen=True, kw_only=True)
 class TreeCredit(Credit):
     """Trees of answers (SPO-tree arXiv:2505.23564, TreeRL arXiv:2506.11902, TreePO, Tree-GRPO
-    arXiv:2509.21240): A(n) = V(n) − baseline for each node n, where V(n) is the mean reward of the answers
-    below n.
+    arXiv:2509.21240): the advantage of a node comes from the rewards of the answers below it, compared with
+    those of other branches.
 
     A node is a stretch of tokens from one branching to the next. In answers of several turns it may consist
-    of several turns, which have the same advantage. V(n) is the mean of V over the nodes that follow n, and
-    at the end of an answer its reward.
+    of several turns, which have the same advantage. Below, p is the node before n, or the prompt. V(n) is the
+    mean of V over the nodes that follow n; for the last node of an answer it is the answer's reward.
 
-    `advantage` of a node n that follows p:
+    `advantage` says what n's advantage is. The first three give one to each node:
 
-    * ``leave_one_out``: V(n) minus a baseline b(n), the mean of V over the other nodes that follow p, among
-      which b(p) counts as `prior` of them. RLOO where nothing branches.
+    * ``leave_one_out``: V(n) − b(n). The baseline b(n) is a mean over the V of the other nodes that follow p
+      and over b(p), which counts as much as `prior` nodes. RLOO where nothing branches.
     * ``local``: V(n) − V(p), where V(p) includes n: SPO-tree's (Guo et al., arXiv:2505.23564, section 4.2).
-    * ``global_and_local``: g(n) + (g(n) − g(p)), where g(n) is the mean, over the l(n) answers below n, of
-      their rewards minus the mean reward of all other answers, divided by √l(n), and g(prompt) is 0; a node
-      with the same g as p takes the difference of p. TreeRL's (Hou et al., arXiv:2506.11902), as its
-      public code has it; section 3.2 has no mean of others and divides g(n) − g(p) as a whole.
-    * ``subgroups``: of an answer the mean, over the prompt and all nodes of its path but the last, of its
-      reward minus the mean reward below (TreePO, Li et al., arXiv:2508.17445, section 3.3).
-    * ``intra_and_inter``: of an answer the sum of two of GRPO's advantages, (r − mean) / (standard deviation
-      + 1e-6): over the answers that grew from the same answer from the prompt, and over all answers to the
-      problem. It is Tree-GRPO's (Ji et al., arXiv:2509.21240), by its public code. An answer that nothing
-      grew from has 0 for the first of them; in the code it has its reward.
+    * ``global_and_local``: g(n) + (g(n) − g(p)). For an answer, take its reward minus the mean reward of all
+      other answers. g(n) is the mean of this over the l(n) answers below n, divided by √l(n); g of the prompt
+      is 0. If g(n) = g(p), the difference g(n) − g(p) is replaced by p's own. This is TreeRL's (Hou et al.,
+      arXiv:2506.11902), as in its public code. Section 3.2 of the paper has no mean of others, and divides
+      g(n) − g(p) as a whole.
+
+    The last two give the same advantage to all nodes of an answer:
+
+    * ``subgroups``: the mean of (the answer's reward − the mean reward of a group) over the groups that it is
+      in. The groups are all answers, and the answers below each node of its path but the last (TreePO, Li et
+      al., arXiv:2508.17445, section 3.3).
+    * ``intra_and_inter``: the sum of two of GRPO's advantages, (reward − mean) / (standard deviation + 1e-6).
+      The first is over the answers that grew from the same answer from the prompt, the second over all
+      answers to the problem. This is Tree-GRPO's (Ji et al., arXiv:2509.21240), by its public code. If
+      nothing grew from an answer, its first advantage is 0; in the code it is its reward.
 
     `weight` says how much a node's tokens count:
 
-    * ``reach``: 1 where an answer begins, divided by the number of branches at each branching since; every
-      token is trained once, in the first answer that has it;
+    * ``reach``: 1 for the first node of an answer. Each branching divides the weight by the number of its
+      branches. Every token is trained once, in the first answer that has it;
     * ``once``: 1, and every token is trained once. Deep nodes then count more than the policy visits them
       (SPO-tree);
     * ``each``: 1 in each answer that has them, so that they are trained as often as there are answers below
       (TreeRL, TreePO, Tree-GRPO).
 
     ``leave_one_out`` with ``reach`` is unbiased where the tree's branching is, whatever `prior` is: the
-    expected gradient is that of `samples` independent answers. The others are as published and **biased**:
-    ``local`` takes a branch for its own baseline (with n branches everywhere it has 1 − 1/n of the
-    gradient), and other weights than ``reach`` count deep states as often as they were sampled.
+    expected gradient is that of `samples` independent answers. The others are as published and **biased**.
+    The baseline of ``local`` includes the branch itself: with n branches everywhere, the expected gradient is
+    1 − 1/n of the true one. Weights other than ``reach`` count deep states as often as they were sampled.
     """
 
     advantage: Advantage = "leave_one_out"
     weight: Weight = "reach"
     prior: Annotated[float, Ge(0)] = 2.0
-    """How many siblings the parent's baseline b(p) counts as. A baseline of few siblings is noisy, and b(p),
-    from the rest of the tree, says something of the value of p, too."""
+    """How many siblings the parent's baseline b(p) counts as. A baseline of few siblings is noisy. b(p) comes
+    from other answers, and is an estimate of the value of p, too."""
 
     gives = (Advantages(before_training=True), CreditForRewards(), CreditForTrees())
     needs = (
@@ -109,7 +114,7 @@ class TreeCredit(Credit):
             )
 
     def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
-        """Returns the training rows of a tree's answers, whose steps are the nodes, or turns within them."""
+        """Returns the training rows of a tree's answers. A step is a node, or a turn within one."""
         sharing = Sharing.of(tree)
         values, advantages = self._values_and_advantages(sharing, tree.leaves)
         episodes = []
@@ -118,8 +123,10 @@ class TreeCredit(Credit):
             step_advantages = [advantages[index][step.node] for step in steps]
             values_before_steps = []
             for step in steps:
+                # `step.node` is an index into the answer's path. The state before a node has the value of the
+                # node before it, or of the prompt. Within a node nothing branches, so that the best estimate
+                # of a state's value is that of the node.
                 before_node = ROOT if step.node == 0 else path[step.node - 1]
-                # Within a node, the best estimate of a state's value is that of the node.
                 state = before_node if step.begins_node else path[step.node]
                 values_before_steps.append(values[state])
             cut_into_steps = replace(leaf, step_ends=tuple(step.end for step in steps))
@@ -137,7 +144,8 @@ class TreeCredit(Credit):
     ) -> tuple[dict[int, float], list[list[float]]]:
         """Returns the values by node, and for each answer the advantages of its nodes."""
         rewards = [answer.reward for answer in answers]
-        # `leaf_values` are means over all answers below a node, `branch_values` means over its children.
+        # Each kind of advantage has its own values: `leaf_values` are means over all answers below a node,
+        # `branch_values` are means over the nodes that follow it.
         if self.advantage == "intra_and_inter":
             advantages_of_answers = _intra_and_inter(sharing, answers)
             advantages = []
@@ -148,7 +156,8 @@ class TreeCredit(Credit):
             values = leaf_values(sharing, rewards)
             advantages = []
             for reward, path in zip(rewards, sharing.paths, strict=True):
-                # The groups that the answer is in: all answers, and those below each node that it shares.
+                # The groups that the answer is in: all answers, and those below each node but its last, which
+                # it doesn't share.
                 baselines = [values[group] for group in (ROOT, *path[:-1])]
                 advantage = mean([reward - baseline for baseline in baselines])
                 advantages.append([advantage] * len(path))  # the same at all its nodes
@@ -180,16 +189,18 @@ class _Step(NamedTuple):
     node: int
     """The index of its node among the answer's nodes."""
     begins_node: bool = True
+    """Whether it is the first step of its node."""
 
 
 def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
-    """Returns the steps of an answer's row: its nodes. A node of several turns is cut where these end.
+    """Returns the steps of an answer's row. A node is one step; a node of several turns is a step for each.
 
     Args:
         answer: The answer. If it has turns, each of its steps is a turn with the reply to it.
         lengths: The number of tokens of each node.
     """
-    # Without turns, a segment is what was sampled between two branchings: a node.
+    # Without turns, each node is one segment: the tokens between two branchings. If there are more segments
+    # than nodes, the answer has turns, and its `step_ends` are their ends.
     has_turns = len(answer.segments) > len(lengths)
     steps: list[_Step] = []
     start = 0
@@ -203,15 +214,16 @@ def _steps_of_nodes(answer: Trajectory, lengths: Sequence[int]) -> list[_Step]:
 
 
 def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Returns the mean; where all values are equal, exactly that value, so that equal rewards give advantages
-    of 0."""
+    """Returns the mean. If all values are equal, it is exactly their value, without a rounding error: equal
+    rewards then give advantages of exactly 0."""
     return values[0] if len(set(values)) == 1 else mean(values, weights)
 
 
 def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
-    """Returns V of the prompt and of each node: the mean over the nodes that follow it, or the reward."""
+    """Returns V of the prompt and of each node: the mean over the nodes that follow it. A node that ends an
+    answer has the answer's reward."""
     values: dict[int, float] = {}
-    # A node has a larger number than its parent, so that the nodes after it come first here.
+    # A node has a larger number than its parent. From the largest number down, children come first.
     for node in (*sorted(sharing.below, reverse=True), ROOT):
         children = sharing.children.get(node)
         if children is None:
@@ -247,9 +259,9 @@ def _leave_one_out(
         for node in siblings:
             others = [values[sibling] for sibling in siblings if sibling != node]
             weights = [1.0] * len(others)
-            # The prompt has no baseline: only nodes below other nodes have a parent's.
+            # The prompt has no baseline, so that the nodes after it have only their siblings.
             if parent in baselines and (prior or not others):
-                # The parent's baseline counts as `prior` siblings, or alone where there are none.
+                # The parent's baseline counts as `prior` siblings. If there are no siblings, it is alone.
                 others.append(baselines[parent])
                 weights.append(prior or 1.0)
             if not others:
@@ -262,16 +274,19 @@ def _leave_one_out(
 def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[float]:
     """Returns the advantage of each answer: GRPO's within its tree, plus GRPO's among all answers.
 
-    Here a tree is an answer from the prompt with all answers that grew from it. It has the number of that
-    answer. An answer that branched off at the prompt belongs to the tree as well, though they share no token.
+    Here a tree is an answer from the prompt with all answers that grew from it. The number of that answer is
+    the tree's number. An answer that branched off at the prompt belongs to the tree as well, though it shares
+    no token with it.
     """
     tree_of_answer: dict[int, int] = {}
     tree_of_first_node: dict[int, int] = {}
     for answer, path in zip(answers, sharing.paths, strict=True):
         number = answer.sample
         if answer.fork is not None:
-            # If the answer that it branched off from could not be graded, it is not among `answers`.
+            # The answer that it branched off from is missing in `answers` if it could not be graded. Its
+            # number then serves as the tree's.
             number = tree_of_answer.get(answer.fork.sample, answer.fork.sample)
+        # Answers with the same first node are in one tree, even if an answer between them is missing.
         tree_of_answer[answer.sample] = tree_of_first_node.setdefault(path[0], number)
     rewards_of_trees: dict[int, list[float]] = {}
     for answer in answers:
@@ -288,16 +303,21 @@ def _intra_and_inter(sharing: Sharing, answers: Sequence[Trajectory]) -> list[fl
 
 
 def _global_and_local(sharing: Sharing, values: dict[int, float]) -> dict[int, float]:
-    """Returns g(n) + (g(n) − g(p)) of each node n that follows p: TreeRL's, from the mean rewards below
-    nodes."""
-    answers = len(sharing.paths)
+    """Returns TreeRL's g(n) + (g(n) − g(p)) of each node n that follows p.
+
+    Args:
+        sharing: The nodes of the tree.
+        values: The mean reward of all answers below the prompt and each node.
+    """
+    answer_count = len(sharing.paths)
     global_advantage = {ROOT: 0.0}  # g
     local_advantage: dict[int, float] = {}  # g(n) − g(p)
     for parent in (ROOT, *sorted(sharing.below)):  # parents before their children
         for node in sharing.children.get(parent, ()):
-            # Of k answers, a reward minus the mean of the k − 1 others is k / (k − 1) times the reward minus
-            # the mean of all k. With a single answer, the difference is 0, and the factor doesn't matter.
-            above_others = (values[node] - values[ROOT]) * answers / max(1, answers - 1)
+            # Take k answers. A reward minus the mean of the k − 1 others equals k / (k − 1) times the reward
+            # minus the mean of all k. The same holds for the mean of several rewards. With a single answer,
+            # the difference is 0, and the factor doesn't matter.
+            above_others = (values[node] - values[ROOT]) * answer_count / max(1, answer_count - 1)
             global_advantage[node] = above_others / math.sqrt(len(sharing.below[node]))
             local_advantage[node] = global_advantage[node] - global_advantage[parent]
             # As in TreeRL's code, a node with the same g as its parent takes the parent's difference. The

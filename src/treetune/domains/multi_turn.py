@@ -1,12 +1,12 @@
 """Answers of several turns: the policy writes, an environment replies, and so on.
 
-Each answer is a task of its own, and waits for nothing but its own turns::
+Each answer is a coroutine of its own, and waits for nothing but its own turns::
 
-    MultiTurn.answer (one task for each answer, `in_flight` of them at a time)
-      └ _converse: until the answer ends
-          ├ context.engine.sample(turn) ─────► the policy's turn
-          └ Play.act(action) ────────────────► the environment's reply (`environments.pool`)
-      _grade: the next answer may begin before it, so that a grader delays neither engine nor environments
+    MultiTurn.answer (one coroutine for each answer; `in_flight` of them converse at a time)
+      ├ _converse: until the answer ends
+      │   ├ context.engine.sample(turn) ─────► the policy's turn
+      │   └ Play.act(action) ────────────────► the environment's reply (`environments.pool`)
+      └ _grade: another answer begins meanwhile, so that a grader delays neither engine nor environments
     announcer.announce ──────────────────────► credit may begin to continue this answer (`states.early`)
 """
 
@@ -63,8 +63,9 @@ declare(
 
 
 OBSERVATION = "{observation}"
+"""The place of the observation in `observation_format`."""
 IN_FLIGHT = 4
-"""The default of answers in flight, for each sample that the engine draws at the same time."""
+"""The default of `in_flight` is so many answers for each sample that the engine draws at the same time."""
 PLAIN = f"\n{OBSERVATION}\n"
 """The default text between turns of a model without a chat."""
 
@@ -144,7 +145,7 @@ class MultiTurn(GrowingRollout):
                 "environment",
                 "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
             )
-        # These environments read special tokens, as in native calls: tool calls in the model's own format.
+        # Environments that read special tokens take native calls: tool calls in the model's own format.
         if any(environment.reads_specials for environment in environments):
             if experiment.model.chat is None:
                 yield Finding(
@@ -171,8 +172,8 @@ class MultiTurn(GrowingRollout):
         ]
 
     def environment_for(self, task: Task) -> Environment:
-        """Returns the environment of answers to a task's problems; `NOTHING` if the task has none, as some
-        domains of a mixture."""
+        """Returns the environment of answers to a task's problems. It is `NOTHING` if the task has none, as
+        may happen in a mixture."""
         return self.environment or environment_of(task) or NOTHING
 
     def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
@@ -190,12 +191,12 @@ class MultiTurn(GrowingRollout):
     @override
     def prepare(self, codec: TextCodec) -> None:
         # Native calls are tool calls in the model's own format. The chat template writes their results.
-        # This asks the rollout's own environment alone: the task isn't known here.
+        # The task isn't known here, so that only the rollout's own environment can be asked.
         calls_natively = self.environment is not None and self.environment.reads_specials
         uses_chat_template = codec.turn_frame is not None and (calls_natively or self.frame(codec) is None)
         if uses_chat_template:
             assert codec.turn_frame is not None
-            # Formats an example, and raises if the template can't put such a message between two turns.
+            # Formats an example. This raises if the template can't put such a message between two turns.
             codec.turn_frame([TOOL_RESULT] if calls_natively else "")
 
     @override
@@ -223,7 +224,10 @@ class MultiTurn(GrowingRollout):
         return asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
 
     async def answer(self, context: RolloutContext, start: Start, in_flight: asyncio.Semaphore) -> Trajectory:
-        """Samples and grades one answer, with the number (`Trajectory.sample`) 0."""
+        """Samples and grades one answer, whose number (`Trajectory.sample`) is 0.
+
+        `in_flight` is the limit from `limit_in_flight`. All answers of a phase share it.
+        """
         async with in_flight:
             conversation = await self._converse(context, start)
         # Another answer may begin now, so that a grader delays neither the engine nor an environment.
@@ -235,9 +239,9 @@ class MultiTurn(GrowingRollout):
         assert context.engine is not None, "a rollout that samples needs an engine"
         conversation, play = self._begin(context, start)
         if start.segments:
-            # An answer that is continued from its middle. The environment has to get into the state after
-            # these turns first: from a copy of that state in the segments, or by playing the turns again.
-            # A new answer needs none of this: its environment begins with the first action.
+            # This answer has turns already. The environment must first get into the state after these turns:
+            # from a copy of that state in the last segment, or by playing the turns again. A new answer needs
+            # none of this: its environment begins with the first action.
             reached = await result_of(play.begin())
             has_snapshot = start.segments[-1].snapshot is not None
             if has_snapshot:
@@ -245,8 +249,8 @@ class MultiTurn(GrowingRollout):
             else:
                 conversation.replay(start.segments, reached.turns)
         while (next_turn := conversation.next_turn) is not None:
-            # The task has adjusted only max_tokens and stop. Here they come from the conversation, which has
-            # the adjusted values. The other settings are the rollout's.
+            # The conversation has max_tokens and stop as the task adjusted them. The task adjusts no other
+            # setting, so that those are the rollout's.
             stop = conversation.limits.stop
             request = Request(
                 next_turn.context_ids,
@@ -280,7 +284,8 @@ class MultiTurn(GrowingRollout):
         conversation = Conversation(
             context.codec, self.frame(context.codec), limits, start.prompt_ids, budget
         )
-        # The actions and the state of the environment at the beginning: empty and None for a new answer.
+        # The turns that the answer has already: the policy's actions, and the environment's state after them.
+        # For a new answer they are empty and None.
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         _, _, snapshot = unpack_snapshot(start.segments)
         journal = context.find(TurnJournal)
@@ -308,13 +313,13 @@ class MultiTurn(GrowingRollout):
                 numbers=last_reply.numbers,
             )
         assert conversation.finish is not None, "a conversation is graded when it has ended"
-        # Whether the answer was cut off and its reward is therefore known, whatever its grade is.
+        # If the answer was cut off, its reward is known, whatever its grade is: no judge is asked.
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
             message = self.environment_for(context.task.of(problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # The grader need not look whether the prompt opened a thought: `follows_prompt` is False. `action_of`
+        # `follows_prompt=False` tells the grader not to look whether the prompt opened a thought: `action_of`
         # has put the opening tag before an action that began within a thought. There is at least one action,
         # since a conversation ends only after a completion.
         grade = context.grader.submit(
@@ -328,8 +333,8 @@ class MultiTurn(GrowingRollout):
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
-        """Returns the answer of an ended conversation, with the rewards of its turns by the rules of `reward`
-        and `unfinished_reward`."""
+        """Returns the answer of an ended conversation. The keys `reward` and `unfinished_reward` decide what
+        each of its turns earns."""
         rewards = conversation.rewards  # a new list: the environment's reward of each turn
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
@@ -339,7 +344,7 @@ class MultiTurn(GrowingRollout):
                 f"a grade has step_rewards {rewards_of_grader}, and its answer has {len(rewards)} turns:"
                 " give at most one reward for each turn"
             )
-        # The grader's rewards belong to the last turns. A single reward belongs to the last turn.
+        # If the grader gives fewer rewards than there are turns, they belong to the last turns.
         first_graded_turn = len(rewards) - len(rewards_of_grader)
         for turn, reward in enumerate(rewards_of_grader, first_graded_turn):
             rewards[turn] += reward
@@ -366,7 +371,7 @@ class MultiTurn(GrowingRollout):
             text=context.codec.decode(response_ids),
             grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
             step_ends=conversation.step_ends,
-            # Without a reward before the last turn, the answer's reward says all.
+            # If no turn before the last one earned anything, the answer's reward is that of the last turn.
             step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
             numbers={
                 "turns/count": float(len(conversation.step_ends)),
@@ -400,8 +405,9 @@ def check_restorable(environments: Iterable[Environment], key: str, remedy: str)
 
     Args:
         environments: All environments that answers may have.
-        key: The key to change, relative to the part that continues answers.
-        remedy: What else to choose in place of that part.
+        key: The key that the finding names. It is relative to the part that continues answers, which yields
+            the finding.
+        remedy: What to choose in place of that part.
     """
     for environment in environments:
         if environment.again == "never":
@@ -420,10 +426,10 @@ class TurnStates(WholeAnswers):
     """The states at which the turns of an answer begin, after the environment's reply to the turn before.
 
     The value of a state is the expected reward of complete answers through it, with the rewards of the turns
-    before it. So a turn's advantage is its own reward and its effect on the later ones. Continuations have
-    the same seed of the environment as their answer, since it derives from the problem. This seed doesn't
-    depend on the policy's actions, so that values under it keep the gradient unbiased. The rollout itself
-    samples the continuations (`WholeAnswers`).
+    before it. A turn's advantage, the difference of two values, is then its own reward plus its effect on
+    later rewards. The environment has the same seed in continuations as in their answer, since the seed
+    derives from the problem. It doesn't depend on the policy's actions, so that values under this seed keep
+    the gradient unbiased. The rollout itself samples the continuations (`WholeAnswers`).
     """
 
     needs = (
@@ -440,7 +446,7 @@ class TurnStates(WholeAnswers):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        # The rollout that makes the answers. It may be inside another rollout, such as `until_mixed`.
+        # The rollout that samples the answers. It may be inside another rollout, such as `until_mixed`.
         rollout = for_fixed_problems(experiment.rollout)
         # Only credit that continues answers needs the environment in a state within an answer.
         if not isinstance(rollout, MultiTurn) or Continuations() not in experiment.credit.gives:

@@ -10,8 +10,8 @@ looks at all answers so far and names branch points; the rollout `tree` then sam
                                        └────── answer 2
 
 SPO-tree (arXiv:2505.23564), TreePO (arXiv:2508.17445), TreeRL (arXiv:2506.11902), BranPO (arXiv:2602.03719)
-and Tree-GRPO (arXiv:2509.21240) differ in these rules. The rollout `turn_tree` uses the rules with states for
-answers of several turns.
+and Tree-GRPO (arXiv:2509.21240) differ in these rules. The rollout `turn_tree` grows trees of answers of
+several turns. It takes only the rules that have the key `states`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from treetune.vocabulary import Trajectory, joined
 
 
 class Branches(NamedTuple):
-    """A branch point of an answer.
+    """A branch point of an answer, and how many further answers begin there.
 
     Example: ``Branches(sample=3, tokens=12, further=2)`` asks for two answers that begin with the first 12
     response tokens of answer 3.
@@ -40,21 +40,21 @@ class Branches(NamedTuple):
     sample: int
     """The number of the answer, `Trajectory.sample`."""
     tokens: int
-    """Response tokens before the branch."""
+    """The response tokens of this answer before the branch point."""
     further: int
-    """How many further answers begin there."""
+    """How many further answers begin there. The answer itself isn't counted."""
 
 
 class Branching(Registrable):
-    """A rule for where a tree branches. Trees grow in rounds; in each, all branches are sampled to their
-    ends."""
+    """A rule for where a tree branches. Trees grow in rounds. A round samples all of its branches to the ends
+    of their answers."""
 
     to_declare = ("unbiased",)
 
     unbiased: bool
-    """Whether a state branches independently of the tokens after it. Then its branches are samples of what
-    the policy does in the state, and with the weights `Sharing.reach` they have the expectation of
-    independent answers."""
+    """Whether the tokens after a state have no influence on whether it branches. Then each answer through the
+    state is a fair sample of what the policy does there. With the weights `Sharing.reach`, a sum over the
+    tree then has the expectation of a sum over independent answers."""
     needs_grades: ClassVar[bool] = False
     """Whether `branches` reads the grades of the answers. A tree then waits for them before it branches."""
 
@@ -77,9 +77,10 @@ class Branching(Registrable):
 
 
 def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
-    """Returns where each answer's path from the prompt branches, in response tokens, in rising order.
+    """Returns for each answer where its path from the prompt branches: response tokens, in rising order.
 
-    Example: where answer 1 begins with the first 12 tokens of answer 0, it is ``[[12], [12]]``.
+    A path branches where the answer forks off, and where others fork off from it. Example: if answer 1 begins
+    with the first 12 tokens of answer 0, both paths branch there, and the result is ``[[12], [12]]``.
 
     Args:
         answers: All answers of the tree so far, in the order of their `sample`: ``answers[i].sample == i``.
@@ -93,8 +94,8 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
                 forks.add(other.fork.tokens)
         if answer.fork is not None:
             forks.add(answer.fork.tokens)
-            # The answer shares the earlier branchings of the answer that it forked from. That answer comes
-            # before it, so that its list is complete.
+            # The answer shares the branchings before its fork with the answer that it forked from. That
+            # answer has a smaller number, so that its list is there already.
             forks_of_parent = forks_by_answer[answer.fork.sample]
             for tokens in forks_of_parent:
                 if tokens < answer.fork.tokens:
@@ -104,7 +105,9 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
 
 
 def roots_of(answers: Sequence[Trajectory]) -> list[int]:
-    """Returns the number of the answer from the prompt that each answer grew from; it is its own root.
+    """Returns for each answer the number of its root: the answer from the prompt that it grew from.
+
+    An answer from the prompt is its own root. All other answers follow `fork` back to one.
 
     Args:
         answers: All answers of the tree so far, in the order of their `sample`.
@@ -118,15 +121,14 @@ def roots_of(answers: Sequence[Trajectory]) -> list[int]:
 def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> list[tuple[int, int]]:
     """Returns the states to branch at next, each as the number of an answer and a length in response tokens.
 
-    `number` is the number of the round. An answer branches in this round only if its path has branched
-    `number` times before. The answer then branches at the rule's first state after its last branching, if
-    this state is before the answer's end.
+    An answer branches in round `number` only if its path branched in each round before. It then branches at
+    the rule's first state after its last branching, if this state is before the answer's end.
     """
     states = []
     for answer, forks in zip(answers, forks_along(answers), strict=True):
         if len(forks) != number:
-            # In an earlier round the answer had no state to branch at, or got no branches. Such an answer
-            # doesn't branch any more.
+            # The path has one branching for each earlier round. If one is missing, the answer had no state
+            # left in that round, or got no branches there. It doesn't branch any more.
             continue
         last_fork = forks[-1] if forks else 0
         for start in rule.step_starts(answer):
@@ -143,15 +145,16 @@ class AtStates(Branching):
     ``ways[1]`` ways from its second, and so on. An answer that ends before a state does not branch there.
 
     With `states` at every 600 tokens, six answers from the prompt and `ways` [6, 6] this is the tree of
-    SPO-tree (Guo et al., arXiv:2505.23564). The paper's tree grows by segments, this one by whole answers,
-    each of which is one of the ways from its states. The trees have the same distribution.
+    SPO-tree (Guo et al., arXiv:2505.23564). The paper samples each way only up to the next state. Here whole
+    answers are sampled: an answer is itself one of the ways from each of its states, and only the other ways
+    are added. The trees have the same distribution.
     """
 
     unbiased = True
 
     states: StateRule
-    """Where it branches. The gradient stays unbiased if the position of a state depends only on the tokens
-    before it."""
+    """The rule for the states at which it branches. The gradient is unbiased only if the position of a state
+    depends on nothing but the tokens before it."""
     ways: Annotated[tuple[Annotated[int, Gt(1)], ...], MinLen(1)]
     """The number of ways in which an answer continues from its first state, from its second, …"""
 
@@ -171,12 +174,13 @@ class AtStates(Branching):
 @Branching.register("up_to_width")
 @dataclass(frozen=True, kw_only=True)
 class UpToWidth(Branching):
-    """TreePO's trees: the answers that have not ended at a state share the remaining answers of `width`; none
-    continues in more than `most_ways` ways.
+    """TreePO's trees: a tree gets up to `width` answers. At each state, the answers that have not ended share
+    the answers that are still missing. None continues in more than `most_ways` ways.
 
-    With `states` at even distances these are TreePO's trees (Li et al., arXiv:2508.17445, section 3), without
-    its early stops and its restarts from random positions: answers that end early leave their share to the
-    others. Which answers have ended is known at the state, so that branches depend on nothing after it.
+    Answers that end early leave their share to the others. Which answers have ended is known at the state, so
+    that its branches depend on nothing after it. With `states` at even distances these are TreePO's trees (Li
+    et al., arXiv:2508.17445, section 3), without its early stops and without its restarts from random
+    positions.
     """
 
     unbiased = True
@@ -184,9 +188,9 @@ class UpToWidth(Branching):
     states: StateRule
     """The rule for the states at which it branches."""
     width: Annotated[int, Gt(1)]
-    """Answers of a tree."""
+    """The largest number of answers of a tree."""
     most_ways: Annotated[int, Gt(1)] = 2
-    """The largest number of answers that continue from a state."""
+    """The largest number of ways in which an answer continues from a state, itself included."""
 
     @override
     def most_answers(self, samples: int) -> int:
@@ -197,14 +201,13 @@ class UpToWidth(Branching):
         states = next_states(self.states, answers, number)
         if not states:
             return []
-        remaining = max(self.width - len(answers), 0)
-        # The remainder of the division goes to the first states, one answer each.
-        share, with_one_more = divmod(remaining, len(states))
+        missing_answers = max(self.width - len(answers), 0)
+        # The states share the missing answers equally. The first `remainder` states get one more each.
+        share, remainder = divmod(missing_answers, len(states))
         branches = []
         for index, (sample, tokens) in enumerate(states):
-            further = share + 1 if index < with_one_more else share
-            # An answer continues from a state in at most `most_ways` ways. The answer itself is one of them.
-            further = min(further, self.most_ways - 1)
+            further = share + 1 if index < remainder else share
+            further = min(further, self.most_ways - 1)  # the answer itself is one of the ways
             if further:
                 branches.append(Branches(sample, tokens, further))
         return branches
@@ -216,13 +219,14 @@ class LastStates(Branching):
     """BranPO's branching in the tail (Zhao et al., arXiv:2602.03719): each answer from the prompt continues
     in `ways` ways from each of its last `count` states. The prompt doesn't branch.
 
-    The paper was read in its abstracts, and its public code. The code branches one to three steps before the
-    end, by the accuracy of the group, and keeps a branch only if it earned something else than the answer.
-    Here every branch is kept: to drop branches by their reward adds a bias (docs/results/turn_credits.md).
+    This follows the paper's abstract and its public code, and differs from the code in two points. The code
+    branches one to three steps before the end, depending on the accuracy of the group; here `count` is fixed.
+    The code keeps a branch only if its reward differs from the answer's; here every branch is kept, since
+    dropping branches by their reward adds a bias (docs/results/turn_credits.md).
 
-    **Biased** where the number of states depends on the tokens after a state: then the last states are not
-    known until the answer ends. On the tests' language, with states at every token, the expected gradient of
-    the credit `tree` is off by 25 % of its length (cosine 0.992).
+    **Biased** where the number of states depends on the tokens after a state: then only the end of the answer
+    tells which states are its last. In the small language of the tests, with states at every token, the error
+    of the expected gradient of the credit `tree` is 25 % of the true gradient's length (cosine 0.992).
     """
 
     unbiased = False
@@ -232,7 +236,7 @@ class LastStates(Branching):
     count: Annotated[int, Gt(0)] = 1
     """How many of an answer's last states branch."""
     ways: Annotated[int, Gt(1)] = 2
-    """The number of ways in which an answer continues from each of them, itself included."""
+    """The number of ways in which an answer continues from each of these states, itself included."""
 
     @override
     def most_answers(self, samples: int) -> int:
@@ -259,15 +263,16 @@ class RandomStates(Branching):
     """Tree-GRPO's trees (Ji et al., arXiv:2509.21240, by its public code): branches at states that are drawn
     uniformly.
 
-    Each answer from the prompt begins a tree of its own. In each of `rounds` rounds, each of these trees
-    draws `draws` of its states, with replacement, and samples a further answer from each. The prompt is one
-    of the states, and a state that answers share counts once. M answers from the prompt become
-    M (1 + rounds · draws).
+    Here a *tree* is one answer from the prompt with all answers that grew from it. In each of `rounds`
+    rounds, each of these trees draws `draws` of its states, with replacement, and samples a further answer
+    from each. The prompt is one of the states, and a state that answers share counts once. M answers from the
+    prompt become M (1 + rounds · draws).
 
     No seed is needed: a hash of the tree's tokens draws the states, so that a restart draws the same.
-    **Biased**: how likely a state is to be drawn depends on the number of states after it, and an answer that
-    is drawn at the prompt counts as much as one of `samples`. In a game of two turns, with one draw, the
-    expected gradient of the credit `tree` has the right direction and 1.5 times the right length.
+    **Biased** for two reasons. How likely a state is drawn depends on the number of states after it. And a
+    further answer from the prompt counts as much as one of the first `samples`. In a game of two turns, with
+    one draw, the expected gradient of the credit `tree` has the right direction and 1.5 times the right
+    length.
     """
 
     unbiased = False
@@ -292,15 +297,16 @@ class RandomStates(Branching):
             answers_by_root.setdefault(root, []).append(answer)
         branches = []
         for root, answers_of_tree in answers_by_root.items():
-            states = [(root, 0)]  # the prompt; then each state as the number of an answer and its length
+            # Each state is the number of an answer and a length in response tokens. The first is the prompt.
+            states = [(root, 0)]
             for answer in answers_of_tree:
-                # States up to the fork are those of another answer.
+                # The states up to the fork belong to the answer that it forked from, and are listed there.
                 shared_tokens = 0 if answer.fork is None else answer.fork.tokens
                 for start in self.states.step_starts(answer):
                     if shared_tokens < start < len(answer.response_ids):
                         states.append((answer.sample, start))
-            # The tokens take the place of a seed: they differ from iteration to iteration, and a restart
-            # draws the same states.
+            # The tokens take the place of a seed, which is 0: they differ from iteration to iteration, and a
+            # restart draws the same states.
             tokens_of_tree = repr([answer.response_ids.tolist() for answer in answers_of_tree])
             draw = derived_random(0, answers[root].id, tokens_of_tree, "random states", number)
             for sample, tokens in draw.choices(states, k=self.draws):
@@ -308,28 +314,40 @@ class RandomStates(Branching):
         return branches
 
 
+class _Candidate(NamedTuple):
+    """A position at which a tree may branch. The smallest log-prob sorts first."""
+
+    logprob: float
+    """The log-prob of the token after the position."""
+    sample: int
+    """The number of the answer with this token."""
+    tokens: int
+    """The answer's response tokens before the position."""
+
+
 @Branching.register("least_sure")
 @dataclass(frozen=True, kw_only=True)
 class LeastSure(Branching):
     """TreeRL's entropy-guided search (Hou et al., arXiv:2506.11902, section 3.1): branches before the tokens
-    that were sampled with the smallest probability. The paper takes −log p of the sampled token for the
-    uncertainty.
+    that were sampled with the smallest probability. The paper, too, measures the uncertainty of a position by
+    −log p of the token that was sampled there.
 
-    Each answer from the prompt begins a tree of its own. In each of `rounds` rounds, each of these trees
-    branches before its `positions` least probable tokens, into `ways` further answers each: M answers from
-    the prompt become M (1 + rounds · positions · ways).
+    Here a *tree* is one answer from the prompt with all answers that grew from it. In each of `rounds`
+    rounds, each of these trees branches before its `positions` least probable tokens, into `ways` further
+    answers each: M answers from the prompt become M (1 + rounds · positions · ways).
 
     A position branches once. **Biased**: whether it branches depends on the token that was sampled there and
-    on all other positions, so that the answer with this token is not a fair sample of what follows. On the
-    tests' language the expected gradient of the credit `tree` is off by 11 % of its length (cosine 0.998).
+    on all other positions, so that the answer with this token is not a fair sample of what follows. In the
+    small language of the tests, the error of the expected gradient of the credit `tree` is 11 % of the true
+    gradient's length (cosine 0.998).
     """
 
     unbiased = False
 
     positions: Annotated[int, Gt(0)] = 2
-    """Tokens of a tree before which it branches in a round."""
+    """At how many positions a tree branches in a round. A position is the place before a token."""
     ways: Annotated[int, Gt(0)] = 2
-    """Further answers at each of them."""
+    """Further answers at each of these positions."""
     rounds: Annotated[int, Gt(0)] = 1
     """Rounds of branching."""
 
@@ -344,19 +362,20 @@ class LeastSure(Branching):
         candidates_by_root: dict[int, list[_Candidate]] = {}
         for answer, root, forks in zip(answers, roots_of(answers), forks_along(answers), strict=True):
             candidates = candidates_by_root.setdefault(root, [])
-            # Tokens before the fork are those of another answer. A branch before the first token of all
-            # would share nothing with the answer.
-            first = 0 if answer.fork is None else answer.fork.tokens
+            # The tokens before the fork belong to the answer that it forked from. The first token after the
+            # fork is left out, since the tree branches there already. Without a fork, the first token of the
+            # answer is left out, since a branch before it would share nothing with the answer.
+            shared_tokens = 0 if answer.fork is None else answer.fork.tokens
             logprobs = joined(
                 [segment.logprobs for segment in answer.segments if segment.logprobs is not None]
             )
             # `tokens` is the number of response tokens before the token with this log-prob.
             for tokens, logprob in enumerate(logprobs.tolist()):
-                if tokens > first and tokens not in forks:
+                if tokens > shared_tokens and tokens not in forks:
                     candidates.append(_Candidate(logprob, answer.sample, tokens))
         branches = []
         for candidates in candidates_by_root.values():
-            # Candidates sort by log-prob, so that these are the least likely tokens of the tree's part.
+            # Candidates sort by log-prob, the smallest first.
             for candidate in sorted(candidates)[: self.positions]:
                 branches.append(Branches(candidate.sample, candidate.tokens, self.ways))
         return branches
@@ -366,17 +385,19 @@ class LeastSure(Branching):
 @dataclass(frozen=True, kw_only=True)
 class ResetsOfWrongAnswers(Branching):
     """RRPO's resets (Samanta et al., arXiv:2605.25507, by its abstract): each wrong answer from the prompt
-    continues from one of its states, drawn uniformly, in `ways` further answers.
+    continues from one of its states, drawn uniformly, in `ways` further answers. The credit `resets` trains
+    the further answers alone.
 
     No seed is needed: a hash of the answer's tokens draws the state, so a restart draws the same. Right
     answers, and those that could not be graded, don't branch. **Biased**: whether a state branches depends on
-    what the answer earned after it. The credit `resets` trains the further answers alone."""
+    what the answer earned after it.
+    """
 
     unbiased = False
     needs_grades = True
 
     states: StateRule
-    """The states from which an answer may continue, that of the prompt included."""
+    """The rule for the states from which an answer may continue. The prompt is one of them."""
     ways: Annotated[int, Gt(1)] = 4
     """Further answers for each wrong one."""
 
@@ -393,17 +414,8 @@ class ResetsOfWrongAnswers(Branching):
             if answer.grade.correct or not answer.grade.is_known:
                 continue
             starts = [start for start in self.states.step_starts(answer) if start < len(answer.response_ids)]
-            # The answer's tokens take the place of a seed: they differ from iteration to iteration, and a
-            # restart draws the same state.
+            # The answer's tokens take the place of a seed, which is 0: they differ from iteration to
+            # iteration, and a restart draws the same state.
             draw = derived_random(0, answer.id, repr(answer.response_ids.tolist()), "reset")
             branches.append(Branches(answer.sample, draw.choice(starts), self.ways))
         return branches
-
-
-class _Candidate(NamedTuple):
-    """A position before which a tree may branch. The smallest log-prob sorts first."""
-
-    logprob: float
-    """Of the token after the position."""
-    sample: int
-    tokens: int

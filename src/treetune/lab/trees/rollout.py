@@ -1,13 +1,15 @@
 """Sampled trees: answers that branch off from each other (rollout `tree`).
 
 SPO-tree (Guo et al., arXiv:2505.23564), TreePO (Li et al., arXiv:2508.17445), TreeRL (Hou et al.,
-arXiv:2506.11902); `branching` says where trees branch. Each problem's tree is a task of one program::
+arXiv:2506.11902); `branching` says where trees branch. The tree of each problem grows in a coroutine of its
+own::
 
     round 0    n answers from the prompt ── sampled ── submitted to the grader
     round 1    branches of these ────────── sampled ── submitted to the grader
     ...        until the branching asks for no more; then the tree waits for its grades
 
-Trees don't wait for each other. The credit `tree` (`treetune.credit.trees`) gives advantages to their nodes.
+All trees grow at the same time, and don't wait for each other. The credit `tree` (`treetune.credit.trees`)
+gives advantages to their nodes.
 """
 
 from __future__ import annotations
@@ -84,19 +86,20 @@ declare(
 def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
     """Returns means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains.
 
-    `tokens_of_chains` are the tokens of a tree's answers, had each been sampled from the prompt.
+    `tokens_of_chains` is the number of tokens that the tree's answers would have cost without sharing.
 
-    Collective: every rank must call it."""
+    Collective: every rank must call it.
+    """
     names = ("answers", "nodes", "depth", "tokens", "tokens_of_chains")
     columns: dict[str, list[float]] = {name: [] for name in names}
     for tree in trees:
         sharing = Sharing.of(tree)
-        sampled_tokens = [int(are_sampled(leaf.segments).sum()) for leaf in tree.leaves]
+        tokens_of_answers = [int(are_sampled(leaf.segments).sum()) for leaf in tree.leaves]
         columns["answers"].append(len(tree.leaves))
         columns["nodes"].append(len(sharing.below))
         columns["depth"].append(max(map(len, sharing.paths)) - 1)  # a path has one node more than branchings
         columns["tokens"].append(tree.sampled_tokens)
-        columns["tokens_of_chains"].append(sum(sampled_tokens))
+        columns["tokens_of_chains"].append(sum(tokens_of_answers))
     means = {f"tree/{name}": mean(values) for name, values in pool_columns(context, "trees", columns).items()}
     return means | {"tree/shared": 1 - means["tree/tokens"] / means["tree/tokens_of_chains"]}
 
@@ -207,7 +210,7 @@ class TreeRollout(SampledRollout):
 
 
 class _BranchSample(NamedTuple):
-    """A sample that a round requests: its branch, and the tokens that the answer shares with another.
+    """A sample that a round requests: the branch that it continues, and the tokens before it.
 
     Example: two answers that begin with the first 12 tokens of answer 3 are two of these, both with
     ``branch=Branches(sample=3, tokens=12, further=2)``.
@@ -220,14 +223,14 @@ class _BranchSample(NamedTuple):
 
 
 class _RoundRequest(NamedTuple):
-    """A request of a round, and its samples in their order."""
+    """A request of a round, and what its `n` samples are for, in their order."""
 
     request: Request
     samples: tuple[_BranchSample, ...]
 
 
 class _SubmittedSample(NamedTuple):
-    """The completion of a sample, and the grade that the answer will have."""
+    """The completion of a sample, whose answer has been submitted to the grader, and its future grade."""
 
     sample: _BranchSample
     completion: Completion
@@ -245,9 +248,10 @@ class _GrowingTree:
     rollout: TreeRollout
     counted_samples: CountedSamples
     answers: list[Trajectory] = field(default_factory=list)
-    """The answers of all finished rounds, without grades. Their segments are not yet cut where answers
-    fork."""
+    """The answers of all finished rounds, without grades. `cut_at_forks` cuts their segments only when the
+    tree is complete."""
     sampled_tokens: int = 0
+    """Tokens that were sampled for the tree so far."""
 
     async def grow(self) -> Tree:
         """Samples round by round until the branching asks for no more, and returns the graded tree."""
@@ -263,7 +267,7 @@ class _GrowingTree:
                     self._add_answer(submitted)
                     grades.append(submitted.grade)
             answers = self.answers
-            # Most branchings don't read grades, so that the tree grows while its answers are still graded.
+            # Most branchings don't read grades. The tree then grows on while its answers are graded.
             if self.rollout.branching.needs_grades:
                 answers = await self._graded(grades)
             branches = self.rollout.branching.branches(answers, round_number)
@@ -290,9 +294,10 @@ class _GrowingTree:
         samples = []
         completions = await self.counted_samples.sample(round_request.request)
         for sample, completion in zip(round_request.samples, completions, strict=True):
-            # The whole answer is decoded at once: a character may consist of tokens of both parts.
+            # The whole answer is decoded at once: a character may consist of tokens before and after the
+            # branch.
             text = self.context.codec.decode(joined([sample.prefix_ids, completion.token_ids]))
-            # `decided`: a judge isn't asked about an answer that gets `unfinished_reward` anyway.
+            # If the answer gets `unfinished_reward` anyway, it is `decided`: no judge is asked about it.
             grade = self.context.grader.submit(
                 before_stop(text, self.sampling.stop),
                 self.problem,
@@ -310,9 +315,10 @@ class _GrowingTree:
     def _requests(self, branches: Sequence[Branches], round_number: int) -> list[_RoundRequest]:
         """Returns the requests of a round: one for each state from which answers branch.
 
-        A state is the beginning of an answer, as tokens. Two answers may begin with the same tokens by chance
-        and branch at the same place. The seed of a request derives from the state's tokens, so that separate
-        requests for the two branches would get the same samples. One request for both gets different ones.
+        A state is the tokens with which an answer begins. Two answers may begin with the same tokens by
+        chance, and branch at the same place. The seed of a request derives from the state's tokens. Separate
+        requests for these two branches would get the same samples, and one request for both gets different
+        ones.
         """
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):
@@ -323,7 +329,8 @@ class _GrowingTree:
         for samples in by_state.values():
             prefix_ids = samples[0].prefix_ids
             state = repr(tuple(prefix_ids.tolist()))  # as text: seeds are derived from numbers and texts
-            # With the round, a state that branches again in a later round gets other samples.
+            # The round is in the key, so that a state that branches again in a later round gets other
+            # samples.
             key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
                 prompt_ids=joined([self.prompt_ids, prefix_ids]),
@@ -335,8 +342,10 @@ class _GrowingTree:
         return requests
 
     def _affordable(self, branches: Sequence[Branches]) -> Sequence[Branches]:
-        """Returns the first of these branches, as many as `most_tokens` allows if all answers have the
-        largest length."""
+        """Returns the first of these branches, as many as `most_tokens` allows.
+
+        Each new answer counts with the largest length that it may have.
+        """
         if self.rollout.most_tokens is None:
             return branches
         tokens_left = self.rollout.most_tokens - self.sampled_tokens
@@ -351,7 +360,8 @@ class _GrowingTree:
 
     def _add_answer(self, submitted: _SubmittedSample) -> None:
         """Adds the completion as an answer, with the tokens before its branch and without its grade."""
-        (branch, prefix_ids), completion, _ = submitted
+        completion = submitted.completion
+        branch, prefix_ids = submitted.sample
         self.sampled_tokens += len(completion.token_ids)
         response_ids = joined([prefix_ids, completion.token_ids])
         text = self.context.codec.decode(response_ids)
@@ -372,7 +382,7 @@ class _GrowingTree:
 
 
 def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
-    """Returns the segments of the first `tokens` tokens."""
+    """Returns the segments of the first `tokens` tokens. The last of them is cut where these tokens end."""
     prefix = []
     remaining_tokens = tokens
     for segment in segments:
@@ -384,8 +394,11 @@ def _prefix(segments: Sequence[Segment], tokens: int) -> tuple[Segment, ...]:
 
 
 def _part(segment: Segment, start: int, end: int) -> Segment:
-    """Returns the tokens of a segment from `start` to `end`. The last part keeps the seconds of the
-    request, so that sums over parts count them once."""
+    """Returns a segment of the tokens from `start` to `end` of a segment.
+
+    Only the part with the last token keeps the seconds of the request. A sum over all parts of a segment then
+    counts them once.
+    """
     is_last = end == len(segment.token_ids)
     return replace(
         segment,
@@ -404,19 +417,20 @@ def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
     """
     cut: list[tuple[Segment, ...]] = []
     for answer in answers:
-        # The last segment was sampled for this answer, the ones before it for others.
+        # The last segment was sampled for this answer. It begins where the answer forks off. The segments
+        # before it were sampled for other answers.
         sampled = answer.segments[-1]
-        first_sampled = 0 if answer.fork is None else answer.fork.tokens  # the position of its first token
+        sampled_from = 0 if answer.fork is None else answer.fork.tokens
         cuts = {0, len(sampled.token_ids)}
         for other in answers:
             if other.fork is not None and other.fork.sample == answer.sample:
-                assert other.fork.tokens >= first_sampled, "an answer branches after its own fork"
-                cuts.add(other.fork.tokens - first_sampled)
+                assert other.fork.tokens >= sampled_from, "an answer branches after its own fork"
+                cuts.add(other.fork.tokens - sampled_from)
         parts = tuple(_part(sampled, start, end) for start, end in pairwise(sorted(cuts)))
         if answer.fork is None:
             cut.append(parts)
         else:
             # The answer that it forks from comes earlier, and has a cut at the fork already.
-            shared = _prefix(cut[answer.fork.sample], first_sampled)
+            shared = _prefix(cut[answer.fork.sample], sampled_from)
             cut.append(shared + parts)
     return cut

@@ -1,15 +1,17 @@
 """Trees of turns: answers of several turns that branch off from each other (rollout `turn_tree`).
 
 Tree-GRPO (Ji et al., arXiv:2509.21240) and BranPO (Zhao et al., arXiv:2602.03719) grow such trees for agents.
-A branch begins after a turn and the environment's reply to it, in the state that the environment had there::
+A branch begins after a turn and the environment's reply to it. The environment then has the state that it
+had there::
 
     round 0    turn 1 ── reply ── turn 2 ── reply ── turn 3           answer 0, from the prompt
                the rule returns Branches(sample=0, tokens=…, further=1): after the first reply
     round 1    turn 1 ── reply ──┬── turn 2 ── reply ── turn 3        answer 0
                                  └── turn 2' ── …                     answer 1
 
-Each problem's tree is a task of one program, and doesn't wait for other trees. The rollout `multi_turn`
-samples the answers; `branching` says where trees branch; the credit `tree` gives advantages to turns.
+All trees grow at the same time, each in a coroutine of its own, and none waits for another. The rollout
+`multi_turn` samples the answers; `branching` says where trees branch; the credit `tree` gives advantages to
+turns.
 """
 
 from __future__ import annotations
@@ -42,26 +44,28 @@ class TurnTree(MultiTurn):
     arXiv:2509.21240; BranPO, arXiv:2602.03719). Every answer is trained on. Turns that answers share are
     sampled once. Each problem's tree grows by itself, without waiting for other problems.
 
-    A branch begins in the state that the environment had there: a copy of it, or the turns are played again
-    (`Environment.again`). All branches have the same random events, since the environment's seed derives from
-    the problem. The limits of turns and tokens count from the prompt. Each branch has the whole deadline of
-    an answer.
+    A branch begins in the state that the environment had after that turn. The environment gets into this
+    state by a copy, or by playing the turns again (`Environment.again`). All branches have the same random
+    events, since the environment's seed derives from the problem. The limits of turns and tokens count from
+    the prompt. Each branch has the whole deadline of an answer.
 
-    ``tree/…`` are the metrics of the rollout `tree`; observations don't count as sampled tokens. Of
-    ``turns/…``, seconds and events count for the answer that they were sampled for, and not for its branches.
+    ``tree/…`` are the metrics of the rollout `tree`; observations don't count as sampled tokens. The seconds
+    and events of ``turns/…`` in turns that answers share count for the first of these answers alone.
     """
 
     samples: Annotated[int, Gt(0)] = 4
     """Answers from the prompt."""
     branching: Branching
-    """The rule that says where trees branch, and into how many answers. Its `states` are ``turns``."""
+    """The rule that says where trees branch, and into how many answers. Its `states` must be
+    ``turns``."""
 
     needs = NEEDS_OF_TREES
 
     @property
     @override
     def sampler(self) -> Rollout:
-        # Answers to fixed problems, and continuations of credit, don't branch.
+        # The same settings without the tree: answers in evaluations, and continuations that credit samples,
+        # don't branch.
         settings = {field.name: getattr(self, field.name) for field in fields(MultiTurn)}
         return MultiTurn(**settings)
 
@@ -111,16 +115,17 @@ class TurnTree(MultiTurn):
 
     async def _grow(self, answering: _CountedAnswers, problem: Problem, prompt_ids: TokenIds) -> Tree:
         """Samples a problem's answers round by round until the branching asks for no more."""
+        context = answering.context
         answers: list[Trajectory] = []
-        forks: list[Fork | None] = [None] * self.samples  # of the answers of this round
+        # One entry for each answer to sample in this round. None: the answer begins at the prompt.
+        forks: list[Fork | None] = [None] * self.samples
         round_number = 0
         while forks:
             starts = []
             for sample, fork in enumerate(forks, start=len(answers)):
                 segments = () if fork is None else segments_before(answers[fork.sample], fork.tokens)
-                # The number of the answer makes all seeds differ, also those of answers that begin with the
-                # same tokens. Answers from the prompt have the seeds that `multi_turn` gives them.
-                context = answering.context
+                # The number of the answer enters its seed, so that two answers that begin with the same
+                # tokens have different seeds. Answers from the prompt have the seeds of `multi_turn`.
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompt_ids, seed, segments))
             # `gather` keeps the order of the starts, so that the order in which answers end does not matter.
@@ -137,8 +142,7 @@ class TurnTree(MultiTurn):
 
 @dataclass
 class _CountedAnswers:
-    """Samples the answers of all trees, and counts in the run's log how many are requested and how many are
-    there."""
+    """Samples the answers of all trees. The run's log shows how many of the requested answers are done."""
 
     rollout: TurnTree
     context: RolloutContext
@@ -155,10 +159,10 @@ class _CountedAnswers:
 
 
 def segments_before(answer: Trajectory, tokens: int) -> tuple[Segment, ...]:
-    """Returns the segments of an answer's first `tokens` tokens, which end with a segment.
+    """Returns the segments of an answer's first `tokens` tokens. One of its segments must end there.
 
-    They are the answer's own segments and not copies of them: the last one may hold a snapshot of the
-    environment.
+    They are the answer's own segments, whole: the last one may hold a snapshot of the environment, from which
+    the branch then begins.
     """
     segments: list[Segment] = []
     remaining_tokens = tokens
