@@ -13,7 +13,7 @@ Example: three answers, of which the second branched off from the first after no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -140,14 +140,36 @@ class Tree:
         """Returns the tree with only the leaves of these indices.
 
         All nodes stay, so that the numbers of nodes keep their meaning. The prefix tree is dropped, since its
-        rows are numbered as the leaves are; `_index` makes a new one.
+        rows are numbered as the leaves are; `_index` makes a new one. An answer whose origin is left out
+        counts as branched off from the origin's own origin.
         """
+        kept_samples = {self.leaves[leaf].sample for leaf in leaves}
+        kept = []
+        for leaf in leaves:
+            answer = self.leaves[leaf]
+            fork = self._fork_from_kept(answer.fork, kept_samples)
+            kept.append(answer if fork == answer.fork else replace(answer, fork=fork))
         return replace(
             self,
-            leaves=[self.leaves[leaf] for leaf in leaves],
+            leaves=kept,
             _ends=[self._ends[leaf] for leaf in leaves],
             _prefixes=None,
         )
+
+    def _fork_from_kept(self, fork: Fork | None, kept_samples: Collection[int]) -> Fork | None:
+        """Returns the fork from the nearest ancestor that is kept. If none is, it is the fork from the
+        farthest one, whose number still tells which answers have grown from it.
+
+        Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
+        5, answer 7 has ``Fork(sample=0, tokens=4)``.
+        """
+        origins = {leaf.sample: leaf.fork for leaf in self.leaves}  # the fork of each answer itself
+        while fork is not None and fork.sample not in kept_samples:
+            fork_of_origin = origins.get(fork.sample)
+            if fork_of_origin is None:  # the origin begins at the prompt, or is not in this tree
+                break
+            fork = Fork(fork_of_origin.sample, min(fork.tokens, fork_of_origin.tokens))
+        return fork
 
     def path(self, node: int) -> list[int]:
         """Returns the numbers of the nodes from the prompt (exclusive) to this node (inclusive)."""

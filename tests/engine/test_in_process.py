@@ -295,6 +295,21 @@ def test_an_engine_with_a_short_context_starts_and_samples(folder: Path, context
     assert [len(completion.token_ids) for completion in completions[0]] == [1]
 
 
+def test_padding_needs_no_positions_that_a_model_does_not_have(tmp_path: Path) -> None:
+    """GPT-2 learns a vector for each of its 100 positions, and 98 tokens are padded to 128."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = character_tokenizer(ALPHABET, 100)
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_positions=100, n_embd=16, n_layer=1, n_head=2)
+    ).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    launch = EngineLaunch(tmp_path, tmp_path, seed=0, context_length=100, end_ids=())
+    sampler = start_engine(InProcessSettings(), launch)
+    [[answer]] = sampler.generate([request([1 + token % 9 for token in range(98)], most=2)])
+    assert len(answer.token_ids) == 2
+
+
 def test_a_prompt_that_does_not_fit_is_refused_and_a_closed_engine_samples_no_further(folder: Path) -> None:
     ours = engine(folder)
     with pytest.raises(ValueError, match="context_length is 128"):

@@ -42,8 +42,8 @@ from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.seeds import derived_random
 from treetune.tasks.base import Task
-from treetune.tree import Sharing, Tree, answers_of, trees_of
-from treetune.vocabulary import Episode, Metrics, Problem, Trajectory
+from treetune.tree import Sharing, Tree, answers_of, trees_of, with_answers
+from treetune.vocabulary import Episode, Fork, Metrics, Problem, Trajectory
 
 STATES = TurnStates()
 TWO_WAYS = AtStates(states=STATES, ways=(2,))
@@ -202,6 +202,32 @@ def test_a_branch_has_the_hidden_state_of_its_answer_and_changes_no_other(
             assert letters == first + 10 * second + 100 * third
         assert [len(found) for found in secrets.values()] == [1, 1]
         assert len(tree.leaves) == 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chatty(Secretive):
+    """Replies with two characters."""
+
+    def step(self, state: list[float], action: str) -> Turn:
+        return replace(super().step(state, action), observation="++")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChattyAgain(Chatty):
+    """The same, played again from the beginning."""
+
+    again: ClassVar[Again] = "replay"
+
+
+def test_a_branch_counts_no_events_of_the_turns_that_it_shares(environments: EnvironmentPool) -> None:
+    counts = {}
+    for environment in (Chatty(), ChattyAgain()):
+        trees, _ = grown(environments, rollout(observation_characters=1), Letters(environment=environment))
+        counts[environment.again] = [
+            leaf.numbers["turns/observations_cut"] for tree in trees for leaf in tree.leaves
+        ]
+    assert counts["replay"] == counts["copy"]
+    assert set(counts["copy"]) == {2, 1, 0}, "of two replies that are read, none, one or both are shared"
 
 
 def test_a_branch_after_a_turn_without_a_reply_begins_from_the_turns_copy(
@@ -375,6 +401,19 @@ def test_answers_that_branched_off_at_the_prompt_belong_to_its_tree(environments
             groups = (everything, rewards[_root(tree, leaf)])
             expected = sum(_standardised(leaf.reward, group) for group in groups)
             assert episode.advantages[0] == pytest.approx(expected)
+
+
+def test_an_answer_whose_origin_was_left_out_stays_in_its_tree(environments: EnvironmentPool) -> None:
+    """Answer 4 branched off from answer 2 at the prompt, and answer 5 from answer 4 after a turn."""
+    (tree,) = grown(environments, rollout(RandomStates(states=STATES, draws=3)), Letters(golds=("",)))[0]
+    answers = [replace(answer, fork=None) for answer in tree.leaves[:6]]
+    answers[4] = replace(answers[4], fork=Fork(sample=2, tokens=0))
+    answers[5] = replace(answers[5], fork=Fork(sample=4, tokens=3))
+    (with_forks,) = with_answers([tree.keeping(range(6))], answers)
+    kept = with_forks.keeping([0, 1, 2, 3, 5])
+    assert kept.leaves[-1].fork == Fork(sample=2, tokens=0)
+    assert with_forks.keeping([0, 4, 5]).leaves[1].fork == Fork(sample=2, tokens=0), "no nearer one is there"
+    assert with_forks.keeping(range(6)).leaves[5] is answers[5]
 
 
 def _standardised(reward: float, group: Sequence[float]) -> float:

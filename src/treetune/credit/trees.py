@@ -157,8 +157,9 @@ class TreeCredit(Credit):
             advantages = []
             for reward, path in zip(rewards, sharing.paths, strict=True):
                 # The groups that the answer is in: all answers, and those below each node but its last, which
-                # it doesn't share.
-                baselines = [values[group] for group in (ROOT, *path[:-1])]
+                # it doesn't share. Where all others of a group could not be graded, it is no group.
+                shared_nodes = [node for node in path[:-1] if len(sharing.below[node]) > 1]
+                baselines = [values[group] for group in (ROOT, *shared_nodes)]
                 advantage = mean([reward - baseline for baseline in baselines])
                 advantages.append([advantage] * len(path))  # the same at all its nodes
             return values, advantages

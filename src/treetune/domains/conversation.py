@@ -163,6 +163,8 @@ class Conversation:
             ValueError: The replies make other tokens than those of the segments.
         """
         sampled = [segment for segment in segments if segment.origin == "sampled"]
+        # What happens in the replay has been counted for the earlier answer.
+        events_before = self.events.copy()
         for segment, turn in zip(sampled, turns):
             self._add_turn(segment)
             if turn.outcome != "ok":  # the environment failed in the replay, which isn't the answer's fault
@@ -171,6 +173,7 @@ class Conversation:
                 self._end("stop")
                 return
             self.take_turn(turn)
+        self.events = events_before
         token_ids = joined([segment.token_ids for segment in self.segments]).tolist()
         if token_ids != joined([segment.token_ids for segment in segments]).tolist():
             raise ValueError(

@@ -278,7 +278,7 @@ class InProcessEngine(Engine):
         with torch.no_grad():
             logits_BTV = self._model(
                 input_ids=ids_BT.to(self._device),
-                position_ids=torch.arange(length, device=self._device).expand(len(ids_BT), -1),
+                position_ids=_positions(self._model, 0, length).expand(len(ids_BT), -1),
                 attention_mask=mask_TT.expand(len(ids_BT), 1, -1, -1),
                 use_cache=False,
             ).logits
@@ -475,7 +475,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             f"the engine in_process doesn't support the cache of {name}"
             f" ({type(error).__name__}: {error}): {remedy}"
         ) from error
-    if not max(gaps) <= PROBE_LIMIT:  # also if it is NaN
+    if not all(gap <= PROBE_LIMIT for gap in gaps):  # also if one is NaN
         raise ValueError(
             f"the log-probs of the engine in_process differ from those of {name} by up to {max(gaps):.2g}."
             f" The model has layers that need more than a cache of keys and values: {remedy}"
@@ -631,7 +631,7 @@ class _PromptBlocks:
         with torch.no_grad():
             self._model.base_model(
                 input_ids=ids_BT.to(self._device),
-                position_ids=torch.arange(start, start + BLOCK, device=self._device).expand(len(ids_BT), -1),
+                position_ids=_positions(self._model, start, start + BLOCK).expand(len(ids_BT), -1),
                 attention_mask=mask_TK.expand(len(ids_BT), 1, -1, -1),
                 past_key_values=cache,
                 use_cache=True,
@@ -768,6 +768,19 @@ class _RowBatch:
                 past_key_values=self._cache,
                 use_cache=True,
             ).logits[:, -1]
+
+
+def _positions(model: Any, start: int, end: int) -> Any:
+    """Returns the positions from `start` to `end`, without `end`, on the model's device.
+
+    Padding can lie behind the last position that a model with learned positions has. No token sees it, so it
+    gets the last position.
+    """
+    import torch
+
+    positions = torch.arange(start, end, device=model.device)
+    most_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return positions if most_positions is None else positions.clamp(max=most_positions - 1)
 
 
 def _padded(length: int) -> int:

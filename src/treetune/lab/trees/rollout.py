@@ -167,8 +167,8 @@ class TreeRollout(SampledRollout):
         if self.most_tokens is not None and self.most_tokens <= least:
             raise ValueError(
                 f"most_tokens is {self.most_tokens}, and {self.samples} answers of max_tokens ="
-                f" {self.max_tokens} may take {least}, so that no tree would branch: raise it, or leave it"
-                " out"
+                f" {self.max_tokens} may take {least}, which leaves no tokens for branches: raise it, or"
+                " leave it out"
             )
 
     @property

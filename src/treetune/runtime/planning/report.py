@@ -109,7 +109,9 @@ def estimates(plan: Plan) -> Iterator[PhaseSeconds]:
             yield _sampling(plan, "continuations", work.continuations, tokens, work.continued_context)
     yield from _passes_of_trainer(plan)
     if _can_estimate_sampling(plan):
-        yield _sync(plan)
+        # Demonstrations need new weights in the engine only for evaluations.
+        if work.is_sampled:
+            yield _sync(plan)
         if root.evaluation.sets:
             yield _evaluation(plan)
     state_bytes = machine.world_size * (plan.trainer.policy.kept + plan.trainer.policy.on_host)
@@ -269,7 +271,8 @@ def _evaluation(plan: Plan) -> PhaseSeconds:
         problems = test_set.problems or (test_set.task or experiment.task).size(test_set.split) or 0
         answers = problems * (test_set.samples or 1)
         during_training = experiment.iterations // every if every and test_set.while_training else 0
-        evaluations = max(1, during_training)  # each set is measured at the end, at least
+        is_measured_last = during_training > 0 and experiment.iterations % every == 0
+        evaluations = during_training + (0 if is_measured_last else 1)  # each set is measured at the end
         work = plan.work
         prompt_tokens = _prompt_tokens(work, problems)
         evaluation = _sampling(plan, "evaluation", answers, work.answer_tokens, work.context, prompt_tokens)
