@@ -45,7 +45,10 @@ def test_a_run_on_a_full_disk_says_so_once(tmp_path: Path, size: str) -> None:
     with small_disk(tmp_path, size) as disk, output.open("wb") as file:
         environment = os.environ | {"APP_DIRECTORY": str(disk), "OMP_NUM_THREADS": "1"}
         run = start_forked(arguments, cwd=ROOT, environment=environment, output=file)
-        code = run.wait(300)
+        try:
+            code = run.wait(600)
+        finally:
+            run.kill()  # or the disk can't be taken away
     printed = output.read_text()
     assert code == 1, printed[-2000:]
     assert "Traceback" not in printed and "Logging error" not in printed
