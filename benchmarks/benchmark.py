@@ -39,7 +39,7 @@ PARTS = {
     "generation": ("generation.measure", "generation.measure_replicas"),
     "routes": ("generation.measure_public_routes",),
     "training": ("training.measure",),
-    "grading": ("grading.measure",),
+    "grading": ("grading_speed.measure",),
     "threads": ("threads.measure",),
     "iteration": ("iteration.measure_short", "iteration.measure_long_tailed"),
 }
