@@ -1,5 +1,6 @@
 """The benchmark measures what it is given, or says why it can't."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -7,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.benchmark import PARTS
 from treetune.models.policy_files import write_policy
 from treetune.models.sources import TinyModel
 
 ROOT = Path(__file__).parents[2]
+FUNCTIONS = [function for functions in PARTS.values() for function in functions]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_function_of_each_part_exists(function: str) -> None:
+    module, _, name = function.partition(".")
+    assert callable(getattr(importlib.import_module(f"benchmarks.{module}"), name))
 
 
 @pytest.mark.slow
