@@ -162,7 +162,7 @@ class _Round(NamedTuple):
 
     problems: int
     metrics: Metrics
-    """Of all ranks."""
+    """The metrics of all ranks."""
 
 
 def _average(rounds: Sequence[_Round]) -> Metrics:

@@ -163,7 +163,7 @@ class OneLineContinuations:
     """Rounds of the budget so far: one request each."""
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
-    """Of the first completions; the others have not been submitted to the grader. None for a continuation
+    """The grades of the first completions; the others have not been submitted to the grader. None for a continuation
     that was cut off, whose reward is known."""
 
     def __post_init__(self) -> None:
