@@ -72,6 +72,13 @@ def test_it_begins_with_what_it_is(name: str) -> None:
     assert len(first_sentence((CONFIGS / name).read_text(encoding="utf-8"))) > 5
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("credit/")])
+def test_a_credit_names_its_paper_or_says_that_it_is_our_own(name: str) -> None:
+    lines = (CONFIGS / name).read_text(encoding="utf-8").splitlines()
+    comment = " ".join(itertools.takewhile(lambda line: line.startswith("//"), lines))
+    assert any(source in comment for source in ("arXiv:", "treetune's own", "Shapley 1953")), comment
+
+
 def test_a_first_sentence_ends_at_its_dot_and_not_in_an_abbreviation() -> None:
     text = "// DAPO (Yu et al. 2025) on one domain.\n// It samples. More.\n{}\n// no head"
     assert first_sentence(text) == "DAPO (Yu et al. 2025) on one domain"
