@@ -229,7 +229,7 @@ def memory_in_use(rehearse: bool) -> int:
 # Configurations
 
 TREETUNE: Command = (sys.executable, "src/treetune/main.py")
-RUN: Command = (*TREETUNE, "run", "--num_gpus", "1")
+RUN: Command = (*TREETUNE, "run", "--ranks", "1")  # `--num_gpus` would refuse a rehearsal on a CPU
 REAL_MODEL = "pretrained/SmolLM2-135M-Instruct"
 RHO = "microsoft/rho-math-1b-v0.1"
 OUTLASTS = {"may_outlast_training": True}
@@ -241,6 +241,10 @@ REHEARSED = {
     "trainer+": {"minibatch_size": 16, "schedule+": OUTLASTS},
 }
 """Changes for a rehearsal on a CPU: small counts."""
+
+
+LONGER_PROMPTS = {"context_length": 512}
+"""The tiny model's tokens are characters, so that a prompt of 170 tokens has 240 in a rehearsal."""
 
 
 def write_changes(half_hour: HalfHour, name: str, changes: dict[str, Any]) -> Path:
@@ -285,14 +289,27 @@ def real_model(half_hour: HalfHour, method: str, iterations: int, experiment: st
         folder = half_hour.folder / "real-model"
         changes |= {
             "model+": {"name_or_path": str(folder)},
-            "context_length": 512,  # the tiny model's tokens are characters
             "rollout+": {"samples": 4, "max_tokens": 40, "unfinished_reward": 1.0},
             "plan": {},
+            **LONGER_PROMPTS,
             **REHEARSED,
             "problems_per_iteration": 4,
         }
     path = write_changes(half_hour, f"real_model_{experiment}", changes)
     return ("--configs", f"examples/real_model/{method}.jsonnet,{path}")
+
+
+def benchmarked_configurations(half_hour: HalfHour) -> str:
+    """Returns the folder of the configurations that the speeds of the pretrained model are measured with."""
+    example = ROOT / "examples/real_model"
+    if not half_hour.rehearse:
+        return str(example.relative_to(ROOT))
+    folder = half_hour.folder / "configurations/benchmarked"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("grpo", "vineppo"):
+        text = f"(import '{example / name}.jsonnet') + {json.dumps(LONGER_PROMPTS)}\n"
+        (folder / f"{name}.jsonnet").write_text(text)
+    return str(folder)
 
 
 def random_weights(half_hour: HalfHour, way: str) -> Command:
@@ -543,7 +560,7 @@ def real_model_steps(half_hour: HalfHour) -> list[Step]:
         ("training against PyTorch", "training", 60, 180),
         ("iteration against TRL", "iteration", 150, 300),
     ):
-        command = benchmark(half_hour, part, model, "examples/real_model")
+        command = benchmark(half_hour, part, model, benchmarked_configurations(half_hour))
         name = f"real model, {title}"
         steps.append(Step(name, expected_s, limit_s, (command,), read_ratios, needs=(model_step,)))
     return steps
