@@ -266,7 +266,7 @@ def episode_columns(answers: Answers, schema: Any) -> Columns:
     # A step's advantage is the value after it minus the value before it; the score takes the last place.
     values_and_score = np.concatenate([answers.step_values, answers.scores[:, None]], axis=1)
     advantages_of_steps = np.diff(values_and_score, axis=1)
-    advantages = np.repeat(advantages_of_steps.reshape(-1), SENTENCE)
+    advantages: np.ndarray = np.repeat(advantages_of_steps.reshape(-1), SENTENCE)
     type_of_logprobs = schema.field("behaviour_logprobs").type
     return {
         "prompt_ids": [[1, 2, 3]] * count,
