@@ -18,7 +18,10 @@ import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.tasks.base import Split
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
@@ -33,7 +36,7 @@ SIZES = {
 PROBLEM_KEYS = ("problem", "question")
 ANSWER_KEYS = ("answer", "final_answer")
 KIND_KEYS = ("type", "subject", "subfield", "data_topic")
-PAPER_SPLITS = ("train", "validation", "test")
+PAPER_SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 PAPER_SIZES = {"math": (11500, 500, 500), "gsm8k": (7100, 373, 1319)}
 """The number of rows of each of `PAPER_SPLITS` in the paper's archive."""
 
@@ -172,7 +175,7 @@ def check_paper_sizes(folder: Path) -> None:
     if expected_sizes is None:
         return
     source = OnDisk(path=str(folder))
-    sizes = tuple(sum(1 for _ in source.rows(split)) for split in PAPER_SPLITS)
+    sizes = tuple(len(list(source.rows(split))) for split in PAPER_SPLITS)
     if sizes != expected_sizes:
         raise ValueError(f"{folder} has {sizes} rows in train, validation and test, not {expected_sizes}")
 
