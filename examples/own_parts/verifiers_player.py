@@ -2,8 +2,8 @@
 
     python verifiers_player.py DESCRIPTOR PATH ARGUMENTS FOLDER…
 
-DESCRIPTOR is a socket through which connections arrive. The player forks itself for each, so that an answer
-whose environment blocks doesn't block others. PATH and ARGUMENTS (JSON) say which `load_environment` is called
+DESCRIPTOR is a socket through which connections arrive. The player forks itself for each, so that one answer
+doesn't block the others. PATH and ARGUMENTS (JSON) say which `load_environment` is called
 and how; modules are searched in each FOLDER. `verifiers_environments.py` describes the lines of a connection.
 """
 
