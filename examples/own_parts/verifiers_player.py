@@ -3,8 +3,9 @@
     python verifiers_player.py DESCRIPTOR PATH ARGUMENTS FOLDER…
 
 DESCRIPTOR is a socket through which connections arrive. The player forks itself for each, so that one answer
-doesn't block the others. PATH and ARGUMENTS (JSON) say which `load_environment` is called
-and how; modules are searched in each FOLDER. `verifiers_environments.py` describes the lines of a connection.
+doesn't block the others. PATH is the module or the file of `load_environment`, ARGUMENTS are its arguments
+(JSON), and modules are searched in each FOLDER. `verifiers_environments.py` describes the lines of a
+connection.
 """
 
 import asyncio
