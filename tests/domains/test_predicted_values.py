@@ -1,4 +1,8 @@
-"""Predicted inputs and outputs: a value counts in any writing, an input by what the program makes of it."""
+"""Promises of the graders of predicted inputs and outputs of programs:
+
+* a predicted value counts in any writing, and truth values are no numbers;
+* a predicted input counts by the output of the program, which runs in the sandbox alone.
+"""
 
 from __future__ import annotations
 
