@@ -229,7 +229,7 @@ def memory_in_use(rehearse: bool) -> int:
 # Configurations
 
 TREETUNE: Command = (sys.executable, "src/treetune/main.py")
-RUN: Command = (*TREETUNE, "run", "--num_gpus", "1")
+RUN: Command = (*TREETUNE, "run", "--ranks", "1")  # `--num_gpus` would refuse a rehearsal on a CPU
 REAL_MODEL = "pretrained/SmolLM2-135M-Instruct"
 RHO = "microsoft/rho-math-1b-v0.1"
 OUTLASTS = {"may_outlast_training": True}

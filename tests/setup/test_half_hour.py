@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from tests.support.shipped import experiment_of
+from treetune.runtime.front_door import ranks_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -184,6 +186,21 @@ def test_every_configuration_of_the_steps_is_valid(
         assert paper.model.name_or_path.endswith("random-model")
     assert experiments["real_model/grpo"].engines.policy.dtype == "float32"
     assert experiments["real_model/grpo"].model.chat is not None
+
+
+def test_a_rehearsal_starts_its_runs_without_a_gpu(
+    program: ModuleType, half_hour: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as in a rehearsal
+    run_commands = []
+    for step in program.list_steps(half_hour, gpus=0):
+        run_commands += [command for command in step.commands if command[: len(program.RUN)] == program.RUN]
+    assert run_commands
+
+    for command in run_commands:
+        options = dict(itertools.pairwise(command))
+        num_gpus, ranks = options.get("--num_gpus"), options.get("--ranks")
+        assert ranks_here(num_gpus and int(num_gpus), ranks and int(ranks)) == 1
 
 
 @pytest.mark.slow
