@@ -45,12 +45,12 @@ import treetune.parts
 from treetune.cli.arguments import parse
 from treetune.main import main
 lines = [json.loads(line) for line in sys.stdin]
-for folder, asked in itertools.groupby(lines, lambda line: line[0]):
+for folder, commands in itertools.groupby(lines, lambda line: line[0]):
     if os.fork():  # a process for each page, since modules of two pages have the same names
         os.wait()
         continue
     os.chdir(folder)
-    for _, typed, tried in asked:
+    for _, typed, tried in commands:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -137,7 +137,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
     return {name: [next(in_order) for _ in commands] for name, commands in COMMANDS_OF_PAGE.items()}
 
 
-@pytest.mark.parametrize("name", [name for name, asked in COMMANDS_OF_PAGE.items() if asked])
+@pytest.mark.parametrize("name", [name for name, commands in COMMANDS_OF_PAGE.items() if commands])
 def test_every_command_is_valid_and_its_configuration_right(
     name: str, answers: dict[str, list[tuple[int, str]]]
 ) -> None:
@@ -268,9 +268,13 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     docs = ROOT / "docs"
-    written = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent != REFERENCE}
+    pages_of_docs = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent != REFERENCE}
     # The reference's index leads to its pages.
-    assert written <= pages(site["nav"]) <= written | {f"reference/{name}" for name in reference_pages()}
+    assert (
+        pages_of_docs
+        <= pages(site["nav"])
+        <= pages_of_docs | {f"reference/{name}" for name in reference_pages()}
+    )
 
 
 def test_messages_that_troubleshooting_quotes_are_in_the_code() -> None:

@@ -440,7 +440,7 @@ def test_an_experiment_is_queued_with_the_documented_defaults(login: LoginNode) 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "17\n", "what another job may depend on, and nothing else"
     assert "queued job 17 of quickstart/grpo: 4 x 8 GPUs, log logs/slurm-17.out" in done.stderr
-    (asked,) = login.calls_of("sbatch")
+    (submission,) = login.calls_of("sbatch")
     for options in (
         "--job-name=quickstart/grpo-3 --output=logs/slurm-%j.out --nodes=4 --ntasks-per-node=1",
         "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton",
@@ -448,8 +448,8 @@ def test_an_experiment_is_queued_with_the_documented_defaults(login: LoginNode) 
         "--requeue",
         "--signal=USR1@300",
     ):
-        assert options in asked
-    assert asked.endswith(" scripts/slurm/job.sh configs/quickstart/grpo.jsonnet")
+        assert options in submission
+    assert submission.endswith(" scripts/slurm/job.sh configs/quickstart/grpo.jsonnet")
     assert (login.path / "logs").is_dir()
 
 
@@ -461,17 +461,17 @@ def test_every_option_of_a_job_can_be_set(login: LoginNode) -> None:
         SBATCH_ARGUMENTS="--constraint=h100 --comment='two words'", SIGNAL_SECONDS="900",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "19\n"), done.stderr
-    asked = login.calls_of("sbatch")
-    assert len(set(asked)) == 1 and len(asked) == 3, "one after the other, by their name"
+    submissions = login.calls_of("sbatch")
+    assert len(set(submissions)) == 1 and len(submissions) == 3, "one after the other, by their name"
     for options in (
         "--job-name=mine --output=logs/slurm-%j.out --nodes=1 ",
         "--gpus-per-node=2 --cpus-per-task=16 --mem=200G --time=1:00:00 --dependency=singleton,afterok:4 ",
         " --signal=USR1@900 ",
         "--partition=short --account=us --qos=low --constraint=h100 --comment=two words scripts/slurm/job.sh",
     ):
-        assert options in asked[0]
-    assert "--exclusive" not in asked[0]
-    assert asked[0].endswith("grpo.jsonnet run_evaluation run_analyzers")
+        assert options in submissions[0]
+    assert "--exclusive" not in submissions[0]
+    assert submissions[0].endswith("grpo.jsonnet run_evaluation run_analyzers")
 
 
 GRPO = "configs/quickstart/grpo.jsonnet"
@@ -503,10 +503,10 @@ def test_nothing_is_queued_that_cannot_run(
 def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(login: LoginNode) -> None:
     done = login.job("a.jsonnet,b.jsonnet")
     assert done.returncode == 0, done.stderr
-    asked = login.calls.read_text().splitlines()
-    sruns = [i for i, line in enumerate(asked) if line.startswith("srun ")]
+    calls = login.calls.read_text().splitlines()
+    sruns = [i for i, line in enumerate(calls) if line.startswith("srun ")]
     assert len(sruns) == 2
-    train, evaluate = asked[: sruns[1]], asked[sruns[1] :]
+    train, evaluate = calls[: sruns[1]], calls[sruns[1] :]
     assert "--nodes=3 --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=1 bash" in train[0]
     for number, line in enumerate(train[1:]):
         launch = f"treetune run --node_rank {number} --nodes n7,n8,n9 --master_port 20123 --num_gpus 8"

@@ -110,7 +110,7 @@ def test_a_file_that_a_library_puts_on_the_right_comes_last() -> None:
     ]
 
 
-def test_a_value_that_leans_on_other_files_is_called_computed() -> None:
+def test_a_value_that_depends_on_other_files_is_called_computed() -> None:
     write(a="{ n: 2 }", b="{ x: $.n * 10,\n  y: 1 }", c="{ x: super.x + 1 }")
     assert places_and_values("x", "a", "b", "c") == [("b.jsonnet:1", COMPUTED), ("c.jsonnet:1", COMPUTED)]
     assert places_and_values("y", "a", "b", "c") == [("b.jsonnet:2", 1)]
@@ -123,7 +123,7 @@ def test_a_key_in_a_list_is_found() -> None:
     assert places_and_values("rows.1.x", "a") == [("item.jsonnet:1", 1)]
 
 
-def test_of_repeated_objects_each_has_its_own_lines() -> None:
+def test_objects_with_the_same_keys_have_their_own_lines() -> None:
     rows = "{ x: 0,\n rows: [\n{ x: 1 },\n{ x: [2] }] }"
     assert [lexer.field_line(rows, path) for path in (("x",), ("rows", "0", "x"), ("rows", "1", "x"))] == [
         1,
@@ -137,7 +137,7 @@ def test_of_repeated_objects_each_has_its_own_lines() -> None:
     assert [lexer.field_line(either, path) for path in (("x",), ("t", "x"))] == [1, 2]
 
 
-def test_imports_in_comments_and_texts_are_none() -> None:
+def test_imports_in_comments_and_texts_do_not_count() -> None:
     comments = "// import 'a'\n/* import 'b' */ # import 'c'\n"
     texts = """{ x: 'import "d"', y: import "e", z: |||\n  import 'f'\n||| }"""
     assert lexer.imports(comments + texts) == ["e"]
@@ -176,14 +176,14 @@ def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -
     explanation = Explanation(config)
     for path in key_paths(config.data):
         value = explanation.value(path)
-        places = explanation.settings(path)
+        settings_of_path = explanation.settings(path)
         assert value is not MISSING
-        assert places, path
-        assert places[-1].source.endswith(".jsonnet")
+        assert settings_of_path, path
+        assert settings_of_path[-1].source.endswith(".jsonnet")
         if not isinstance(value, dict):
-            assert places[-1].value == value
+            assert settings_of_path[-1].value == value
             setters = [n for n, layer in enumerate(layers) if path in key_paths(layer)]
-            assert [place.source for place in places] == [f"{n}.jsonnet" for n in setters]
+            assert [setting.source for setting in settings_of_path] == [f"{n}.jsonnet" for n in setters]
 
 
 # Files that change nothing
@@ -197,11 +197,11 @@ def notes_on_stack(*texts: str) -> list[str]:
     return list(overridden(load([f"{number}.jsonnet" for number in range(len(texts))], environ={})))
 
 
-def test_a_file_that_others_override_is_told_with_them() -> None:
+def test_a_file_that_others_override_is_reported_with_them() -> None:
     (note,) = notes_on_stack("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
     assert note.startswith("0.jsonnet changes nothing")
-    for words in ("credit.type", "by 1.jsonnet", "put it after that"):
-        assert words in note
+    for part in ("credit.type", "by 1.jsonnet", "put it after that"):
+        assert part in note
     (note,) = notes_on_stack(
         EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }"
     )
@@ -220,11 +220,11 @@ def test_a_file_that_others_override_is_told_with_them() -> None:
         (EXPERIMENT,),
     ],
 )
-def test_a_file_that_does_something_is_not_told(texts: tuple[str, ...]) -> None:
+def test_a_file_that_changes_something_is_not_reported(texts: tuple[str, ...]) -> None:
     assert notes_on_stack(*texts) == []
 
 
-def test_check_config_says_so_and_is_content(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_notes_such_a_file_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     configs = "credit/group.jsonnet,quickstart/vineppo.jsonnet"
     assert command_line.main(["--configs", configs, "check_config", "--config-only"]) == 0
     err = capsys.readouterr().err

@@ -40,7 +40,7 @@ def message_of_failed_load(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("written", "value"),
+    ("text_in_yaml", "value"),
     [
         *[(number, 0.5) for number in (".5", "+.5", "0.5", "5e-1", "5.E-1")],
         *[("-.5", -0.5), ("1.", 1.0), ("+2", 2), ("010", 10), ("0o17", 15), ("0x1F", 31), ("1e3", 1000)],
@@ -62,8 +62,8 @@ def message_of_failed_load(text: str) -> str:
         ],
     ],
 )
-def test_a_text_without_quotes_is_what_the_core_schema_says(written: str, value: object) -> None:
-    loaded = load_yaml(f"a: {written}\n")["a"]
+def test_a_text_without_quotes_is_what_the_core_schema_says(text_in_yaml: str, value: object) -> None:
+    loaded = load_yaml(f"a: {text_in_yaml}\n")["a"]
     assert (loaded, type(loaded) is bool) == (value, type(value) is bool)
 
 

@@ -140,7 +140,7 @@ def test_a_judge_takes_a_verdict_from_a_complete_answer_alone(
     for answer in ("It is 42", "It is 4", "I was ab", "Sorry"):
         body = body.replace(answer, "Verdict: correct")
     body = body.replace('"It is"', '"Verdict:"').replace('" 42"', '" correct"').replace('"42"', '"correct"')
-    with replying(lambda asked: (status, body, {})) as server:
+    with replying(lambda request: (status, body, {})) as server:
         endpoint = EndpointSettings(base_url=server.base_url, model="m", retries=0, backoff=0.01)
         grader = JudgeGrader(endpoint=endpoint, again=0, verdict_pattern="(correct)")
         with GraderPool(grader, workers=1) as pool:
@@ -150,7 +150,7 @@ def test_a_judge_takes_a_verdict_from_a_complete_answer_alone(
 
 def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> None:
     questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
-    with replying(lambda asked: (400, error(None, "no parameter seed"), {})) as server:
+    with replying(lambda request: (400, error(None, "no parameter seed"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=1, give_up_after=3)
         with (
             AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,

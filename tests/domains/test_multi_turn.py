@@ -210,13 +210,15 @@ def test_answers_keep_copies_of_states_where_the_environment_allows_copies(
         answers = sample_answers(Letters(environment=environment))
         for answer in answers:
             assert (answer.reward, len(answer.step_ends)) == (0.75, 3)
-            injected = [one for one in answer.segments if one.origin == "injected"]
-            assert [one.snapshot is not None for one in injected] == [has_copies] * 2
+            injected = [segment for segment in answer.segments if segment.origin == "injected"]
+            assert [segment.snapshot is not None for segment in injected] == [has_copies] * 2
         write_trajectories(tmp_path / "trajectories.arrow", answers)
         stored_answers = read_trajectories(tmp_path / "trajectories.arrow")
-        assert stored_answers == answers and any(one.step_rewards for one in stored_answers)
-        snapshots = [[one.snapshot for one in answer.segments] for answer in answers]
-        assert [[one.snapshot for one in answer.segments] for answer in stored_answers] == snapshots
+        assert stored_answers == answers and any(answer.step_rewards for answer in stored_answers)
+        # Equality of answers leaves snapshots out.
+        for answer, stored in zip(answers, stored_answers, strict=True):
+            snapshots = [segment.snapshot for segment in answer.segments]
+            assert [segment.snapshot for segment in stored.segments] == snapshots
 
 
 def test_a_copied_environment_that_says_nothing_leaves_its_copy_with_the_turn(
@@ -307,8 +309,9 @@ def test_in_a_mixture_a_domain_has_its_own_environment_or_one_turn_and_its_grade
 
 def test_the_format_of_observations_is_a_setting(sample_answers: Sampled) -> None:
     for answer in sample_answers(Letters(), observation_format="x{observation}y", max_tokens=30):
-        parts = {decode(one.token_ids) for one in answer.segments if one.origin == "injected"}
-        assert parts and parts <= {"x+y", "x-y"}
+        injected = [segment for segment in answer.segments if segment.origin == "injected"]
+        observations = {decode(segment.token_ids) for segment in injected}
+        assert observations and observations <= {"x+y", "x-y"}
     assert replace(rollout(), observation_format=None).frame(CODEC)("+") == "\n+\n"
 
 

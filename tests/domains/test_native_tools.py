@@ -201,8 +201,8 @@ def codec_with_tools(tools: Tools) -> TextCodec:
 class ScriptedModel(FakeEngine):
     """Write one text in each turn, with the log-probs that a model gives to each request by itself."""
 
-    def __init__(self, codec: TextCodec, texts: Sequence[str], **given: Any) -> None:
-        super().__init__(lambda ids, version: (), codec.eos_id, **given)
+    def __init__(self, codec: TextCodec, texts: Sequence[str], **settings: Any) -> None:
+        super().__init__(lambda ids, version: (), codec.eos_id, **settings)
         self._codec, self._texts = codec, texts
         torch.manual_seed(0)
         size = len(bpe_tokenizer())
@@ -402,7 +402,7 @@ def test_without_a_chat_only_the_first_turn_begins_in_the_thought_of_the_prompt(
         encode=lambda text: [ord(letter) for letter in text],
         decode=lambda ids: "".join(chr(token) for token in ids if token),
         eos_id=0,
-        frame=lambda asked: f"{asked}\nAssistant: <think>\n",
+        frame=lambda question: f"{question}\nAssistant: <think>\n",
     )
     tools = Tools(tools=(Function(path=f"{__name__}.doubled"),))
     answers, _ = sample_answers(
@@ -418,7 +418,7 @@ def test_an_answer_that_continues_has_the_same_actions(sample_answers: Sampled) 
         encode=lambda text: [ord(letter) for letter in text],
         decode=lambda ids: "".join(chr(token) for token in ids if token),
         eos_id=0,
-        frame=lambda asked: f"{asked}\nAssistant: <think>\n",
+        frame=lambda question: f"{question}\nAssistant: <think>\n",
     )
     limits = TurnLimits(turn_tokens=100, max_turns=3, observation_characters=100, stop=())
     prompt_ids = token_array(codec.encode_prompt(PROBLEM))
@@ -451,9 +451,9 @@ def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_chat() 
 # Servers
 
 
-def tools_of_counting_server(folder: Path, **given: Any) -> Tools:
+def tools_of_counting_server(folder: Path, **settings: Any) -> Tools:
     command = (sys.executable, SERVER, str(folder / "counted"))
-    return Tools(tools=(Mcp(command=command, call_seconds=3.0, **given),), format="hermes", deadline=60.0)
+    return Tools(tools=(Mcp(command=command, call_seconds=3.0, **settings),), format="hermes", deadline=60.0)
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_weighted_functions_that_all_return_none_give_no_answer() -> None:
 def test_completions_are_conversations_where_prompts_are() -> None:
     chat = replace(PROBLEM, messages=(Message("system", "Add."), Message("user", "2 + 2?")))
     grader = FunctionGrader(path="foreign_rewards.py:of_chats")
-    assert [grader.grade(said, chat).reward for said in ("4", "5")] == [1.0, 0.0]
+    assert [grader.grade(response, chat).reward for response in ("4", "5")] == [1.0, 0.0]
 
 
 # In several turns

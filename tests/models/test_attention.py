@@ -146,10 +146,10 @@ def test_no_mask_is_made() -> None:
     model, masks = attach(tiny_model()), []
 
     def record_mask(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any
     ) -> Any:
         masks.append(mask)
-        return attention.packed_attention(module, query, key, value, mask, **rest)
+        return attention.packed_attention(module, query, key, value, mask, **options)
 
     AttentionInterface.register(PACKED, record_mask)
     logprobs_and_gradients(model, packed_inputs())

@@ -67,10 +67,10 @@ def test_the_template_is_as_before_with_a_system_message_and_an_opened_thought(
 ) -> None:
     with_template(model, template)
     before = loaded(model)
-    written = write_think_model(model, tmp_path / "out")
+    result = write_think_model(model, tmp_path / "out")
     after = loaded(tmp_path / "out")
     system = {"role": "system", "content": SYSTEM}
-    assert written.system_in == "system" and written.opens_thought
+    assert result.system_in == "system" and result.opens_thought
     for turns in (QUESTION, THREE_TURNS):
         assert render(after, Chat(), turns) == render(before, Chat(), [system, *turns]) + OPENING
         without_prompt = render(after, Chat(), turns, add_generation_prompt=False)

