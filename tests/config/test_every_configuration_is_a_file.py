@@ -1,4 +1,4 @@
-"""What this file promises of the shipped configurations:
+"""Promises of the files under configs/:
 
 * each can be opened, and says in its first line what it is;
 * plain Jsonnet evaluates it, with nothing of treetune's but the folder configs/;
@@ -21,14 +21,14 @@ from treetune.config.layers import configurations
 from treetune.main import main
 
 NAMES = [str(path.relative_to(CONFIGS)) for path in configurations(CONFIGS)]
-LEFT = "polIter_rho1bSft2_vineppo_MATH.jsonnet"
-OWN_LEFT = {
+EXPERIMENT = "polIter_rho1bSft2_vineppo_MATH.jsonnet"
+EXPERIMENT_FOR = {
     "guru": "guru/dapo_7b_stem.jsonnet",
     "signposts": "signposts/fork_grpo.jsonnet",
     "preferences": "quickstart/dpo.jsonnet",
     "shaping/acceleration": "threadweaver/parallel.jsonnet",
 }
-"""Experiments that fragments for one kind of experiment go on, by a word of the fragment's name."""
+"""Experiments for the fragments that only go on one kind of experiment, by a word of the fragment's name."""
 
 VARIABLES = ("APP_JUDGE_URL", "APP_SEQUENTIAL_ANSWERS")
 
@@ -60,15 +60,16 @@ def test_plain_jsonnet_evaluates_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", APPENDED[::5])
 def test_plain_jsonnet_evaluates_it_on_the_right_of_an_experiment(name: str) -> None:
-    left = next((left for word, left in OWN_LEFT.items() if word in name), LEFT)
-    text = f"(import '{left}') + (import '{name}')"
+    special = [experiment for word, experiment in EXPERIMENT_FOR.items() if word in name]
+    experiment = special[0] if special else EXPERIMENT
+    text = f"(import '{experiment}') + (import '{name}')"
     variables = dict.fromkeys(VARIABLES, "1")
     value = _jsonnet.evaluate_snippet("plain", text, jpathdir=[str(CONFIGS)], ext_vars=variables)
     assert isinstance(json.loads(value), dict)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_begins_with_what_it_is(name: str) -> None:
+def test_a_configuration_begins_with_a_sentence_that_says_what_it_is(name: str) -> None:
     assert len(first_sentence((CONFIGS / name).read_text(encoding="utf-8"))) > 5
 
 
@@ -85,7 +86,9 @@ def test_a_first_sentence_ends_at_its_dot_and_not_in_an_abbreviation() -> None:
     assert first_sentence("{ a: 1 }  // no head") == ""
 
 
-def test_all_are_listed_under_their_kind_and_by_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_configurations_are_listed_under_their_kind_and_by_a_word_of_their_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert [entry.name for entry in entries() if "/" not in entry.name]  # configs/ itself
     assert {entry.name for entry in entries()} == set(NAMES)
     assert main(["configs", "rloo"]) == 0
@@ -95,11 +98,11 @@ def test_all_are_listed_under_their_kind_and_by_a_word(capsys: pytest.CaptureFix
     assert listed.index("experiments") < listed.index("presets") < listed.index("fragments")
 
 
-def test_a_word_that_no_configuration_has_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_word_that_no_configuration_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["configs", "no_such_method"]) != 0
     assert "no configuration has 'no_such_method'" in capsys.readouterr().err
 
 
-def test_what_lies_in_a_folder_of_experiments_is_one() -> None:
+def test_every_whole_configuration_is_an_experiment_or_a_table() -> None:
     kinds = {kind_of(Path(name).relative_to("configs")) for name in whole_configurations()}
     assert kinds == {"experiments", "tables"}

@@ -1,4 +1,4 @@
-"""The benchmark measures what it is given, or says why it can't."""
+"""Promise of benchmarks/benchmark.py: threads are measured on any model, also one with few tokens."""
 
 import importlib
 import json
