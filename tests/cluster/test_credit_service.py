@@ -31,7 +31,9 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from tests.columns import plain
-from tests.credit.test_library import answers_in_run, engine, graded
+from tests.credit.test_library import answers_in_run
+from tests.credit.test_library import as_graded_answer as graded
+from tests.credit.test_library import fake_engine as engine
 from tests.engine.fake_vllm import FakeVllm
 from tests.rollouts import tabular_mdp as mdp
 from treetune.cluster.credit_service import arrow
