@@ -98,16 +98,15 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     assert before.keys() == by_chunks.keys() == from_folder.keys()
     same = [name for name in before if torch.equal(before[name], by_chunks[name])]
     assert all(torch.equal(before[name], values_of_old[name]) for name in before)
-    assert all(torch.equal(by_chunks[name], from_folder[name]) for name in from_folder)
-    assert all(torch.equal(by_chunks[name], from_chunks_folder[name]) for name in from_folder)
+    for name, weight in from_folder.items():
+        assert torch.equal(by_chunks[name], weight)
+        assert torch.equal(from_chunks_folder[name], weight)
     for last, weights_after in enumerate(after_failures):
         expected = from_folder if last % 2 else values_of_old
-        assert all(torch.equal(weights_after[name], expected[name]) for name in expected), (
-            f"after chunk {last}"
-        )
-    assert all("norm" in name for name in same), (
-        f"{same} did not change"
-    )  # the weights of norms are 1 in every model here
+        is_equal = [torch.equal(weights_after[name], expected[name]) for name in expected]
+        assert all(is_equal), f"after chunk {last}"
+    # Only the weights of norms are equal in both models: they are 1.
+    assert all("norm" in name for name in same), f"{same} did not change"
 
 
 def values_of_weights(model: Any) -> dict[str, Any]:
