@@ -129,14 +129,14 @@ def test_every_row_has_its_rate_and_every_answer_was_asked_for_once(undisturbed:
 def test_the_number_of_shards_changes_nothing(
     work: Work, undisturbed: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert work.run(shards=5, jobs={**LOCAL, "at_once": 1}) == 0
+    assert work.run(shards=3, jobs={**LOCAL, "at_once": 1}) == 0
     assert work.results() == undisturbed.results()
     assert "impossible" in capsys.readouterr().err, "the bins are shown"
 
 
 def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
     answers = {"samples": 2, "max_tokens": 7, "temperature": 0.3, "top_p": 0.5, "top_k": -1, "stop": ["!"]}
-    assert work.run(answers=answers) == 0
+    assert work.run(answers=answers, shards=1) == 0
     body = work.oracle.bodies[0]
     assert (body["max_tokens"], body["temperature"], body["top_p"], body["stop"]) == (7, 0.3, 0.5, ["!"])
     assert "top_k" not in body
@@ -211,11 +211,11 @@ def test_a_job_that_dies_again_and_again_is_given_up_with_its_last_message(
 ) -> None:
     work.oracle.down = True
     jobs = {**LOCAL, "restarts": 1}
-    assert work.run(jobs=jobs) == 1
+    assert work.run(jobs=jobs, shards=1) == 1
     message = capsys.readouterr().err
-    assert "2 of 2 shards could not be finished" in message and "HTTP 500" in message
+    assert "1 of 1 shards could not be finished" in message and "HTTP 500" in message
     work.oracle.down = False
-    assert work.run(jobs=jobs) == 0
+    assert work.run(jobs=jobs, shards=1) == 0
 
 
 def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
@@ -233,12 +233,12 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
     write_lines(work.input, sums(4))
     grader = {"type": "function", "path": "grader_of_a_test:score"}
     task = {"type": "rows", "routes": {"math": grader}}
-    assert work.run(task=task) == 1
+    assert work.run(task=task, shards=1) == 1
     assert work.summary["unavailable"] == 4 * SAMPLES and work.summary["without_a_rate"] == 4
     assert [row.pass_rate for row in work.rates()] == [None] * 4
     (work.folder / "up").touch()
     requests_before = work.requests
-    assert work.run(task=task) == 0
+    assert work.run(task=task, shards=1) == 0
     assert work.requests == requests_before
     assert work.summary["unavailable"] == 0 and work.summary["pass_rate"] is not None
 
@@ -266,13 +266,13 @@ def test_a_mistake_in_the_settings_is_one_message_before_anything_is_asked(
 def test_a_folder_of_other_rows_or_settings_is_refused(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert work.run(answers={"samples": 1}) == 0
-    assert work.run(answers={"samples": 2}) == 2
+    assert work.run(answers={"samples": 1}, shards=1) == 0
+    assert work.run(answers={"samples": 2}, shards=1) == 2
     assert "was begun with other rows" in capsys.readouterr().err
     write_lines(work.input, sums(41))
-    assert work.run(answers={"samples": 1}) == 2
+    assert work.run(answers={"samples": 1}, shards=1) == 2
     write_lines(work.input, [])
-    assert work.run(answers={"samples": 1}) == 2
+    assert work.run(answers={"samples": 1}, shards=1) == 2
     assert "there are no rows in" in capsys.readouterr().err
 
 

@@ -1,4 +1,6 @@
-"""``standing_program.py BASE COUNT COMMAND``: a command on the small experiment as a process of its own.
+"""Runs a command on the small experiment in a process of its own, which stands still after some answers.
+
+    standing_program.py BASE COUNT COMMAND
 
 It prints a line and stands still once COUNT + 1 answers are in the journal for sure.
 """
@@ -6,8 +8,8 @@ It prints a line and stands still once COUNT + 1 answers are in the journal for 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.runs.in_process import FakeSettings, small
+from tests.support.fork_server import ROOT, ForkedCommand, start_forked
 from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.journal import FLUSH_S
 from treetune.engine.requests import Completion, OnResult, Request
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 
-ROOT = Path(__file__).parents[2]
 SETS = Evaluation(
     sets=(
         EvaluationSet(split="validation", problems=4, samples=2),
@@ -29,6 +31,7 @@ SETS = Evaluation(
     )
 )
 STANDING = "standing still\n"
+DEADLINE_S = 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +53,7 @@ class HaltingSettings(FakeSettings):
                 elif left[0] == -1:
                     sys.stdout.write(STANDING)
                     sys.stdout.flush()
-                    sys.stdin.read()
+                    threading.Event().wait()  # until a signal comes
 
             return sample(requests, halting)
 
@@ -58,19 +61,31 @@ class HaltingSettings(FakeSettings):
         return engine
 
 
-def standing(base: Path, count: int, command: str) -> subprocess.Popen[str]:
+@dataclass(frozen=True)
+class StandingCommand:
     """The program, which stands still."""
-    process = subprocess.Popen(
-        [sys.executable, __file__, str(base), str(count), command],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert STANDING in iter(process.stdout.readline, "")
-    return process
+
+    process: ForkedCommand
+    output: Path
+
+    def lines(self) -> list[str]:
+        """Returns what it has printed, without the line that says that it stands still."""
+        return self.output.read_text().replace(STANDING, "").splitlines()
+
+
+def start_standing(base: Path, count: int, command: str, output: Path) -> StandingCommand:
+    """Starts the program, and returns when it stands still."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+    arguments = [str(base), str(count), command]
+    with output.open("wb") as file:
+        process = start_forked(
+            arguments, program=Path(__file__), cwd=ROOT, environment=environment, output=file
+        )
+    deadline = time.monotonic() + DEADLINE_S
+    while STANDING not in output.read_text():
+        assert process.poll() is None and time.monotonic() < deadline, output.read_text()
+        time.sleep(0.02)
+    return StandingCommand(process, output)
 
 
 if __name__ == "__main__":

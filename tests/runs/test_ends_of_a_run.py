@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.standing_program import standing
+from tests.runs.standing_program import start_standing
 from tests.support.faults import ROOT, Experiment
 from treetune.runtime import front_door
 from treetune.runtime.front_door import SignalsOfRun, ranks_here, signal_for_group, threads_each
@@ -36,44 +36,43 @@ def wait_until_taken(pid: int, number: int, deadline_s: float = 60.0) -> None:
 def test_a_run_that_is_stopped_while_it_samples_says_so_in_one_line(tmp_path: Path) -> None:
     """It answers four requests in an iteration, so that it stands still in the second. DeepSpeed's launcher
     answers Ctrl-C with a SIGTERM to ranks that are on their way out."""
-    process = standing(tmp_path, 6, "run_iteration_loop")
-    said = "stopped in iteration 2; the same command continues"
-    process.send_signal(signal.SIGINT)
-    wait_until_taken(process.pid, signal.SIGINT)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=300)
-    lines = errors.splitlines()
-    assert len(lines) == 3, errors
-    begun, first, last = lines
-    assert begun == f"starting {tmp_path / 'small'}: 60 training problems, 2 iterations"
-    assert first.startswith("iteration 1/2")
-    assert (last, process.returncode) == (said, 130)
+    standing = start_standing(tmp_path, 6, "run_iteration_loop", tmp_path / "output")
+    pid, expected_line = standing.process.pid, "stopped in iteration 2; the same command continues"
+    os.kill(pid, signal.SIGINT)
+    wait_until_taken(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    assert standing.process.wait(300) == 130
+    lines = standing.lines()
+    assert len(lines) == 3, lines
+    assert lines[0] == f"starting {tmp_path / 'small'}: 60 training problems, 2 iterations"
+    assert lines[1].startswith("iteration 1/2")
+    assert lines[2] == expected_line
     log = (tmp_path / "small" / "logs" / "run.log").read_text()
-    assert said in log and "Traceback" not in log
+    assert expected_line in log and "Traceback" not in log
 
 
 @pytest.mark.slow
 def test_the_exit_code_is_the_runs_whatever_is_killed(tmp_path: Path) -> None:
-    """That the same command goes on, and to which weights: test_killed_runs.py. Exit code 0: below."""
+    """Signals are in test_stopped_by_signals.py, and weights of runs that go on in test_killed_runs.py."""
     config = ROOT / "tests/support/small_supervised.jsonnet"
     experiment = Experiment(tmp_path, "small", 2, config)
-    done = experiment.directory.iteration(0) / "metrics.json"
+    first_metrics = experiment.directory.iteration(0) / "metrics.json"
+    last_metrics = experiment.directory.iteration(5) / "metrics.json"
     ends = {
         "node launcher": {128 + signal.SIGKILL},
         "rank": {128 + signal.SIGKILL, 1},  # 1 where the other rank's end is seen first
-        "signal": {128 + signal.SIGINT},
     }
-    for what, expected in ends.items():
+    for victim, exit_codes in ends.items():
         running = experiment.start()
-        over = (experiment.directory.iteration(5) / "metrics.json").is_file
-        running.freeze(done.is_file, over, "the first iteration")
-        if what == "signal":
-            os.killpg(running.launcher.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        running.freeze(first_metrics.is_file, last_metrics.is_file, "the first iteration")
+        if victim == "node launcher":
+            titles = running.seen.items()
+            victims = [process for process, title in titles if "deepspeed.launcher.launch" in title]
         else:
-            launchers = [p for p, words in running.seen.items() if "deepspeed.launcher.launch" in words]
-            os.kill((launchers if what == "node launcher" else running.ranks())[0].pid, signal.SIGKILL)
+            victims = running.ranks()
+        os.kill(victims[0].pid, signal.SIGKILL)
         running.signal_ranks(signal.SIGCONT)
-        assert running.wait() in expected, f"{what}: {running.tail()}"
+        assert running.wait() in exit_codes, f"{victim}: {running.tail()}"
         running.assert_all_gone()
         experiment.forget_training()
 

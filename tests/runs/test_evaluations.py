@@ -27,7 +27,7 @@ from tests.runs.in_process import (
     train,
     trained,
 )
-from tests.runs.standing_program import SETS, standing
+from tests.runs.standing_program import SETS, start_standing
 from treetune.engine.settings import InProcessSettings
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands, evaluation
@@ -173,10 +173,11 @@ def test_an_evaluation_without_sets_says_how_to_add_one(finished: PolicyIteratio
 
 
 def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_is_killed(
-    finished: PolicyIteration, said: list[str], monkeypatch: pytest.MonkeyPatch
+    finished: PolicyIteration, said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Nothing is sampled twice: only what the dead one had not answered is asked for."""
-    other = standing(Path(finished.directory), 2, "run_evaluation")
+    output = tmp_path / "output of the other"
+    other = start_standing(Path(finished.directory), 2, "run_evaluation", output).process
     directory = directory_of(finished)
     measured_before_the_kill: list[bool] = []
 
@@ -194,7 +195,6 @@ def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_i
         commands.run_evaluation(finished, {})
     finally:
         other.kill()
-        other.communicate()
     assert measured_before_the_kill == [False, True, True, True]
     assert any(f"waiting for process {other.pid} on" in message for message in said)
     assert sampled_requests(finished) == REQUESTS - 3

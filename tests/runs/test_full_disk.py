@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.support.fork_server import ROOT, start_forked
 
 
 @contextmanager
@@ -37,18 +36,21 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a disk")
 @pytest.mark.parametrize("size", ["120k", "300k", "700k"])
 def test_a_run_on_a_full_disk_says_so_once(tmp_path: Path, size: str) -> None:
-    with small_disk(tmp_path, size) as disk:
-        done = subprocess.run(
-            [sys.executable, ROOT / "src/treetune/main.py", "run", "--ranks", "1"]
-            + ["--configs", ROOT / "tests/support/small_supervised.jsonnet"]
-            + ["--override", "{problems_per_iteration: 200, checkpoints: {every: 6}, plan: {check: false}}"],
-            env=os.environ | {"APP_DIRECTORY": str(disk), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    assert done.returncode == 1, done.stderr[-2000:]
-    assert "Traceback" not in done.stderr and "Logging error" not in done.stderr
-    failures = [line for line in done.stderr.splitlines() if "failed:" in line]
+    arguments = ["run", "--ranks", "1", "--configs", str(ROOT / "tests/support/small_supervised.jsonnet")]
+    arguments += [
+        "--override",
+        "{problems_per_iteration: 200, checkpoints: {every: 6}, plan: {check: false}}",
+    ]
+    output = tmp_path / "output"
+    with small_disk(tmp_path, size) as disk, output.open("wb") as file:
+        environment = os.environ | {"APP_DIRECTORY": str(disk), "OMP_NUM_THREADS": "1"}
+        run = start_forked(arguments, cwd=ROOT, environment=environment, output=file)
+        try:
+            code = run.wait(600)
+        finally:
+            run.kill()  # or the disk can't be taken away
+    printed = output.read_text()
+    assert code == 1, printed[-2000:]
+    assert "Traceback" not in printed and "Logging error" not in printed
+    failures = [line for line in printed.splitlines() if "failed:" in line]
     assert len(failures) == 1 and "no space left on the file system" in failures[0]

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.support.faults import ROOT
+from tests.support.fork_server import ROOT, start_forked
 from treetune.runtime.directory import ExperimentDirectory
 
 pytestmark = pytest.mark.slow
 
 ITERATIONS = 6
+DEADLINE_S = 600.0
 NAMES = {"actor/entropy": "train/entropy", "reward/std": "episodes/reward_std"}
 
 PROGRAM = """
@@ -73,16 +72,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> ExperimentDirectory:
         "WANDB_SILENT": "true",
         "NETRC": str(base / "no-netrc"),
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(base)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    program, output = base / "program.py", base / "output"
+    program.write_text(PROGRAM)
+    with output.open("wb") as file:
+        process = start_forked([str(base)], program=program, cwd=ROOT, environment=environment, output=file)
+    assert process.wait(DEADLINE_S) == 0, output.read_text()
     return ExperimentDirectory(base / "small")
 
 

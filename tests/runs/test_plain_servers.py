@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +114,7 @@ def experiment(base: Path, addresses: list[str], **settings: object) -> Experime
         f"(import '{CONFIG}') + {{ iterations: {ITERATIONS}, engines: {{ policy: {json.dumps(policy)} }},"
         " checkpoints: { every: 1, keep_every: 1 }, problems_per_iteration: 4, trainer+: { epochs: 1 } }"
     )
-    return Experiment(base, config=config)
+    return Experiment(base, config=config, forked=True)
 
 
 def assert_good_run(run: Experiment) -> None:
@@ -128,7 +129,7 @@ def test_a_run_over_a_plain_server_is_killed_and_resumed_with_the_same_weights(
 ) -> None:
     assert_good_run(undisturbed)
     struck = experiment(tmp_path, [server.url])
-    running = struck.start()
+    running = replace(struck, forked=False).start()
     iteration = struck.directory.iteration(1)
     # Four problems are sampled in a moment: the run may be anywhere in the iteration when it is stopped.
     running.freeze(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.support.fork_server import MODULES, ROOT, start_forked
+
+DEADLINE_EACH_S = 600.0
 
 PROGRAM = """
-import json, os, sys, traceback
+import importlib, json, os, sys, traceback
 sys.path.insert(0, sys.argv[1])
 from treetune.main import main
-import deepspeed, transformers, treetune.parts, treetune.runtime.commands  # once for all that are forked off
+for module in sys.argv[2:]:  # once for all that are forked off
+    importlib.import_module(module)
 for line in sys.stdin:
     print(flush=True)
     if not (child := os.fork()):
@@ -31,19 +34,41 @@ for line in sys.stdin:
 """
 
 
-def run_each(
-    *commands: Sequence[str],
-    cwd: Path = ROOT,
-    python: Path | str = sys.executable,
-    source: Path = ROOT / "src",
-) -> str:
-    """Carries out the commands, one after the other. Returns what they printed; fails with it where one ends
-    with another code than 0."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("APP_", "PYTHON"))}
+def run_each(*commands: Sequence[str], cwd: Path = ROOT) -> str:
+    """Carries out the commands, one after the other.
+
+    Returns what they printed. Fails with it where a command ends with another code than 0.
+    """
+    printed = ""
+    for command in commands:
+        with tempfile.TemporaryFile() as output:
+            process = start_forked(command, cwd=cwd, environment=_environment(), output=output)
+            try:
+                code = process.wait(DEADLINE_EACH_S)
+            finally:
+                process.kill()
+            output.seek(0)
+            printed += output.read().decode(errors="replace") + "\n"
+        assert code == 0, f"{command} ended with {code}:\n{printed[-4000:]}"
+    return printed
+
+
+def run_each_with(python: Path, sources: Path, commands: Sequence[Sequence[str]], cwd: Path = ROOT) -> None:
+    """Carries out the commands with another Python and other sources. Fails as `run_each` does."""
     done = subprocess.run(
-        [python, "-c", PROGRAM, source], input="".join(json.dumps(one) + "\n" for one in commands),
-        cwd=cwd, env=environment | {"OMP_NUM_THREADS": "1"}, check=False, timeout=60 + 60 * len(commands),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        [python, "-c", PROGRAM, sources, *MODULES],
+        input="".join(json.dumps(command) + "\n" for command in commands),
+        cwd=cwd,
+        env=_environment(),
+        check=False,
+        timeout=DEADLINE_EACH_S * len(commands),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
+
+
+def _environment() -> Mapping[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("APP_", "PYTHON"))}
+    return inherited | {"OMP_NUM_THREADS": "1"}
