@@ -26,8 +26,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from benchmarks.pairs import publish  # noqa: E402
 from tests.lab.test_arena import (  # noqa: E402
-    OF_TREES,
     SMALL,
+    TREE_METHODS,
     UNBIASED,
     exact_variance,
     exact_variance_of_trees,
@@ -59,7 +59,7 @@ LEARNING = {
     "K = 1 and critic": MonteCarlo(samples=1, values=ControlVariate()),
 }
 """Credits that learn from other problems."""
-METHODS = {label: ScoredMethod(credit) for label, credit in (UNBIASED | LEARNING).items()} | OF_TREES
+METHODS = {label: ScoredMethod(credit) for label, credit in (UNBIASED | LEARNING).items()} | TREE_METHODS
 NOTES = """The suite holds the mean gradients of these credits to exact ones. Where a credit learns,
 the exact variance is that of what it has learnt from 30,000 problems, and it was sampled beside 4,999 others.
 Trees begin with two answers, each of which goes on in two ways from its first token. There is no exact row
