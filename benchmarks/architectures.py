@@ -1,14 +1,14 @@
-"""Is the model that is trained the model that was named? A sweep over the architectures of transformers.
+"""Checks that treetune trains models correctly: a sweep over the architectures of transformers.
 
     python benchmarks/architectures.py                       # all, and writes docs/results/architectures.md
     python benchmarks/architectures.py --only granite phi3   # some, and prints them
     python benchmarks/architectures.py --vllm llama granite  # these on a server of vLLM as well
 
-Each architecture is made tiny, with random weights large enough to matter, and with what this package got
-wrong before: dropout of 0.1 wherever the configuration has any, logits that are scaled or capped, positions
-that depend on the longest row, buffers that are learned elsewhere. What the package computes or writes is
-held to the model itself, as transformers runs it in evaluation mode. A cell is "right", or "refused" where a
-ValueError says so by name, or WRONG.
+Each architecture is tested with a tiny model, whose random weights are large enough to matter. The models
+have what treetune got wrong in the past: dropout of 0.1 wherever the configuration has any, logits that are
+scaled or capped, positions that depend on the longest row, buffers that are learned elsewhere. What treetune
+computes or writes is compared with the model itself, as transformers runs it in evaluation mode. The result
+of a test is "right", "refused" (a ValueError that names the architecture), WRONG, or another error.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.support.architectures import COLUMNS, LIMIT, MORE, NAMES, Cell, sweep  # noqa: E402
 
 PAGE = ROOT / "docs/results/architectures.md"
+Results = dict[str, dict[str, Cell]]
+"""Cells of the table by architecture and column."""
 TESTS = {
     "log-probs": "a single sequence",
     "dropout": "the same with dropout 0.1, if the architecture has dropout",
@@ -39,18 +42,22 @@ TESTS = {
     "in-process": "40 tokens of the engine `in_process`, after a weight update",
     "vLLM": "40 tokens of a vLLM server, after a weight update; only architectures that `--vllm` names",
 }
-"""What each column of the table tests."""
+"""The test of each column of the table."""
+NOT_MADE = "made"
+"""The column of an architecture of which no tiny model could be made, instead of all others."""
 
 
-def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
-    """The lines of the page."""
+def write_page(results: Results, seconds: float) -> Iterator[str]:
+    """Yields the lines of the page.
+
+    Args:
+        results: The results of all architectures.
+        seconds: The seconds that the sweep took.
+    """
     import transformers
 
-    made = {name: cells for name, cells in results.items() if "made" not in cells}
-    counts = {
-        kind: sum(cell.kind == kind for cells in made.values() for cell in cells.values())
-        for kind in ("right", "refused", "WRONG", "error")
-    }
+    tested = {name: cells for name, cells in results.items() if NOT_MADE not in cells}
+    counts = Counter(cell.kind for cells in tested.values() for cell in cells.values())
     yield "# Architectures"
     yield ""
     yield "Does treetune train your model's architecture correctly? Look up its `model_type` in the table."
@@ -60,8 +67,8 @@ def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
     yield "```"
     yield ""
     yield (
-        f"The table has {len(made)} architectures of transformers {transformers.__version__}. Each was tested"
-        " with a tiny model of random weights, in float32 on a CPU. Each cell compares log-probs that"
+        f"The table has {len(tested)} architectures of transformers {transformers.__version__}. Each was"
+        " tested with a tiny model of random weights, in float32 on a CPU. Each cell compares log-probs that"
         " treetune computes with those of the same model in transformers."
         f" *right*: no log-prob differs by more than {LIMIT:g} nats, or by more than rounding explains (a"
         " note says so). *refused*: treetune refuses such a run, with the message in the note. An empty cell"
@@ -79,33 +86,35 @@ def page(results: dict[str, dict[str, Cell]], seconds: float) -> Iterator[str]:
     yield ""
     yield "| architecture | " + " | ".join(COLUMNS) + " |"
     yield "|---" * (len(COLUMNS) + 1) + "|"
-    notes: dict[str, int] = {}
-    for name, cells in made.items():
-        shown = []
+    notes: dict[str, int] = {}  # notes and their numbers
+    for name, cells in tested.items():
+        texts = []
         for column in COLUMNS:
             cell = cells.get(column)
             if cell is None:
-                shown.append("")
-                continue
-            mark = f" [{notes.setdefault(cell.note, len(notes) + 1)}]" if cell.note else ""
-            shown.append(cell.kind + mark)
-        yield f"| {name} | " + " | ".join(shown) + " |"
+                texts.append("")
+            elif cell.note:
+                # Cells with the same note share its number.
+                number = notes.setdefault(cell.note, len(notes) + 1)
+                texts.append(f"{cell.kind} [{number}]")
+            else:
+                texts.append(cell.kind)
+        yield f"| {name} | " + " | ".join(texts) + " |"
     yield ""
     for note, number in notes.items():
         yield f"{number}. {note}"
-    failed = {name: cells["made"].note for name, cells in results.items() if "made" in cells}
-    if failed:
+    not_made = [f"{name} ({cells[NOT_MADE].note})" for name, cells in results.items() if NOT_MADE in cells]
+    if not_made:
         yield ""
-        yield "Not tested, because no tiny model could be made: " + "; ".join(
-            f"{name} ({note})" for name, note in failed.items()
-        )
+        yield f"Not tested, because no tiny model could be made: {'; '.join(not_made)}"
 
 
 def main() -> None:
     import transformers
 
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these, which are printed")
     parser.add_argument("--vllm", nargs="*", default=[], metavar="NAME", help="on a server of vLLM too")
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=COLUMNS[:-1])
@@ -114,17 +123,25 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    began, results = time.monotonic(), {}
+    start = time.monotonic()
+    results: Results = {}
+    has_mistakes = False
     for name in options.only or [*NAMES, *MORE]:
-        columns = (*options.columns, *(["vLLM"] if name in options.vllm else []))
-        cells = results[name] = sweep(name, columns)
-        told = {column: cell for column, cell in cells.items() if cell.kind != "right" or options.only}
-        lines = [f"{column}: {cell.kind} {cell.note}".strip() for column, cell in told.items()]
+        columns = [*options.columns]
+        if name in options.vllm:
+            columns.append("vLLM")
+        results[name] = sweep(name, tuple(columns))
+        lines = []
+        for column, cell in results[name].items():
+            if cell.kind != "right" or options.only:
+                lines.append(f"{column}: {cell.kind} {cell.note}".strip())
+            if cell.kind in ("WRONG", "error"):
+                has_mistakes = True
         print(name, *lines, sep="\n    ")
         sys.stdout.flush()
     if not options.only:
-        PAGE.write_text("\n".join(page(results, time.monotonic() - began)) + "\n")
-    if any(cell.kind in ("WRONG", "error") for cells in results.values() for cell in cells.values()):
+        PAGE.write_text("\n".join(write_page(results, time.monotonic() - start)) + "\n")
+    if has_mistakes:
         sys.exit(1)
 
 

@@ -1,13 +1,13 @@
-"""Seconds of an iteration of the quickstart's SFT, alone and beside four processes that start after it.
+"""Measures an iteration of the quickstart's SFT, alone and next to four busy processes.
 
     python benchmarks/busy_machine.py --output docs/results/busy_machine.md
 
 A run trains two iterations alone, then the busy processes start, and it trains two more. The second and the
 fourth are compared: the first warms up, and the busy processes start in the third.
 
-The fair share is measured, too: as many processes as the run has threads, which compute and wait for nobody,
-alone and beside the same four. A run whose threads lose nothing by waiting for each other slows down by that
-ratio. All processes are of one session, so that the scheduler shares the cores among threads, not sessions.
+The fair share is measured, too: as many processes as the run has threads, which compute and never wait,
+alone and next to the same four. A run whose threads lose nothing by waiting for each other slows down by that
+ratio. All processes belong to one session, since some schedulers share the cores among sessions first.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 4
-YARDSTICK_S = 10.0
-RUN_DEADLINE_S, ENDS_WITHIN_S = 3600.0, 120.0
+COUNTING_S = 10.0
+"""Seconds for which the processes that never wait count."""
+ITERATION_DEADLINE_S = 3600.0
+END_DEADLINE_S = 120.0
 SPIN = "while True: pass"
 COUNT_FOR = """
 import sys, time
@@ -38,12 +40,13 @@ while time.monotonic() < end:
 print(count)
 """
 
-LIBGOMPS_DEFAULT = {"GOMP_SPINCOUNT": "300000"}
 VARIANTS: dict[str, dict[str, str]] = {
     "as treetune sets it": {},
-    "libgomp's default": LIBGOMPS_DEFAULT,
+    "libgomp's default": {"GOMP_SPINCOUNT": "300000"},
     "sleeping at once": {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"},
 }
+"""Environment variables that say how OpenMP's threads wait for each other."""
+VARIABLES_OF_WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
 
 PAGE = """# An iteration beside other work
 
@@ -78,13 +81,14 @@ def main() -> None:
 
     load = os.getloadavg()[0]
     fair_ratios = []
-    measured: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
+    seconds_of_variants: dict[str, list[Seconds]] = {name: [] for name in VARIANTS}
     for _ in range(options.turns):
-        fair_ratios.append(fair_ratio(options.threads))
+        fair_ratios.append(measure_fair_ratio(options.threads))
         for name, settings in VARIANTS.items():
             environment = settings | {"OMP_NUM_THREADS": str(options.threads)}
-            measured[name].append(measure_run(environment, options.problems))
-            print(f"{name}: {measured[name][-1]}", file=sys.stderr, flush=True)
+            seconds = measure_run(environment, options.problems)
+            seconds_of_variants[name].append(seconds)
+            print(f"{name}: {seconds}", file=sys.stderr, flush=True)
 
     fair = median(fair_ratios)
     text = PAGE.format(
@@ -96,7 +100,7 @@ def main() -> None:
         busy=BUSY_PROCESSES,
         fair=fair,
     )
-    for name, turns in measured.items():
+    for name, turns in seconds_of_variants.items():
         alone = median(seconds.alone for seconds in turns)
         beside = median(seconds.beside_others for seconds in turns)
         ratio = median(seconds.beside_others / seconds.alone for seconds in turns)
@@ -107,50 +111,64 @@ def main() -> None:
 
 
 def measure_run(settings: dict[str, str], problems: int) -> Seconds:
-    """Trains four iterations, the last two of them beside busy processes, with these variables set."""
-    inherited = {
-        name: text
-        for name, text in os.environ.items()
-        if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "KMP_BLOCKTIME")
-    }
+    """Trains four iterations, the last two of them next to busy processes.
+
+    Args:
+        settings: Environment variables of the run.
+        problems: The problems of an iteration.
+    """
     override = {"iterations": 4, "problems_per_iteration": problems, "evaluation+": {"sets": []}}
     with tempfile.TemporaryDirectory() as folder:
-        environment = inherited | settings | {"APP_DIRECTORY": folder, "PYTHONPATH": str(ROOT / "src")}
+        environment = {**os.environ}
+        for name in VARIABLES_OF_WAITING:
+            environment.pop(name, None)
+        environment |= settings | {"APP_DIRECTORY": folder, "PYTHONPATH": str(ROOT / "src")}
         command = [sys.executable, "-m", "treetune.main", "run"]
         command += ["--configs", str(ROOT / "configs/quickstart/sft.jsonnet")]
         command += ["--override", as_jsonnet(override)]
         metrics = Path(folder) / "quickstart/sft/metrics.jsonl"
         run = subprocess.Popen(command, env=environment)
         try:
-            begins = [wait_for_iteration(metrics, run, done) for done in (1, 2)]
-            with busy_processes():
-                begins += [wait_for_iteration(metrics, run, done) for done in (3, 4)]
-            run.wait(ENDS_WITHIN_S)
+            # An iteration's seconds are those between its end and the end of the iteration before.
+            ends = [wait_for_iteration(metrics, run, iterations) for iterations in (1, 2)]
+            with start_busy_processes():
+                ends += [wait_for_iteration(metrics, run, iterations) for iterations in (3, 4)]
+            run.wait(END_DEADLINE_S)
         finally:
             run.kill()
             run.wait()
-    return Seconds(alone=begins[1] - begins[0], beside_others=begins[3] - begins[2])
+    return Seconds(alone=ends[1] - ends[0], beside_others=ends[3] - ends[2])
 
 
 def as_jsonnet(override: dict[str, object]) -> str:
-    """Writes an object whose keys may end with a plus, outside of the quotes."""
+    """Returns an object in Jsonnet. A key ``name+`` adds to the object ``name``: ``{"name"+: …}``."""
     return json.dumps(override).replace('+":', '"+:')
 
 
-def wait_for_iteration(metrics: Path, run: subprocess.Popen[bytes], done: int) -> float:
-    """Waits until `done` iterations are recorded, and returns the time."""
-    deadline = time.monotonic() + RUN_DEADLINE_S
-    while not metrics.is_file() or metrics.read_text().count("\n") < done:
-        if run.poll() is not None and (not metrics.is_file() or metrics.read_text().count("\n") < done):
-            raise RuntimeError(f"the run ended with {run.returncode} before iteration {done}")
+def wait_for_iteration(metrics: Path, run: subprocess.Popen[bytes], iterations: int) -> float:
+    """Waits until metrics.jsonl has so many iterations, and returns the time.
+
+    Raises:
+        RuntimeError: if the run ends before, or takes too long.
+    """
+    deadline = time.monotonic() + ITERATION_DEADLINE_S
+    while count_lines(metrics) < iterations:
+        # The last line may have been written after it was looked for, and before the run ended.
+        if run.poll() is not None and count_lines(metrics) < iterations:
+            raise RuntimeError(f"the run ended with {run.returncode} before iteration {iterations}")
         if time.monotonic() > deadline:
-            raise RuntimeError(f"iteration {done} took longer than {RUN_DEADLINE_S:.0f} s")
+            raise RuntimeError(f"iteration {iterations} took longer than {ITERATION_DEADLINE_S:.0f} s")
         time.sleep(0.05)
     return time.monotonic()
 
 
+def count_lines(path: Path) -> int:
+    return path.read_text().count("\n") if path.is_file() else 0
+
+
 @contextmanager
-def busy_processes() -> Iterator[None]:
+def start_busy_processes() -> Iterator[None]:
+    """Runs the busy processes during a block."""
     busy = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(BUSY_PROCESSES)]
     try:
         yield
@@ -160,17 +178,17 @@ def busy_processes() -> Iterator[None]:
             process.wait()
 
 
-def fair_ratio(threads: int) -> float:
-    """Returns how many times as long as alone so many processes take beside the busy ones."""
-    alone = work_done(threads)
-    with busy_processes():
-        beside_others = work_done(threads)
+def measure_fair_ratio(processes: int) -> float:
+    """Returns how many times as long processes that never wait take next to the busy ones."""
+    alone = measure_counting(processes)
+    with start_busy_processes():
+        beside_others = measure_counting(processes)
     return alone / beside_others
 
 
-def work_done(processes: int) -> float:
-    """Returns what so many processes do together in a while."""
-    command = [sys.executable, "-c", COUNT_FOR, str(YARDSTICK_S)]
+def measure_counting(processes: int) -> float:
+    """Returns how far so many processes count together in `COUNTING_S` seconds."""
+    command = [sys.executable, "-c", COUNT_FOR, str(COUNTING_S)]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(processes)]
     return float(sum(int(process.communicate()[0]) for process in started))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,26 +113,34 @@ def describe_correlations(measure: str, gains: Gains, by_language: Mapping[str, 
             continue
         model = np.array([gains[name] for name in shared])
         arena = np.array([arena_gains[name] for name in shared])
-        value, low, high = bootstrap(
-            lambda rows, a=model, b=arena: rank_correlation(a[rows], b[rows]), len(shared)
-        )
+        value, low, high = bootstrap_correlation(model, arena)
         lines.append(f"{measure}, {language}: {value:.2f} [{low:.2f}, {high:.2f}] over {len(shared)} credits")
     return lines
 
 
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Returns Spearman's rank correlation; NaN where one of both is constant."""
     if len(set(first)) < 2 or len(set(second)) < 2:
         return math.nan
     return float(spearmanr(first, second).statistic)
 
 
-def bootstrap(statistic: Callable[[Any], float], size: int) -> tuple[float, float, float]:
-    """Returns the statistic of all rows, and its 95 % interval over resampled rows."""
+def bootstrap_correlation(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
+    """Returns the rank correlation, and its 95 % interval over resampled credits.
+
+    Args:
+        first: A gain of each credit.
+        second: Another gain of each credit.
+    """
     generator = np.random.default_rng(0)
-    resampled = [statistic(generator.integers(size, size=size)) for _ in range(RESAMPLES)]
-    low, high = np.nanpercentile(resampled, [2.5, 97.5])
-    return statistic(np.arange(size)), float(low), float(high)
+    credits = len(first)
+    correlations = []
+    for _ in range(RESAMPLES):
+        rows = generator.integers(credits, size=credits)
+        correlations.append(rank_correlation(first[rows], second[rows]))
+    low = np.nanpercentile(correlations, 2.5)
+    high = np.nanpercentile(correlations, 97.5)
+    return rank_correlation(first, second), float(low), float(high)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ DECISIVE: Mapping[str, Callable[[], Language]] = {
     "all of 8 choices": lambda: every_choice(8),
     "luck of 2 choices": lambda: luck(2),
 }
-"""Languages without routine steps."""
+"""Languages without routine steps, by their names on the page."""
 ROUTINES: Mapping[str, Mapping[str, int]] = {
     "1 token, 2 wordings": {"wordings": 2, "tokens": 1},
     "1 token, 4 wordings": {"wordings": 4, "tokens": 1},
@@ -70,7 +70,8 @@ class Family(NamedTuple):
 
     name: str
     decisive: str
-    """The kind of the decisive steps. Families of the same kind are similar: a cluster of the bootstrap."""
+    """The kind of the decisive steps. Families of the same kind are similar, so the bootstrap draws them
+    together."""
     shares: list[float]
     gains: list[float]
 
@@ -96,15 +97,26 @@ class Family(NamedTuple):
         return float(a), float(b), float(errors.max())
 
 
-def family_of(
+def make_family(
     name: str, decisive: str, languages: Sequence[Language], environment: Sequence[int] = ()
 ) -> Family:
-    """Returns the exact gains of some languages."""
-    variances = [exact_variance(language, environment=environment) for language in languages]
-    return Family(name, decisive, [v.decisive_share for v in variances], [v.gain for v in variances])
+    """Returns the exact gains of some languages.
+
+    Args:
+        name: The name of the family on the page.
+        decisive: The kind of the decisive steps.
+        languages: The languages, in the order of their shares.
+        environment: The steps at which the environment chooses, counted from 0.
+    """
+    shares, gains = [], []
+    for language in languages:
+        variance = exact_variance(language, environment=environment)
+        shares.append(variance.decisive_share)
+        gains.append(variance.gain)
+    return Family(name, decisive, shares, gains)
 
 
-def longer_answers() -> list[Family]:
+def lengthen_answers() -> list[Family]:
     """Returns a family for each kind of decisive steps and of routine steps. The choices stay the same, and
     routine steps are added."""
     families = []
@@ -113,29 +125,29 @@ def longer_answers() -> list[Family]:
         for routine, settings in ROUTINES.items():
             lengths = [times * choices.length for times in TIMES_AS_LONG]
             languages = [diluted(choices, steps, **settings) for steps in lengths]
-            families.append(family_of(f"{decisive}; {routine}", decisive, languages))
+            families.append(make_family(f"{decisive}; {routine}", decisive, languages))
     return families
 
 
-def fixed_length() -> list[Family]:
+def replace_decisive_steps() -> list[Family]:
     """Returns families of answers of equal length, in which routine steps take the place of decisive ones."""
     majorities = [diluted(majority(number), STEPS) for number in ODD_CHOICES]
     all_choices = [diluted(every_choice(number), STEPS) for number in CHOICES]
     by_environment = [by_luck(STEPS, number, EFFECT) for number in CHOICES]
     return [
-        family_of("majority of the decisive choices", "majority", majorities),
-        family_of("all decisive choices", "all", all_choices),
-        family_of("mostly luck; each right choice adds 1 point", "luck", by_environment, [STEPS]),
+        make_family("majority of the decisive choices", "majority", majorities),
+        make_family("all decisive choices", "all", all_choices),
+        make_family("mostly luck; each right choice adds 1 point", "luck", by_environment, [STEPS]),
     ]
 
 
-def of_the_arena() -> Family:
+def measure_arena() -> Family:
     """Returns the languages of the arena, which differ in much more than the share."""
-    return family_of("languages of the arena", "arena", [language_of(name) for name in LANGUAGES])
+    return make_family("languages of the arena", "arena", [language_of(name) for name in LANGUAGES])
 
 
-def interval(values: Sequence[float], clusters: Sequence[str]) -> Number:
-    """Returns the mean of exponents, with its 95 % bootstrap interval. A cluster is drawn as a whole."""
+def mean_with_interval(values: Sequence[float], clusters: Sequence[str]) -> Number:
+    """Returns the mean of exponents with its 95 % bootstrap interval. Clusters are drawn as a whole."""
     return Bootstrap(clusters, seed=1)(mean_of(values))
 
 
@@ -153,13 +165,20 @@ def exponent_with_interval(family: Family) -> tuple[Number, float]:
     return Bootstrap(range(len(log_gains)), seed=1)(slope), r_squared
 
 
-def as_text(number: Number, scale: float = 1.0) -> str:
-    """Returns a number with its interval: ``−1.01 [−1.02, −1.00]``."""
-    value, low, high = (number[name] * scale for name in ("value", "low", "high"))
-    return f"{value:.2f} [{low:.2f}, {high:.2f}]".replace("-", "−")
+def format_number(number: float) -> str:
+    """Returns a number with two decimals and a proper minus sign."""
+    return f"{number:.2f}".replace("-", "−")
 
 
-def gain_text(gain: float) -> str:
+def format_interval(number: Number, scale: float = 1.0) -> str:
+    """Returns a number with its interval, multiplied by `scale`: ``−1.01 [−1.02, −1.00]``."""
+    value, low, high = number["value"], number["low"], number["high"]
+    assert value is not None and low is not None and high is not None
+    bounds = f"[{format_number(low * scale)}, {format_number(high * scale)}]"
+    return f"{format_number(value * scale)} {bounds}"
+
+
+def format_gain(gain: float) -> str:
     """Returns a gain with about three digits."""
     if math.isinf(gain):
         return "∞"
@@ -170,40 +189,51 @@ def gain_text(gain: float) -> str:
     return f"{gain:,.0f}"
 
 
-def page(longer: Sequence[Family], fixed: Sequence[Family], arena: Family) -> str:
-    """Returns the page in Markdown."""
+def write_page(longer: Sequence[Family], fixed: Sequence[Family], arena: Family) -> str:
+    """Returns the page in Markdown.
+
+    Args:
+        longer: Families in which routine steps are added.
+        fixed: Families in which routine steps take the place of decisive ones.
+        arena: The languages of the arena.
+    """
     clusters = [family.decisive for family in longer]
-    of_all = interval([family.exponent for family in longer], clusters)
-    of_last = interval([family.last_exponent for family in longer], clusters)
+    mean_exponent = mean_with_interval([family.exponent for family in longer], clusters)
+    mean_last_exponent = mean_with_interval([family.last_exponent for family in longer], clusters)
     largest_error = max(family.line[2] for family in longer)
-    of_arena, r_squared = exponent_with_interval(arena)
+    arena_exponent, r_squared = exponent_with_interval(arena)
     languages = sum(len(family.gains) for family in [*longer, *fixed, arena])
+
     longer_rows = []
     for family in longer:
-        exponents = [f"{family.exponent:.2f}", f"{family.last_exponent:.2f}"]
-        gains = [gain_text(gain) for gain in family.gains]
-        longer_rows.append([family.name, *gains, *(text.replace("-", "−") for text in exponents)])
+        gains = [format_gain(gain) for gain in family.gains]
+        exponents = [format_number(family.exponent), format_number(family.last_exponent)]
+        longer_rows.append([family.name, *gains, *exponents])
     times = [f"× {number}" for number in TIMES_AS_LONG]
     longer_heads = ["decisive steps; each step", *times, "exponent", "at the smallest shares"]
+
     fixed_rows = []
     for family in fixed:
-        pairs = zip(family.gains, family.shares, strict=True)
-        cells = [f"{gain_text(gain)} ({share:.2f})" for gain, share in pairs]
-        fixed_rows.append([family.name, *cells, f"{family.exponent:.2f}".replace("-", "−")])
+        cells = []
+        for gain, share in zip(family.gains, family.shares, strict=True):
+            cells.append(f"{format_gain(gain)} ({share:.2f})")
+        fixed_rows.append([family.name, *cells, format_number(family.exponent)])
     fixed_heads = ["what decides", *(f"{number}" for number in CHOICES), "exponent"]
+
     arena_rows = []
     for name, share, gain in zip(LANGUAGES, arena.shares, arena.gains, strict=True):
-        arena_rows.append([name, f"{share:.3f}", gain_text(gain)])
+        arena_rows.append([name, f"{share:.3f}", format_gain(gain)])
     lengths = [language_of(name).length for name in LANGUAGES]
+
     return PAGE.format(
         languages=languages,
         longer="\n".join(markdown(longer_heads, longer_rows)),
         fixed="\n".join(markdown(fixed_heads, fixed_rows)),
         arena="\n".join(markdown(["language", "ρ", "gain"], arena_rows)),
-        of_all=as_text(of_all),
-        of_last=as_text(of_last),
-        of_ratio=as_text(of_last, 0.5),
-        of_arena=as_text(of_arena),
+        of_all=format_interval(mean_exponent),
+        of_last=format_interval(mean_last_exponent),
+        of_ratio=format_interval(mean_last_exponent, 0.5),
+        of_arena=format_interval(arena_exponent),
         r_squared=r_squared,
         r_squared_of_length=correlation(np.log(lengths), np.log(arena.gains)) ** 2,
         families=len(longer),
@@ -310,13 +340,13 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, help="folder for decisive_share.md and its numbers")
     output = parser.parse_args().output
-    longer, fixed, arena = longer_answers(), fixed_length(), of_the_arena()
+    longer, fixed, arena = lengthen_answers(), replace_decisive_steps(), measure_arena()
     numbers: dict[str, Any] = {
         "longer_answers": [family._asdict() | {"line": family.line} for family in longer],
         "fixed_length": [family._asdict() for family in fixed],
         "arena": arena._asdict(),
     }
-    publish(page(longer, fixed, arena), numbers, output, "decisive_share")
+    publish(write_page(longer, fixed, arena), numbers, output, "decisive_share")
 
 
 if __name__ == "__main__":

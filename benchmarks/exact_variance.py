@@ -1,10 +1,11 @@
-"""Sampled variances of unbiased credits' gradients beside the exact ones, in languages that are enumerated.
+"""Compares sampled variances of unbiased credits' gradients with the exact ones, in enumerable languages.
 
     python benchmarks/exact_variance.py --output docs/results
 
-Two answers to a problem; problems are added until the 95 % interval of the sampled variance is within 1 %.
-A credit that learns from other problems has, beside very many of them, the variance of one that knows what it
-learns."""
+There are two answers to a problem. Problems are added until the 95 % interval of the sampled variance is
+within 1 % of the exact one. A credit that learns from other problems is compared with the exact variance of a
+credit that has learnt from very many problems.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 
 from benchmarks.pairs import publish  # noqa: E402
 from tests.lab.test_arena import (  # noqa: E402
-    OF_TREES,
     SMALL,
+    TREE_METHODS,
     UNBIASED,
     exact_variance,
     exact_variance_of_trees,
@@ -40,13 +41,25 @@ from treetune.lab.arena.scores import ScoredMethod, fitted_critic, gradients_of 
 from treetune.rollouts.context import RolloutContext  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 
-AT_ONCE, MANY, HALF_WIDTH, SIZE = 5000, 30_000, 0.01, 2
+ANSWERS = 2
+"""Answers to a problem."""
+MAX_TOKENS = 8
+BATCH = 5000
+"""Problems that are added at once."""
+LEARNING_PROBLEMS = 30_000
+"""Problems from which a credit learns before its exact variance is computed."""
+HALF_WIDTH = 0.01
+"""Half the width of an interval that is narrow enough, as a share of the exact variance."""
+NORMAL_QUANTILE = 1.96
+"""A 95 % interval has this many standard errors on each side."""
+
 LANGUAGES = SMALL | {"all of 2": languages.every_choice(2), "last of 4": languages.decision(4, 3)}
 LEARNING = {
     "filtered, K = 1, learnt": MonteCarlo(samples=1, values=Filtered()),
     "K = 1 and critic": MonteCarlo(samples=1, values=ControlVariate()),
 }
-METHODS = {label: ScoredMethod(one) for label, one in (UNBIASED | LEARNING).items()} | OF_TREES
+"""Credits that learn from other problems."""
+METHODS = {label: ScoredMethod(credit) for label, credit in (UNBIASED | LEARNING).items()} | TREE_METHODS
 NOTES = """The suite holds the mean gradients of these credits to exact ones. Where a credit learns,
 the exact variance is that of what it has learnt from 30,000 problems, and it was sampled beside 4,999 others.
 Trees begin with two answers, each of which goes on in two ways from its first token. There is no exact row
@@ -54,57 +67,77 @@ for `sequential` with a pilot, which decides how often it samples."""
 
 
 def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
+    """Returns a context that has a critic."""
     return languages.context_of(language, problems, seed).with_services(fitted_critic(language, seed=1))
 
 
-def exactly(name: str, label: str) -> float:
-    """Returns the exact variance, of a credit that learns with what it learns from very many problems."""
-    language, method = LANGUAGES[name], METHODS[label]
+def compute_exact_variance(language_name: str, label: str) -> float:
+    """Returns the exact variance of a credit. One that learns has learnt from `LEARNING_PROBLEMS` first."""
+    language, method = LANGUAGES[language_name], METHODS[label]
     if method.rollout is not None:
         return exact_variance_of_trees(language, method)[0]
     if label not in LEARNING:
-        return exact_variance(language, method.credit, SIZE)[0]
-    credit, context = LEARNING[label], context_of(language, MANY, seed=1)
-    trees, _ = SingleTurn(samples=SIZE, max_tokens=8).run(context, context.task.problems("train"))
-    learnt = credit.assign(context, trees)[1]
+        return exact_variance(language, method.credit, ANSWERS)[0]
+
+    credit = LEARNING[label]
+    context = context_of(language, LEARNING_PROBLEMS, seed=1)
+    rollout = SingleTurn(samples=ANSWERS, max_tokens=MAX_TOKENS)
+    trees, _ = rollout.run(context, context.task.problems("train"))
+    _, metrics = credit.assign(context, trees)
     if isinstance(credit.values, Filtered):
-        behind, before = learnt["credit/filter_behind"], learnt["credit/filter_before"]
-        known = replace(credit, values=replace(credit.values, behind=behind, before=before))
-        return exact_variance(language, known, SIZE)[0]
-    with patch("treetune.credit.values.critic._Moments.share", 1 - learnt["credit/critic_weight"]):
-        return exact_variance(language, credit, SIZE)[0]
+        values = replace(
+            credit.values,
+            behind=metrics["credit/filter_behind"],
+            before=metrics["credit/filter_before"],
+        )
+        return exact_variance(language, replace(credit, values=values), ANSWERS)[0]
+    # `ControlVariate` has no setting for the critic's share, so it is patched.
+    share = 1 - metrics["credit/critic_weight"]
+    with patch("treetune.credit.values.critic._Moments.share", share):
+        return exact_variance(language, credit, ANSWERS)[0]
 
 
-def row(name: str, label: str) -> dict[str, Any]:
-    """Returns a credit's exact variance in a language, the sampled one, and half the width of that one's
-    interval as a share of the exact one."""
-    language, method = LANGUAGES[name], METHODS[label]
-    rollout = method.rollout or SingleTurn(samples=SIZE, max_tokens=8)
-    exact = exactly(name, label)
-    gradients, half = np.empty((0, 0)), math.inf
-    while half > HALF_WIDTH:
-        context = context_of(language, AT_ONCE, seed=1 + len(gradients))
+def compare_variances(language_name: str, label: str) -> dict[str, Any]:
+    """Samples a credit's variance in a language until its interval is narrow enough.
+
+    Returns:
+        The exact variance, the sampled one, and half the width of its interval as a share of the exact one.
+    """
+    language, method = LANGUAGES[language_name], METHODS[label]
+    rollout = method.rollout or SingleTurn(samples=ANSWERS, max_tokens=MAX_TOKENS)
+    exact = compute_exact_variance(language_name, label)
+    batches: list[np.ndarray] = []
+    problems = 0
+    half_width = math.inf
+    while half_width > HALF_WIDTH:
+        context = context_of(language, BATCH, seed=1 + problems)
         trees, _ = rollout.run(context, context.task.problems("train"))
-        own, _ = gradients_of(language, context, ScoredMethod(method.credit), trees)
-        gradients = np.concatenate([gradients, own]) if len(gradients) else own
-        squares = np.square(gradients - gradients.mean(0)).sum(1)
-        half = 1.96 * squares.std() / math.sqrt(len(squares)) / exact
-    found = float(squares.mean())
-    print(f"{name}, {label}: {found / exact:.4f} ± {half:.4f}", file=sys.stderr, flush=True)
+        gradients_of_batch, _ = gradients_of(language, context, ScoredMethod(method.credit), trees)
+        batches.append(gradients_of_batch)
+        gradients_NP = np.concatenate(batches)  # [problems, parameters]
+        problems = len(gradients_NP)
+        squared_distances_N = np.square(gradients_NP - gradients_NP.mean(0)).sum(1)
+        half_width_of_mean = NORMAL_QUANTILE * squared_distances_N.std() / math.sqrt(problems)
+        half_width = float(half_width_of_mean / exact)
+    sampled = float(squared_distances_N.mean())
+    print(f"{language_name}, {label}: {sampled / exact:.4f} ± {half_width:.4f}", file=sys.stderr, flush=True)
     return {
-        "language": name,
+        "language": language_name,
         "credit": label,
         "exact": exact,
-        "sampled": found,
-        "half": float(half),
-        "problems": len(gradients),
+        "sampled": sampled,
+        "half": half_width,
+        "problems": problems,
     }
 
 
-def page(rows: Sequence[Mapping[str, Any]]) -> str:
-    ratios = [one["sampled"] / one["exact"] for one in rows]
-    within = sum(abs(ratio - 1) < one["half"] for ratio, one in zip(ratios, rows, strict=True))
-    near = sum(abs(ratio - 1) < HALF_WIDTH for ratio in ratios)
+def write_page(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the page in Markdown."""
+    ratios = {(row["language"], row["credit"]): row["sampled"] / row["exact"] for row in rows}
+    deviations = [abs(ratio - 1) for ratio in ratios.values()]
+    half_widths = [row["half"] for row in rows]
+    within_interval = sum(deviation < half for deviation, half in zip(deviations, half_widths, strict=True))
+    within_1_percent = sum(deviation < HALF_WIDTH for deviation in deviations)
     lines = [
         "# Sampled and exact variances of a credit's gradient",
         "",
@@ -112,14 +145,14 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
         " `tests/lab/test_arena.py`, whose answers are enumerated, and two more; two answers each."
         " V is the trace of the covariance of a problem's gradient, of which gains are made.\nProblems were"
         " added until half the width of the sampled V's 95 % interval was 1 % of the exact one.\n",
-        f"Sampled V / exact V: {within} of {len(rows)} intervals have the exact value in them; {near} sampled"
-        f" V are within 1 % of it, and all within {max(abs(ratio - 1) for ratio in ratios):.1%}.\n",
+        f"Sampled V / exact V: {within_interval} of {len(rows)} intervals have the exact value in them;"
+        f" {within_1_percent} sampled V are within 1 % of it, and all within {max(deviations):.1%}.\n",
         f"| language | {' | '.join(METHODS)} |",
         f"|---|{'---:|' * len(METHODS)}",
     ]
-    ratio_of = {(one["language"], one["credit"]): ratio for ratio, one in zip(ratios, rows, strict=True)}
-    for name in LANGUAGES:
-        lines.append(f"| {name} | {' | '.join(f'{ratio_of[name, label]:.4f}' for label in METHODS)} |")
+    for language in LANGUAGES:
+        cells = [f"{ratios[language, label]:.4f}" for label in METHODS]
+        lines.append(f"| {language} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", NOTES, ""])
 
 
@@ -130,8 +163,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="folder for exact_variance.md and its numbers")
     output = parser.parse_args().output
     with Pool() as pool:
-        rows = pool.starmap(row, itertools.product(LANGUAGES, METHODS), chunksize=1)
-    publish(page(rows), {"rows": rows}, output, "exact_variance")
+        rows = pool.starmap(compare_variances, itertools.product(LANGUAGES, METHODS), chunksize=1)
+    publish(write_page(rows), {"rows": rows}, output, "exact_variance")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
-"""Measures graders by labelled answers: how many wrong ones they accept, how many right ones they reject.
+"""Measures graders on labelled answers: how many wrong ones they accept, how many right ones they reject.
 
     .venv/bin/python benchmarks/grading.py --write
     .venv/bin/python benchmarks/grading.py --grader math --show
 
-Labelled answers of a grader are the cases of tests.support.grader_cases, which every grader has, and the
-rows of tests/domains/labelled/<grader>.jsonl, where there is such a file: `response`, `gold`, `label`
-(whether the answer is correct) and `data`, of which `prompt` is the question and `part` says what the row was
-for (``tuned``: the grader was mended by it; ``unseen``: it was not). Rows without a part are ``labelled``.
+Each grader has labelled answers in the cases of tests.support.grader_cases. Some have more in
+tests/domains/labelled/<grader>.jsonl. A row of such a file has `response`, `gold`, `label` (whether the
+answer is correct) and `data`, of which `prompt` is the question and `part` the use of the row: ``tuned`` if
+the grader was improved with it, ``unseen`` if it was not. Rows without a part belong to the part
+``labelled``.
 
 Each answer is graded as in a run, in worker processes or threads. --write puts the table into
-docs/results/grading.md; --show prints the answers that were judged otherwise than labelled.
+docs/results/grading.md. --show prints the answers whose verdicts differ from their labels.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,8 +29,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 PAGE = ROOT / "docs/results/grading.md"
 ROWS = ROOT / "tests/domains/labelled"
 BEGIN, END = "<!-- benchmarks/grading.py: begin -->\n", "<!-- benchmarks/grading.py: end -->\n"
-SAME_ROWS = {"minerva": "math"}
-"""Graders that are measured by another one's rows as well: presets, whose mistakes these count."""
+"""The lines of the page between which the table stands."""
+FILES_OF_OTHERS = {"minerva": "math"}
+"""Graders that are also measured on another grader's file."""
+CASES, LABELLED_PART = "cases", "labelled"
+"""The parts of the cases, and of rows without a part."""
+DEADLINE_S = 20.0
 
 HEAD = (
     "| grader | answers | right | wrong | accepts wrong | rejects right | not judged |\n"
@@ -38,8 +43,8 @@ HEAD = (
 
 
 @dataclass(frozen=True)
-class Row:
-    """A labelled answer; `part` says what it was for."""
+class LabelledAnswer:
+    """An answer, and whether it is correct."""
 
     response: str
     gold: str
@@ -49,24 +54,33 @@ class Row:
 
 
 @dataclass
-class Count:
-    """Of one grader and part."""
+class Counts:
+    """The numbers of answers of one grader and part."""
 
     right: int = 0
     wrong: int = 0
-    accepted: int = 0
-    rejected: int = 0
-    unavailable: int = 0
+    accepted_wrong: int = 0
+    rejected_right: int = 0
+    ungraded: int = 0
+    """Answers without a verdict, such as after a time-out."""
 
-    def line(self, grader: str, part: str) -> str:
-        return (
-            f"| `{grader}` | {part} | {self.right} | {self.wrong} | {_share(self.accepted, self.wrong)} "
-            f"| {_share(self.rejected, self.right)} | {self.unavailable or ''} |"
-        )
+    def to_line(self, grader: str, part: str) -> str:
+        """Returns the line of the table."""
+        cells = [
+            f"`{grader}`",
+            part,
+            str(self.right),
+            str(self.wrong),
+            number_and_share(self.accepted_wrong, self.wrong),
+            number_and_share(self.rejected_right, self.right),
+            str(self.ungraded or ""),
+        ]
+        return f"| {' | '.join(cells)} |"
 
 
-def _share(count: int, of: int) -> str:
-    return f"{count} ({100 * count / of:.2f} %)" if count else "0"
+def number_and_share(count: int, total: int) -> str:
+    """Returns a text such as ``3 (0.61 %)``."""
+    return f"{count} ({100 * count / total:.2f} %)" if count else "0"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,80 +94,104 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.write and (options.grader or options.part):
         parser.error("--write needs all graders and parts: the table has a line for each")
-    lines = list(_lines(options))
-    print(HEAD + "\n".join(lines))
+    lines = measure_graders(options.grader, options.part, options.show)
+    table = HEAD + "\n".join(lines)
+    print(table)
     if options.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        _, _, after = rest.partition(END)
-        PAGE.write_text(before + BEGIN + HEAD + "\n".join(lines) + "\n" + END + after)
+        before, _, from_table_on = PAGE.read_text().partition(BEGIN)
+        _, _, after = from_table_on.partition(END)
+        PAGE.write_text(before + BEGIN + table + "\n" + END + after)
     return 0
 
 
-def _lines(options: argparse.Namespace) -> Iterator[str]:
-    import treetune.parts  # noqa: F401
+def measure_graders(names: Sequence[str] | None, parts: Sequence[str] | None, show: bool) -> list[str]:
+    """Returns the lines of the table.
+
+    Args:
+        names: The graders; None: all.
+        parts: The parts of their answers; None: all.
+        show: Whether answers whose verdicts differ from their labels are printed.
+    """
+    import treetune.parts  # noqa: F401  (registers all graders)
     from tests.support.grader_cases import ELSEWHERE, LABELLED
 
-    for name in sorted(options.grader or {*LABELLED, *ELSEWHERE}):
+    lines = []
+    for name in sorted(names or {*LABELLED, *ELSEWHERE}):
         if name in ELSEWHERE:
-            yield f"| `{name}` | in `{ELSEWHERE[name]}` |  |  |  |  |  |"
+            lines.append(f"| `{name}` | in `{ELSEWHERE[name]}` |  |  |  |  |  |")
             continue
         start = time.monotonic()
-        rows = [row for row in labelled(name) if not options.part or row.part in options.part]
-        for part, count in measured(name, rows, show=options.show).items():
-            yield count.line(name, part)
-        print(f"{name}: {len(rows)} answers in {time.monotonic() - start:.0f} s", file=sys.stderr)
+        answers = [answer for answer in read_answers(name) if not parts or answer.part in parts]
+        for part, counts in count_mistakes(name, answers, show=show).items():
+            lines.append(counts.to_line(name, part))
+        print(f"{name}: {len(answers)} answers in {time.monotonic() - start:.0f} s", file=sys.stderr)
+    return lines
 
 
-def labelled(name: str) -> list[Row]:
-    """All labelled answers of a grader."""
+def read_answers(name: str) -> list[LabelledAnswer]:
+    """Returns all labelled answers of a grader."""
     from tests.support.grader_cases import LABELLED
 
-    rows = [
-        Row(response, case.problem.gold, {**case.problem.data, "prompt": case.problem.prompt}, label, "cases")
-        for case in LABELLED[name].cases
-        for label, responses in ((True, case.right), (False, (*case.wrong, *case.nearly, *case.silent)))
-        for response in responses
-    ]
-    for stem in (name, SAME_ROWS.get(name)):
-        path = ROWS / f"{stem}.jsonl"
-        if stem is None or not path.is_file():
-            continue
-        for line in path.read_text().splitlines():
-            row = json.loads(line)
-            part = str(row["data"].get("part", "labelled"))
-            rows.append(Row(row["response"], row["gold"], row["data"], row["label"], part))
-    return rows
+    answers = []
+    for case in LABELLED[name].cases:
+        problem = case.problem
+        data = {**problem.data, "prompt": problem.prompt}
+        for response in case.right:
+            answers.append(LabelledAnswer(response, problem.gold, data, True, CASES))
+        for response in (*case.wrong, *case.nearly, *case.silent):
+            answers.append(LabelledAnswer(response, problem.gold, data, False, CASES))
+    files = [ROWS / f"{name}.jsonl"]
+    if name in FILES_OF_OTHERS:
+        files.append(ROWS / f"{FILES_OF_OTHERS[name]}.jsonl")
+    for file in files:
+        if file.is_file():
+            answers += read_file(file)
+    return answers
 
 
-def measured(name: str, rows: Sequence[Row], *, show: bool = False) -> dict[str, Count]:
-    """Counts by part, in the order in which the parts come."""
+def read_file(path: Path) -> list[LabelledAnswer]:
+    answers = []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        part = str(row["data"].get("part", LABELLED_PART))
+        answers.append(LabelledAnswer(row["response"], row["gold"], row["data"], row["label"], part))
+    return answers
+
+
+def count_mistakes(name: str, answers: Sequence[LabelledAnswer], *, show: bool = False) -> dict[str, Counts]:
+    """Grades answers. Returns the counts by part, in the order in which the parts occur."""
     from tests.support.grader_cases import LABELLED
     from treetune.tasks.graders.pool import GraderPool
     from treetune.vocabulary import Problem
 
-    counts: dict[str, Count] = {}
-    with GraderPool(LABELLED[name].grader, deadline=20.0) as pool:
-        futures = [
-            pool.submit(
-                row.response,
-                Problem(f"labelled/{number}", str(row.data.get("prompt", "?")), row.gold, row.data),
-            )
-            for number, row in enumerate(rows)
-        ]
-        for row, future in zip(rows, futures):
+    counts_of_parts: dict[str, Counts] = {}
+    with GraderPool(LABELLED[name].grader, deadline=DEADLINE_S) as pool:
+        futures = []
+        for number, answer in enumerate(answers):
+            prompt = str(answer.data.get("prompt", "?"))
+            problem = Problem(f"labelled/{number}", prompt, answer.gold, answer.data)
+            futures.append(pool.submit(answer.response, problem))
+        for answer, future in zip(answers, futures):
             grade = future.result()
-            count = counts.setdefault(row.part, Count())
-            count.right += row.label
-            count.wrong += not row.label
+            counts = counts_of_parts.setdefault(answer.part, Counts())
+            if answer.label:
+                counts.right += 1
+            else:
+                counts.wrong += 1
             if not grade.is_known:
-                count.unavailable += 1
-            elif grade.correct is not row.label:
-                count.rejected += row.label
-                count.accepted += not row.label
-                if show:
-                    what = "rejects right" if row.label else "accepts wrong"
-                    print(f"{name} {what}: {row.response!r} to {row.gold!r} ({grade.outcome})")
-    return counts
+                counts.ungraded += 1
+                continue
+            if grade.correct is answer.label:
+                continue
+            if answer.label:
+                counts.rejected_right += 1
+                mistake = "rejects right"
+            else:
+                counts.accepted_wrong += 1
+                mistake = "accepts wrong"
+            if show:
+                print(f"{name} {mistake}: {answer.response!r} to {answer.gold!r} ({grade.outcome})")
+    return counts_of_parts
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""How much wrong code the tests catch: mutations of src, each tried by the tests that reach its module.
+"""Measures how many mistakes in the code the tests find, by mutations of src.
 
     python benchmarks/mutations.py --number 300 --seed 1 --out outcomes.json [--tests COMMIT]
 
-A mutation changes one place in a function: an operator, a bound, a constant, a condition, a statement that
-goes, what is returned. Their order is by a hash of their names, without line numbers: nearly the same where
-other code changes. Code and tests are those of commits, in a copy of the tree.
+A mutation changes one place in a function: an operator, a bound, a constant, a condition or a returned value,
+or it removes a statement. Mutations are ordered by a hash of their names, which have no line numbers. So the
+order stays nearly the same when other code changes. Code and tests are those of commits, in a copy of the
+tree.
 
-All tests run once with a mark before each statement that will be changed, which says who runs it; a process
-that can't import the mark (a sandbox's) says nothing. These tests are tried, the quickest first, until one
-fails or a budget of CPU seconds is spent: who reads "survived" knows that none of them caught it, and not
-what the whole suite would. A test that fails is tried without the mutation as well, and left out from then on
-if it fails there. A command that was stopped goes on from its file of outcomes.
+First, all tests run once, with a mark before each statement that will be changed. The mark records which test
+runs the statement; in a process that cannot import the mark, such as a sandbox, it records nothing. For each
+mutation, the tests that run its statement are then tried, the quickest first, until one fails or a budget of
+CPU seconds is spent. "Survived" means that none of them found the mutation within the budget; the whole suite
+might. A test that fails is also tried without the mutation. If it fails there, it is left out from then on.
+The same command continues an interrupted one, from its file of outcomes.
 """
 
 from __future__ import annotations
@@ -35,15 +37,24 @@ from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
-HANGS_AFTER_S, HANGS_AFTER_CPU_S = 300, 120
+HANGS_AFTER_S = 300
+HANGS_AFTER_CPU_S = 120
+ALL_TESTS_HOURS = 1
+"""The additional time of the run of all tests."""
+UNLIMITED_CPU_S = 10**6
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-m", "not server and not slow", "-p", "no:cacheprovider"]
-SPENT = """
+
+# A plugin of pytest that ends the run when the budget is spent.
+BUDGET_PLUGIN = "spent"
+BUDGET_CODE = """
 import os
 def pytest_runtest_teardown(item, nextitem):
     if sum(os.times()[:4]) > float(os.environ["CPU_SECONDS"]):
         item.session.shouldstop = "the budget is spent"
 """
-MARK = """
+# A module that records the tests which run a marked statement, and the mark that is put before the statement.
+MARK_MODULE = "mutation_mark"
+MARK_CODE = """
 import os
 seen = set()
 def reached(number):
@@ -53,63 +64,112 @@ def reached(number):
         with open({hits!r}, "a") as file:
             file.write(f"{{number}} {{test}}\\n")
 """
-REACHED = "__import__('mutation_mark').reached({number})"
-PASSED = (0, 2, 5)  # all of them; all until the budget was spent; there are none
-FAILED = r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$"  # and no line of a log
+MARK = "__import__('mutation_mark').reached({number})"
 
-PAIRS = [(ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.And, ast.Or), (ast.Lt, ast.LtE), (ast.Gt, ast.GtE)]
-PAIRS += [(ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)]
-SWAPS = dict([*PAIRS, *((b, a) for a, b in PAIRS), (ast.FloorDiv, ast.Mult), (ast.Mod, ast.Mult)])
-TEXTS = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp, str)  # their + and % aren't arithmetic
+# Exit codes of pytest.
+ALL_PASSED, STOPPED, NO_TESTS = 0, 2, 5
+PASSED = (ALL_PASSED, STOPPED, NO_TESTS)
+"""No test failed: all passed, or all until the budget was spent, or there are none."""
+TIMED_OUT = (-9, -24, 137, 152)
+"""Exit codes if `timeout` or `prlimit` ended the run: SIGKILL and SIGXCPU, as Python or a shell has them."""
+FAILED_TEST = r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$"
+"""A line of pytest's summary; a line of a log has no test after such a word."""
+
+NORMAL_QUANTILE = 1.96
+"""A 95 % interval has this many standard errors on each side."""
+
+SWAPPED_PAIRS: list[tuple[Any, Any]] = [
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
+    (ast.And, ast.Or),
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.In, ast.NotIn),
+    (ast.Is, ast.IsNot),
+]
+SWAPS: dict[Any, Any] = {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
+"""The operators by which a mutation replaces others."""
+for first_operator, second_operator in SWAPPED_PAIRS:
+    SWAPS |= {first_operator: second_operator, second_operator: first_operator}
+TEXTS = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp, str)
+"""Operands whose + and % are no arithmetic."""
 LOG = re.compile(r"(log|logger|logging|warnings|print)\b")
+"""The code of a call that writes a log."""
 NOT_CODE = (ast.JoinedStr, ast.Assert, ast.arguments, ast.pattern, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def mutations(path: Path, root: Path) -> Iterator[dict[str, Any]]:
-    """Yields every mutation of a file's functions: the bytes from first to last, and what replaces them."""
-    content, file = path.read_bytes(), path.relative_to(root).as_posix()
-    starts = list(itertools.accumulate(map(len, content.splitlines(keepends=True)), initial=0))
-    seen: collections.Counter[str] = collections.Counter()
+Mutation = dict[str, Any]
+"""A change of the code, such as ``{"name": "src/treetune/seeds.py: derive_seed: a + b -> (a - b) (1)",
+"file": "src/treetune/seeds.py", "line": 12, "before": "a + b", "after": "(a - b)", "first": 301,
+"last": 306}``. The bytes from `first` to before `last` are replaced."""
+Outcome = dict[str, Any]
+"""A mutation with its result: whether it was ``caught``, ``by`` which test, pytest's exit ``code``, and the
+``cpu_seconds`` of the tests."""
+
+
+# Mutations
+
+
+def find_mutations(path: Path, root: Path) -> Iterator[Mutation]:
+    """Yields every mutation of a file's functions."""
+    content = path.read_bytes()
+    file = path.relative_to(root).as_posix()
+    line_starts = [0, *itertools.accumulate(len(line) for line in content.splitlines(keepends=True))]
+    # Equal changes of functions with the same name are told apart by their numbers.
+    times_seen: collections.Counter[str] = collections.Counter()
     for function in ast.walk(ast.parse(content)):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            for node, after in itertools.chain.from_iterable(map(changes, parts(function.body))):
-                first = starts[node.lineno - 1] + node.col_offset
-                last = starts[node.end_lineno - 1] + node.end_col_offset
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for part in find_changeable_nodes(function.body):
+            for node, after in find_changes(part):
+                first = line_starts[node.lineno - 1] + node.col_offset
+                last = line_starts[node.end_lineno - 1] + node.end_col_offset
                 before = content[first:last].decode()
                 name = f"{file}: {function.name}: {before} -> {after}"
-                seen[name] += 1
-                change = {"before": before, "after": after, "first": first, "last": last}
-                yield {"name": f"{name} ({seen[name]})", "file": file, "line": node.lineno, **change}
+                times_seen[name] += 1
+                yield {
+                    "name": f"{name} ({times_seen[name]})",
+                    "file": file,
+                    "line": node.lineno,
+                    "before": before,
+                    "after": after,
+                    "first": first,
+                    "last": last,
+                }
 
 
-def parts(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Yields the nodes to change: no texts, types, logs, nor checks of what only a bug could break."""
+def find_changeable_nodes(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Yields nodes and all nodes below them, without texts, types, logs, and checks of what only a bug could
+    break."""
     for node in nodes:
-        is_log = isinstance(node, ast.Expr) and LOG.match(ast.unparse(node))
-        if not isinstance(node, NOT_CODE) and not is_log and getattr(node, "arg", "") != "strict":
-            yield node
-            without = [node.exc] if isinstance(node, ast.Raise) else [getattr(node, "annotation", None)]
-            yield from parts(child for child in ast.iter_child_nodes(node) if child not in without)
+        is_log = isinstance(node, ast.Expr) and LOG.match(ast.unparse(node)) is not None
+        is_strict_keyword = getattr(node, "arg", "") == "strict"  # such as that of zip
+        if isinstance(node, NOT_CODE) or is_log or is_strict_keyword:
+            continue
+        yield node
+        # The text of an exception, or a type.
+        left_out = node.exc if isinstance(node, ast.Raise) else getattr(node, "annotation", None)
+        children = [child for child in ast.iter_child_nodes(node) if child is not left_out]
+        yield from find_changeable_nodes(children)
 
 
-def changes(node: Any) -> Iterator[tuple[Any, str]]:
-    """Yields what to replace, and by which text."""
-
-    def other(**fields: Any) -> tuple[ast.AST, str]:
-        return node, f"({ast.unparse(type(node)(**{**dict(ast.iter_fields(node)), **fields}))})"
-
+def find_changes(node: Any) -> Iterator[tuple[Any, str]]:
+    """Yields each change of a node: the node that is replaced (itself or one below it), and the new code."""
     match node:
         case ast.BinOp() | ast.BoolOp() if type(node.op) in SWAPS:
-            if not any(isinstance(getattr(one, "value", one), TEXTS) for one in ast.iter_child_nodes(node)):
-                yield other(op=SWAPS[type(node.op)]())
+            operands = [getattr(child, "value", child) for child in ast.iter_child_nodes(node)]
+            if not any(isinstance(operand, TEXTS) for operand in operands):
+                yield node, unparse_with(node, op=SWAPS[type(node.op)]())
         case ast.Compare(ops=[*ops, last]):
-            yield other(ops=[*ops, SWAPS[type(last)]()])
+            yield node, unparse_with(node, ops=[*ops, SWAPS[type(last)]()])
         case ast.UnaryOp(op=ast.USub() | ast.Not()):
             yield node, f"({ast.unparse(node.operand)})"
         case ast.Constant(value=bool()):
             yield node, str(not node.value)
-        case ast.Constant(value=int() | float()):
-            yield from ((node, f"({node.value + step})") for step in (1, -1))
+        case ast.Constant(value=int() | float() as number):
+            yield node, f"({number + 1})"
+            yield node, f"({number - 1})"
         case ast.Return(value=value) if value is not None and ast.unparse(value) != "None":
             yield node, "return None"
         case (
@@ -118,107 +178,246 @@ def changes(node: Any) -> Iterator[tuple[Any, str]]:
             | (ast.AugAssign() | ast.Raise() | ast.Continue() | ast.Break())
         ):
             yield node, "pass"
-    for test in [*getattr(node, "ifs", []), *filter(None, [getattr(node, "test", None)])]:
-        if not isinstance(test, ast.UnaryOp | ast.Constant | ast.Compare):
-            yield test, f"(not ({ast.unparse(test)}))"
+    # Conditions of comprehensions, of statements and of conditional expressions.
+    conditions = [*getattr(node, "ifs", [])]
+    condition = getattr(node, "test", None)
+    if condition is not None:
+        conditions.append(condition)
+    for condition in conditions:
+        # Other changes negate these already.
+        if not isinstance(condition, ast.UnaryOp | ast.Constant | ast.Compare):
+            yield condition, f"(not ({ast.unparse(condition)}))"
 
 
-def reaching(root: Path, drawn: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Returns the tests that run the statement of each mutation, the quickest first: from one run of all of
-    them with a mark before each of these statements."""
-    hits, times = root.parent / "hits", root.parent / "times.xml"
-    originals = {root / one["file"]: (root / one["file"]).read_bytes() for one in drawn}
-    (root.parent / "mutation_mark.py").write_text(MARK.format(hits=str(hits)))
+def unparse_with(node: ast.AST, **fields: Any) -> str:
+    """Returns the code of a node with other fields."""
+    changed = type(node)(**{**dict(ast.iter_fields(node)), **fields})
+    return f"({ast.unparse(changed)})"
+
+
+# The tests that run a statement
+
+
+def find_tests(root: Path, mutations: Sequence[Mutation]) -> dict[str, list[str]]:
+    """Runs all tests with a mark before the statement of each mutation.
+
+    Returns:
+        The tests that run a mutation's statement, the quickest first, by the mutation's name.
+    """
+    hits, report = root.parent / "hits", root.parent / "times.xml"
+    (root.parent / f"{MARK_MODULE}.py").write_text(MARK_CODE.format(hits=str(hits)))
+    originals = {}
+    for mutation in mutations:
+        path = root / mutation["file"]
+        originals[path] = path.read_bytes()
     for path, content in originals.items():
-        lines = content.decode().splitlines(keepends=True)
-        of_file = [(number, one) for number, one in enumerate(drawn) if root / one["file"] == path]
-        places = [(statement_at(content, one["first"]), number) for number, one in of_file]
-        for place, number in sorted(places, reverse=True):
-            indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
-            lines.insert(place, f"{indent}{REACHED.format(number=number)}\n")
-        path.write_text("".join(lines))
-    pytest(root, 10**6, f"-n{os.cpu_count()}", "--maxfail=10000", f"--junitxml={times}", hours=1)
+        path.write_text(insert_marks(content, path.relative_to(root).as_posix(), mutations))
+    options = [f"-n{os.cpu_count()}", "--maxfail=10000", f"--junitxml={report}"]
+    run_pytest(root, UNLIMITED_CPU_S, *options, hours=ALL_TESTS_HOURS)
     for path, content in originals.items():
         path.write_bytes(content)
-    seconds = collections.defaultdict[str, float](float)
-    for case in ElementTree.parse(times).iter("testcase") if times.is_file() else ():
-        file = case.attrib["classname"].replace(".", "/") + ".py"
-        seconds[f"{file}::{case.attrib['name']}"] += float(case.attrib["time"])
-    found: dict[str, set[str]] = {one["name"]: set() for one in drawn}
-    for line in hits.read_text().splitlines() if hits.is_file() else ():
-        at, test = line.split(" ", 1)
-        found[drawn[int(at)]["name"]].add(test)
-    return {name: sorted(tests, key=lambda test: (seconds[test], test)) for name, tests in found.items()}
+
+    seconds = read_seconds_of_tests(report)
+    tests: dict[str, set[str]] = {mutation["name"]: set() for mutation in mutations}
+    lines = hits.read_text().splitlines() if hits.is_file() else []
+    for line in lines:
+        number, test = line.split(" ", 1)
+        tests[mutations[int(number)]["name"]].add(test)
+    by_seconds = {}
+    for name, tests_of_mutation in tests.items():
+        by_seconds[name] = sorted(tests_of_mutation, key=lambda test: (seconds[test], test))
+    return by_seconds
 
 
-def statement_at(content: bytes, offset: int) -> int:
-    """Returns the line, counted from 0, of the innermost statement there that begins a line of its own."""
+def insert_marks(content: bytes, file: str, mutations: Sequence[Mutation]) -> str:
+    """Returns the code of a file with a mark before the statement of each of its mutations.
+
+    Args:
+        content: The code.
+        file: The name of the file in the mutations.
+        mutations: The mutations of all files. A mark has the index of its mutation.
+    """
     lines = content.decode().splitlines(keepends=True)
-    starts = list(itertools.accumulate((len(line.encode()) for line in lines), initial=0))
-    found = 0
+    marks = []
+    for number, mutation in enumerate(mutations):
+        if mutation["file"] == file:
+            marks.append((find_statement(content, mutation["first"]), number))
+    # From the last line to the first, so that the numbers of earlier lines stay right.
+    for line, number in sorted(marks, reverse=True):
+        indent = lines[line][: len(lines[line]) - len(lines[line].lstrip())]
+        lines.insert(line, f"{indent}{MARK.format(number=number)}\n")
+    return "".join(lines)
+
+
+def find_statement(content: bytes, offset: int) -> int:
+    """Returns the line, counted from 0, of the innermost statement at a byte that begins its line."""
+    lines = content.decode().splitlines(keepends=True)
+    line_starts = [0, *itertools.accumulate(len(line.encode()) for line in lines)]
+    innermost = 0
     for node in ast.walk(ast.parse(content)):
-        if isinstance(node, ast.stmt) and not isinstance(node, ast.FunctionDef | ast.ClassDef):
-            line, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
-            begins = lines[line][: node.col_offset].isspace() and not lines[line].lstrip().startswith("elif ")
-            if begins and starts[line] <= offset <= starts[last] + (node.end_col_offset or 0):
-                found = max(found, line)
-    return found
+        if not isinstance(node, ast.stmt) or isinstance(node, ast.FunctionDef | ast.ClassDef):
+            continue
+        line, last_line = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        # No statement can be put before an `elif`.
+        is_elif = lines[line].lstrip().startswith("elif ")
+        begins_line = lines[line][: node.col_offset].isspace() and not is_elif
+        end = line_starts[last_line] + (node.end_col_offset or 0)
+        if begins_line and line_starts[line] <= offset <= end:
+            innermost = max(innermost, line)
+    return innermost
 
 
-def pytest(root: Path, cpu_seconds: int, *options: str, hours: int = 0) -> tuple[int, list[str]]:
-    """Returns the exit code, and the first test that failed, if any did. It ends after `hours`."""
+def read_seconds_of_tests(report: Path) -> dict[str, float]:
+    """Returns the seconds of each test from pytest's XML report; 0 for tests that it doesn't have."""
+    seconds = collections.defaultdict[str, float](float)
+    if report.is_file():
+        for case in ElementTree.parse(report).iter("testcase"):
+            file = case.attrib["classname"].replace(".", "/") + ".py"
+            seconds[f"{file}::{case.attrib['name']}"] += float(case.attrib["time"])
+    return seconds
+
+
+# Trying mutations
+
+
+def run_pytest(root: Path, cpu_seconds: int, *options: str, hours: int = 0) -> tuple[int, list[str]]:
+    """Runs tests until one fails.
+
+    Args:
+        root: The copy of the tree.
+        cpu_seconds: The budget, after which no further test begins.
+        options: Options of pytest, such as tests.
+        hours: Time in addition to `HANGS_AFTER_S`, after which the run is ended.
+
+    Returns:
+        The exit code, and a list of the first test that failed, if any did.
+    """
     path = os.pathsep.join([str(root / "src"), str(root.parent)])
     environment = os.environ | {"PYTHONPATH": path, "CPU_SECONDS": str(cpu_seconds), "OMP_NUM_THREADS": "1"}
     limits = ["prlimit", f"--cpu={HANGS_AFTER_CPU_S + 3600 * hours}"]
     limits += ["timeout", "--signal=KILL", str(HANGS_AFTER_S + 3600 * hours)]
-    command = [*limits, *PYTEST, "-x", "-p", "spent", *options]
+    command = [*limits, *PYTEST, "-x", "-p", BUDGET_PLUGIN, *options, f"--basetemp={root.parent}/temp"]
     with tempfile.TemporaryFile("w+") as output:
-        command.append(f"--basetemp={root.parent}/temp")
-        done = subprocess.run(command, cwd=root, env=environment, stdout=output, stderr=output, check=False)
+        code = subprocess.run(
+            command, cwd=root, env=environment, stdout=output, stderr=output, check=False
+        ).returncode
         output.seek(0)
-        return done.returncode, re.findall(FAILED, output.read(), re.M)[:1]
+        return code, re.findall(FAILED_TEST, output.read(), re.M)[:1]
 
 
-def tried(
-    root: Path, mutation: dict[str, Any], tests: Sequence[str], failing: list[str], cpu_seconds: int
-) -> dict[str, Any]:
-    """Returns a mutation, and whether these tests caught it; adds to `failing` what fails without it."""
+def try_mutation(
+    root: Path, mutation: Mutation, tests: Sequence[str], failing: list[str], cpu_seconds: int
+) -> Outcome:
+    """Runs tests with a mutation.
+
+    Args:
+        root: The copy of the tree.
+        mutation: The mutation.
+        tests: The tests that run its statement, the quickest first.
+        failing: Tests that fail without a mutation, and are left out. Newly found ones are added.
+        cpu_seconds: The budget of the tests.
+
+    Raises:
+        RuntimeError: if the tests end with an error even without the mutation.
+    """
     path = root / mutation["file"]
-    content, begun = path.read_bytes(), cpu_of_children()
+    content = path.read_bytes()
     changed = content[: mutation["first"]] + mutation["after"].encode() + content[mutation["last"] :]
+    start = read_cpu_seconds_of_children()
     while True:
         options = [*tests, *(f"--deselect={test}" for test in failing)]
         path.write_bytes(changed)
-        code, by = pytest(root, cpu_seconds, *options)
+        code, failed_tests = run_pytest(root, cpu_seconds, *options)
         path.write_bytes(content)
-        is_caught = bool(by) or code not in PASSED
-        if not is_caught or pytest(root, cpu_seconds, *(by or options))[0] in PASSED:
+        is_caught = bool(failed_tests) or code not in PASSED
+        if not is_caught:
             break
-        if not by:
+        code_without_mutation, _ = run_pytest(root, cpu_seconds, *(failed_tests or options))
+        if code_without_mutation in PASSED:
+            break
+        if not failed_tests:
             raise RuntimeError(f"{tests} end with {code} where nothing is changed: mend them first")
-        failing += by
-    spent = round(cpu_of_children() - begun, 1)
-    return {**mutation, "caught": is_caught, "by": by, "code": code, "cpu_seconds": spent}
+        failing += failed_tests
+    return {
+        **mutation,
+        "caught": is_caught,
+        "by": failed_tests,
+        "code": code,
+        "cpu_seconds": round(read_cpu_seconds_of_children() - start, 1),
+    }
 
 
-def cpu_of_children() -> float:
+def read_cpu_seconds_of_children() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def table(outcomes: Sequence[dict[str, Any]]) -> str:
-    survived = [one for one in outcomes if not one["caught"]]
-    n, caught, z = len(outcomes), len(outcomes) - len(survived), 1.96
-    half = z * math.sqrt(caught * len(survived) / n + z * z / 4)
-    low, high = ((caught + z * z / 2 + side) / (n + z * z) for side in (-half, half))  # Wilson's interval
-    columns = ["mutations", "caught", "by time", "survived", "share caught", "95 % interval", "CPU s each"]
-    late = sum(one["code"] in (-9, -24, 137, 152) for one in outcomes)
-    seconds = sum(one["cpu_seconds"] for one in outcomes) / n
-    share = [f"{caught / n:.1%}", f"{low:.1%} to {high:.1%}", f"{seconds:.0f}"]
+def try_mutations(root: Path, options: argparse.Namespace) -> Iterator[Outcome]:
+    """Yields the outcome of each chosen mutation. Outcomes of an earlier call are read from ``--out``."""
+    chosen = choose_mutations(root, options.number, options.seed)
+    record: dict[str, Any] = {"failing": [], "outcomes": {}}
+    if options.out.is_file():
+        record |= json.loads(options.out.read_text())
+    tests_of_mutations = record.setdefault("tests", {})
+    if any(mutation["name"] not in tests_of_mutations for mutation in chosen):
+        tests_of_mutations |= find_tests(root, chosen)
+    for mutation in chosen:
+        name = mutation["name"]
+        if name not in record["outcomes"]:
+            tests = tests_of_mutations[name]
+            if tests:
+                outcome = try_mutation(root, mutation, tests, record["failing"], options.cpu_seconds)
+            else:  # no test runs the statement
+                outcome = {**mutation, "caught": False, "by": [], "code": NO_TESTS, "cpu_seconds": 0.0}
+            print("caught" if outcome["caught"] else "survived", name, *outcome["by"], flush=True)
+            record["outcomes"][name] = outcome
+            options.out.write_text(json.dumps(record, indent=1))
+        yield record["outcomes"][name]
+
+
+def choose_mutations(root: Path, number: int, seed: int) -> list[Mutation]:
+    """Returns so many mutations of all files, the first ones in the order of a hash of seed and name."""
+    by_hash = {}
+    for path in root.glob("src/**/*.py"):
+        for mutation in find_mutations(path, root):
+            by_hash[hashlib.sha256(f"{seed} {mutation['name']}".encode()).digest()] = mutation
+    return [by_hash[digest] for digest in sorted(by_hash)[:number]]
+
+
+# The table
+
+
+def make_table(outcomes: Sequence[Outcome]) -> str:
+    """Returns the counts as a table in Markdown, and a list of the mutations that survived."""
+    survived = [outcome for outcome in outcomes if not outcome["caught"]]
+    tried, caught = len(outcomes), len(outcomes) - len(survived)
+    low, high = wilson_interval(caught, tried)
+    timed_out = sum(outcome["code"] in TIMED_OUT for outcome in outcomes)
+    cpu_seconds = sum(outcome["cpu_seconds"] for outcome in outcomes) / tried
+    columns = {
+        "mutations": str(tried),
+        "caught": str(caught),
+        "by time": str(timed_out),
+        "survived": str(len(survived)),
+        "share caught": f"{caught / tried:.1%}",
+        "95 % interval": f"{low:.1%} to {high:.1%}",
+        "CPU s each": f"{cpu_seconds:.0f}",
+    }
     head = f"| {' | '.join(columns)} |\n|" + "---:|" * len(columns)
-    row = f"| {' | '.join(map(str, [n, caught, late, len(survived), *share]))} |\n"
-    lines = [f"* {one['file']}:{one['line']}: {one['before']}  ->  {one['after']}" for one in survived]
+    row = f"| {' | '.join(columns.values())} |\n"
+    lines = []
+    for outcome in survived:
+        place = f"{outcome['file']}:{outcome['line']}"
+        lines.append(f"* {place}: {outcome['before']}  ->  {outcome['after']}")
     return "\n".join([head, row, *sorted(lines)])
+
+
+def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
+    """Returns Wilson's 95 % interval of a probability."""
+    z = NORMAL_QUANTILE
+    half_width = z * math.sqrt(successes * (trials - successes) / trials + z * z / 4)
+    centre = successes + z * z / 2
+    return (centre - half_width) / (trials + z * z), (centre + half_width) / (trials + z * z)
 
 
 def main() -> None:
@@ -231,35 +430,20 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / "tree"
-        subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(root)], check=True)
-        shutil.rmtree(root / "tests")
-        commit = subprocess.check_output(["git", "rev-parse", options.tests], cwd=ROOT, text=True).strip()
-        subprocess.run(["git", "checkout", "--quiet", commit, "--", "tests"], cwd=root, check=True)
-        (root.parent / "spent.py").write_text(SPENT)
-        # Bytecode that holds its source's hash: a mutation may be as long as what it replaces, and as old.
-        hashed = ["compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
-        subprocess.run([sys.executable, "-m", *hashed], cwd=root, check=True)
-        print(table(list(outcomes(root, options))))
+        copy_tree(root, options.tests)
+        (root.parent / f"{BUDGET_PLUGIN}.py").write_text(BUDGET_CODE)
+        print(make_table(list(try_mutations(root, options))))
 
 
-def outcomes(root: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields each mutation that is drawn, whether it was caught and by which test."""
-    every = itertools.chain.from_iterable(mutations(path, root) for path in root.glob("src/**/*.py"))
-    order = {hashlib.sha256(f"{options.seed} {one['name']}".encode()).digest(): one for one in every}
-    draw = [order[drawn] for drawn in sorted(order)[: options.number]]
-    known: dict[str, Any] = {"failing": [], "outcomes": {}}
-    known |= json.loads(options.out.read_text()) if options.out.is_file() else {}
-    if any(one["name"] not in known.setdefault("tests", {}) for one in draw):
-        known["tests"] |= reaching(root, draw)
-    for one in draw:
-        if one["name"] not in known["outcomes"]:
-            tests = known["tests"][one["name"]]
-            outcome = tried(root, one, tests, known["failing"], options.cpu_seconds) if tests else None
-            outcome = outcome or {**one, "caught": False, "by": [], "code": 5, "cpu_seconds": 0.0}
-            print("caught" if outcome["caught"] else "survived", one["name"], *outcome["by"], flush=True)
-            known["outcomes"][one["name"]] = outcome
-            options.out.write_text(json.dumps(known, indent=1))
-        yield known["outcomes"][one["name"]]
+def copy_tree(root: Path, commit_of_tests: str) -> None:
+    """Clones this repository, with the tests of a commit, and compiles its code."""
+    subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(root)], check=True)
+    shutil.rmtree(root / "tests")
+    commit = subprocess.check_output(["git", "rev-parse", commit_of_tests], cwd=ROOT, text=True).strip()
+    subprocess.run(["git", "checkout", "--quiet", commit, "--", "tests"], cwd=root, check=True)
+    # Bytecode that has the hash of its source: by size and time alone, Python might not notice a mutation.
+    compileall = ["compileall", "-q", "--invalidation-mode", "checked-hash", "src"]
+    subprocess.run([sys.executable, "-m", *compileall], cwd=root, check=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,14 @@
-"""Peers, vLLM without a server and TRL: the other side of a pair, in a process of its own that takes turns.
+"""Runs the other side of a pair, its peer, in a process of its own: vLLM without a server, or TRL.
 
-One JSON object a line goes in by a pipe and one comes out. The child ends when its standard input does.
+Both processes exchange lines over pipes. `Child` is the end of the process that measures, and `Turns` that of
+the peer::
+
+    Child.wait_ready   ── starts the process ──>   loads its model
+                       <── {"ready": true} ─────
+    Child.ask          ── a JSON object, a line ─>  takes its turn
+                       <── {"seconds": 1.2, …} ──
+
+The process ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -14,15 +22,16 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Self
 
 END_S = 30.0
+"""Seconds within which a process ends when it is asked to."""
 
 
 class Child:
-    """Runs the function NAME of this file and takes turns with it."""
+    """A process that runs one of the functions `offline_vllm` and `trl_grpo` of this file."""
 
     def __init__(self, name: str, settings: Mapping[str, Any], *, environment: Mapping[str, str]) -> None:
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -36,13 +45,19 @@ class Child:
         )
 
     def ask(self, question: Mapping[str, Any], *, deadline: float) -> dict[str, Any]:
-        """One turn. Raises RuntimeError if the child ends or says nothing within `deadline` seconds."""
-        return self._talk(json.dumps(question).encode() + b"\n", deadline)
+        """Has the process take a turn, and returns its answer.
+
+        Raises:
+            RuntimeError: if it ends, or does not answer within `deadline` seconds.
+        """
+        return self._exchange(json.dumps(question).encode() + b"\n", deadline)
 
     def wait_ready(self, *, deadline: float) -> dict[str, Any]:
-        return self._talk(b"", deadline)
+        """Waits until the process can take turns. Raises RuntimeError as `ask` does."""
+        return self._exchange(b"", deadline)
 
-    def _talk(self, line: bytes, deadline: float) -> dict[str, Any]:
+    def _exchange(self, line: bytes, deadline: float) -> dict[str, Any]:
+        """Sends a line, unless it is empty, and returns the next line that the process prints."""
         assert self._process.stdin is not None and self._process.stdout is not None
         if line:
             self._process.stdin.write(line)
@@ -76,76 +91,88 @@ class Child:
 
 
 class Turns:
-    """The child's end of the pipe."""
+    """The peer's end of the pipes: iterates over the questions that it is asked."""
 
     def __init__(self, answers: IO[str]) -> None:
         self._answers = answers
 
-    def say(self, answer: Mapping[str, Any]) -> None:
+    def answer(self, answer: Mapping[str, Any]) -> None:
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
 
-    def listen(self) -> dict[str, Any] | None:
-        """The next question; None when nobody will ask any more."""
+    def next_question(self) -> dict[str, Any] | None:
+        """Waits for a question. Returns None if there will be no more."""
         line = sys.stdin.readline()
         return json.loads(line) if line else None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.listen, None)
+        return iter(self.next_question, None)
 
 
-def own_standard_output() -> IO[str]:
-    """Standard output for us alone: what libraries print there goes to standard error from now on."""
+def take_standard_output() -> IO[str]:
+    """Returns standard output, for answers alone. From now on, other output goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
 def offline_vllm(settings: dict[str, Any], turns: Turns) -> None:
-    """Serves ``LLM.generate`` as configured by the server's command line.
+    """Serves ``LLM.generate``.
 
-    `settings` are ``arguments`` of the server, and whether the engine's ``core`` is a process of its own, as
-    the server's is, or computes in this one. Each turn's ``requests`` are answered with the seconds
-    of ``LLM.generate``, the tokens sampled, and a digest of their ids."""
+    A question has ``requests``. The answer has the ``seconds`` of ``LLM.generate``, the number of sampled
+    ``tokens``, and a ``digest`` of their ids.
+
+    Args:
+        settings: ``arguments`` is the command line of a vLLM server, by which the engine is configured.
+            ``core`` tells whether its core runs in a process of its own, as the server's does, or in this
+            one.
+        turns: The questions.
+    """
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.llm_engine import LLMEngine
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
-    # What only a server knows (host, port, …) is left over.
-    known, _ = parser.parse_known_args(settings["arguments"])
-    arguments = EngineArgs.from_cli_args(known)
-    arguments.disable_log_stats = True  # LLM's own default
+    # Options that only a server has (host, port, …) are left over.
+    engine_options, _ = parser.parse_known_args(settings["arguments"])
+    arguments = EngineArgs.from_cli_args(engine_options)
+    arguments.disable_log_stats = True  # the default of LLM
     if settings["core"]:
-        # Not by VLLM_ENABLE_V1_MULTIPROCESSING, with which vLLM refuses the executor without workers.
-        with_core = functools.partial(LLMEngine.from_engine_args, enable_multiprocessing=True)
-        LLMEngine.from_engine_args = with_core  # type: ignore[method-assign]
+        # The variable VLLM_ENABLE_V1_MULTIPROCESSING would do the same, but with it vLLM refuses the executor
+        # without workers.
+        LLMEngine.from_engine_args = functools.partial(
+            LLMEngine.from_engine_args, enable_multiprocessing=True
+        )
     llm = vllm.LLM.from_engine_args(arguments)
-    turns.say({"ready": True})
+    turns.answer({"ready": True})
     for question in turns:
-        prompts = [vllm.TokensPrompt(prompt_token_ids=r["prompt_ids"]) for r in question["requests"]]
-        sampling = [
-            vllm.SamplingParams(**{"logprobs": 0} | r["sampling"], detokenize=False)
-            for r in question["requests"]
-        ]
+        prompts = []
+        sampling = []
+        for request in question["requests"]:
+            prompts.append(vllm.TokensPrompt(prompt_token_ids=request["prompt_ids"]))
+            parameters = {"logprobs": 0} | request["sampling"]
+            sampling.append(vllm.SamplingParams(**parameters, detokenize=False))
         start = time.perf_counter()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - start
         samples = [sample.token_ids for output in outputs for sample in output.outputs]
-        turns.say({"seconds": seconds, "tokens": sum(map(len, samples)), "digest": digest(samples)})
+        tokens = sum(len(sample) for sample in samples)
+        turns.answer({"seconds": seconds, "tokens": tokens, "digest": digest_samples(samples)})
 
 
-def digest(samples: Iterable[Sequence[int]]) -> str:
-    """Equal for the same tokens."""
-    text = json.dumps([[int(token) for token in sample] for sample in samples])
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+def digest_samples(samples: Iterable[Iterable[Any]]) -> str:
+    """Returns a digest of token ids, which are grouped by sample."""
+    lists = [[int(token) for token in sample] for sample in samples]
+    return hashlib.blake2b(json.dumps(lists).encode(), digest_size=8).hexdigest()
 
 
 def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
-    """Serves TRL's GRPOTrainer, held before each optimiser step until it is its turn.
+    """Serves TRL's GRPOTrainer, which waits for a question before each optimiser step.
 
-    Each turn is one step: the ``seconds`` that it took, and its answers' ``tokens``."""
+    The answer has the ``seconds`` of the step, the number of sampled ``tokens``, those of the ``longest``
+    answer, and the mean ``reward``.
+    """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -154,7 +181,9 @@ def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
     from treetune.tasks.graders.final_answer import FinalAnswer
     from treetune.vocabulary import Problem
 
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
     grader = FinalAnswer()
+    # The lengths and rewards of the last step's answers, which the reward function sees.
     lengths: list[int] = []
     rewards: list[float] = []
 
@@ -162,22 +191,26 @@ def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
         completions: list[str], completion_ids: list[list[int]], gold: list[str], **_: Any
     ) -> list[float]:
         lengths[:] = [len(ids) for ids in completion_ids]
-        rewards[:] = [
-            # As ours: what the budget cut off earns nothing.
-            grader.grade(text, Problem(id="", prompt="", gold=right)).reward if ids[-1] == end else 0.0
-            for text, ids, right in zip(completions, completion_ids, gold, strict=True)
-        ]
+        rewards.clear()
+        for text, ids, right_answer in zip(completions, completion_ids, gold, strict=True):
+            # As in treetune, an answer that was cut off earns nothing.
+            is_finished = ids[-1] == tokenizer.eos_token_id
+            problem = Problem(id="", prompt="", gold=right_answer)
+            rewards.append(grader.grade(text, problem).reward if is_finished else 0.0)
         return rewards
 
     class OneStepAtATime(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            turns.answer({"ready": True})
+
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if turns.listen() is None:
+            if turns.next_question() is None:
                 raise SystemExit
             self.start = time.perf_counter()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             seconds = time.perf_counter() - self.start
-            turns.say(
+            turns.answer(
                 {
                     "seconds": seconds,
                     "tokens": sum(lengths),
@@ -186,18 +219,13 @@ def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
                 }
             )
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            turns.say({"ready": True})
-
-    tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
-    end = tokenizer.eos_token_id
     sequences = settings["problems"] * settings["samples"]
-    at_once = settings["sequences_per_pass"]
+    sequences_per_pass = settings["sequences_per_pass"]
     config = GRPOConfig(
         output_dir=settings["folder"],
         max_steps=settings["steps"],
-        per_device_train_batch_size=at_once,
-        gradient_accumulation_steps=sequences // at_once,
+        per_device_train_batch_size=sequences_per_pass,
+        gradient_accumulation_steps=sequences // sequences_per_pass,
         num_generations=settings["samples"],
         max_completion_length=settings["max_tokens"],
         temperature=settings["temperature"],
@@ -234,6 +262,7 @@ def trl_grpo(settings: dict[str, Any], turns: Turns) -> None:
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder's files are no top-level modules
-    peer = {"offline_vllm": offline_vllm, "trl_grpo": trl_grpo}[sys.argv[1]]
-    peer(json.loads(sys.argv[2]), Turns(own_standard_output()))
+    # Python puts this file's folder there. Its modules would hide others of the same names.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    serve = {"offline_vllm": offline_vllm, "trl_grpo": trl_grpo}[sys.argv[1]]
+    serve(json.loads(sys.argv[2]), Turns(take_standard_output()))

@@ -1,7 +1,7 @@
-"""Writes docs/results/plan.md: which shipped experiment fits where, and plans beside what PyTorch counts.
+"""Writes docs/results/plan.md: which GPUs each shipped experiment fits on, and how accurate plans are.
 
-python benchmarks/plans.py            the tables, with what was counted before
-python benchmarks/plans.py --count    counts as well: some minutes on an idle core, below 8 GiB of memory
+python benchmarks/plans.py            # the tables, with the counts of earlier calls
+python benchmarks/plans.py --count    # first counts memory: some minutes on an idle core, below 8 GiB
 """
 
 from __future__ import annotations
@@ -10,34 +10,57 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
-os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
+# With it, plans for a CPU have one server, on whatever machine the page is written.
+os.environ["OMP_NUM_THREADS"] = "1"
 
-import treetune.parts  # noqa: E402, F401  (registers them)
-from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, seconds_of_published  # noqa: E402
+import treetune.parts  # noqa: E402, F401  (registers all parts)
+from tests.runtime.planning.plans import PUBLISHED_RUNS, seconds_of_published  # noqa: E402
+from tests.support.peak_memory import Case  # noqa: E402
 from tests.support.shipped import whole_configurations  # noqa: E402
 from treetune.cluster.commands import start_shape  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.models.shapes import shape_of  # noqa: E402
+from treetune.engine.settings import VllmSettings  # noqa: E402
+from treetune.models.lora import Lora  # noqa: E402
+from treetune.models.shapes import PUBLISHED, Shape, shape_of  # noqa: E402
+from treetune.objectives.policy_gradient import ClippedPolicyGradient  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.runtime.machine import GIB, MIB, Machine, described_machine  # noqa: E402
 from treetune.runtime.planning.plan import Plan, remedy  # noqa: E402
 from treetune.runtime.planning.report import estimates, predicted  # noqa: E402
+from treetune.trainer.base import Trainer  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"
-"""Counts of `--count`, which git ignores: without them the page has no such table."""
+"""The counts of `--count`. Git ignores the file; without it, the table of counts is empty."""
 GPUS = (1, 4, 8)
 GPU_GIB = 80
 SMALL = 20_000_000
-"""Parameters below which an experiment is for processors."""
+"""The number of parameters below which an experiment is meant for CPUs."""
+NAMED_HARDWARE = (
+    ("threadweaver/parallel", 8, 4, 80),
+    ("guru/32b_grpo", 8, 16, 140),
+    ("guru/32b_ppo", 8, 16, 140),
+)
+"""Experiments with the hardware that their files or papers name: GPUs of a machine, machines, GB of a GPU."""
+PAPERS_RATE = 40_000
+"""Tokens per second of VinePPO with a 7B model on eight H100 (arXiv:2410.01679, v2)."""
+QUICKSTART_SECONDS = {
+    "generation + credit": 2.51,
+    "training": 1.32,
+    "sync": 0.09,
+    "evaluation": 0.26,
+    "total": 4.23,
+}
+"""Seconds of the mean iteration of `configs/quickstart/vineppo.jsonnet`, seed 1."""
 LAPTOP = Machine(device="cpu", ranks=1, cores=2, host_memory=8 * GIB, shared_memory=4 * GIB)
 
 HEAD = """\
@@ -84,169 +107,212 @@ def main() -> None:
     )
     parser.add_argument("--count", action="store_true")
     if parser.parse_args().count:
-        count()
+        count_memory()
+    experiments = read_experiments()
     lines = [
         HEAD.rstrip("\n"),
-        *table(),
+        *rows_of_gpus(experiments),
         "",
-        *on_named_hardware(),
+        *section_of_named_hardware(experiments),
         "",
-        *on_a_cpu(),
+        *section_of_cpus(experiments),
         "",
-        *counted_table(),
+        *section_of_counts(),
         "",
-        *published(),
+        *section_of_published_runs(experiments),
     ]
     PAGE.write_text("\n".join(lines) + "\n")
     print(PAGE)
 
 
-def experiments() -> Iterator[tuple[str, PolicyIteration]]:
-    """All that the repository ships, by file; tables and data pipelines are made of others."""
-    for name in whole_configurations():
-        data = load([str(ROOT / name)], environment_keys=())
-        if data.data.get("type") == "policy_iteration":
-            root = build(Runtime, data.data, Explanation(data))
-            assert isinstance(root, PolicyIteration)
-            yield name.removeprefix("configs/").removesuffix(".jsonnet"), root
+# Memory of the shipped experiments
 
 
-def table() -> Iterator[str]:
-    for name, root in experiments():
-        if parameters(root) >= SMALL:
-            yield row(name, root)
+@dataclass(frozen=True)
+class ShippedExperiment:
+    """An experiment of ``configs/``."""
+
+    root: PolicyIteration
+    shape: Shape
+    """The sizes of its start model."""
+
+    def plan(self, machine: Machine) -> Plan:
+        return Plan.of(self.root, machine, shape=self.shape)
 
 
-def parameters(root: PolicyIteration) -> int:
-    shape = start_shape(root)
-    assert shape is not None, "shipped experiments start from models whose sizes are known"
-    return shape.parameters
+def read_experiments() -> dict[str, ShippedExperiment]:
+    """Returns all shipped experiments by name. Tables and data pipelines are left out.
+
+    Some experiments start from a model that a table trains. They are left out where this model is missing,
+    and standard error says so.
+    """
+    experiments = {}
+    for file in whole_configurations():
+        config = load([str(ROOT / file)], environment_keys=())
+        if config.data.get("type") != "policy_iteration":
+            continue
+        name = file.removeprefix("configs/").removesuffix(".jsonnet")
+        root = build(Runtime, config.data, Explanation(config))
+        assert isinstance(root, PolicyIteration)
+        try:
+            shape = start_shape(root)
+        except ValueError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        assert shape is not None, "shipped experiments start from models whose sizes are known"
+        experiments[name] = ShippedExperiment(root, shape)
+    return experiments
 
 
-def row(name: str, root: PolicyIteration) -> str:
-    """One experiment on all numbers of GPUs."""
-    plans = [Plan.of(root, described_machine(gpus, GPU_GIB), shape=start_shape(root)) for gpus in GPUS]
-    return f"| {name} | {plans[0].shape.parameters / 1e9:.2f} B | " + " | ".join(map(cell, plans)) + " |"
+def rows_of_gpus(experiments: Mapping[str, ShippedExperiment]) -> Iterator[str]:
+    """Yields a row of the table in `HEAD` for each experiment that is meant for GPUs."""
+    for name, experiment in experiments.items():
+        parameters = experiment.shape.parameters
+        if parameters < SMALL:
+            continue
+        cells = [name, f"{parameters / 1e9:.2f} B"]
+        for gpus in GPUS:
+            cells.append(describe_fit(experiment.plan(described_machine(gpus, GPU_GIB))))
+        yield f"| {' | '.join(cells)} |"
 
 
-def cell(plan: Plan) -> str:
+def describe_fit(plan: Plan) -> str:
+    """Returns the GiB of a GPU in the phase that needs most, or else the change that makes the plan fit."""
     if not plan.fits:
-        found = remedy(plan)
-        return "no" if found is None else f"with {found.text}"
-    worst = max((use for use in plan.uses if "GPU" in use.where), key=lambda use: use.needed)
-    phase = "" if worst.phase == "training" else f" ({worst.phase})"
-    return f"{worst.needed / GIB:.1f}{phase}"
+        change = remedy(plan)
+        return "no" if change is None else f"with {change.text}"
+    uses_of_gpus = [use for use in plan.uses if "GPU" in use.where]
+    largest = max(uses_of_gpus, key=lambda use: use.needed)
+    phase = "" if largest.phase == "training" else f" ({largest.phase})"
+    return f"{largest.needed / GIB:.1f}{phase}"
 
 
-NAMED = (
-    ("threadweaver/parallel", 8, 4, 80),
-    ("guru/32b_grpo", 8, 16, 140),
-    ("guru/32b_ppo", 8, 16, 140),
-)
-"""Experiments, and the GPUs, machines and GiB that their files or papers name."""
-
-
-def on_named_hardware() -> Iterator[str]:
+def section_of_named_hardware(experiments: Mapping[str, ShippedExperiment]) -> Iterator[str]:
     yield "Three experiments need the number of GPUs that their papers or files name:"
     yield ""
     yield "| experiment | machines × GPUs × GB | largest memory of a GPU, GiB |"
     yield "|---|---|---|"
-    found = dict(experiments())
-    for name, gpus, nodes, memory in NAMED:
-        plan = Plan.of(found[name], described_machine(gpus, memory, nodes), shape=start_shape(found[name]))
-        yield f"| {name} | {nodes} × {gpus} × {memory} | {cell(plan)} |"
+    for name, gpus, nodes, memory in NAMED_HARDWARE:
+        plan = experiments[name].plan(described_machine(gpus, memory, nodes))
+        yield f"| {name} | {nodes} × {gpus} × {memory} | {describe_fit(plan)} |"
 
 
-def on_a_cpu() -> Iterator[str]:
+def section_of_cpus(experiments: Mapping[str, ShippedExperiment]) -> Iterator[str]:
     yield "## Shipped experiments for CPUs"
     yield ""
-    plans = [
-        (name, Plan.of(root, LAPTOP, shape=start_shape(root)))
-        for name, root in experiments()
-        if parameters(root) < SMALL
-    ]
-    largest = max(plans, key=lambda one: max(use.needed for use in one[1].uses))
-    most = max(use.needed for use in largest[1].uses) / GIB
-    fit = sum(plan.fits for _, plan in plans)
+    plans = {}
+    for name, experiment in experiments.items():
+        if experiment.shape.parameters < SMALL:
+            plans[name] = experiment.plan(LAPTOP)
+    needed = {name: max(use.needed for use in plan.uses) for name, plan in plans.items()}
+    largest = max(needed, key=lambda name: needed[name])
+    fitting = sum(plan.fits for plan in plans.values())
     yield (
-        f"{fit} of {len(plans)} fit a machine with 2 cores and 8 GiB of memory. The largest needs"
-        f" {most:.1f} GiB (`{largest[0]}`), most of it for the server."
+        f"{fitting} of {len(plans)} fit a machine with 2 cores and 8 GiB of memory. The largest needs"
+        f" {needed[largest] / GIB:.1f} GiB (`{largest}`), most of it for the server."
     )
 
 
-def count() -> None:
-    """Plans beside what PyTorch counts, for models with random weights."""
+# Planned memory against PyTorch's count
+
+
+def count_memory() -> None:
+    """Counts the memory of training models with random weights, and writes the counts next to the plans.
+
+    Cases that the file has already are not counted again.
+    """
     import torch
 
-    from tests.support.peak_memory import Case
-    from treetune.models.lora import Lora
-    from treetune.models.shapes import PUBLISHED
-    from treetune.objectives.policy_gradient import ClippedPolicyGradient
-    from treetune.trainer.base import Trainer
-
     torch.use_deterministic_algorithms(False)
-
-    def shape(
-        kind: str, layers: int, hidden: int, heads: int, kv: int, mlp: int, vocabulary: int, tied: bool
-    ):
-        described = {
-            "model_type": kind,
-            "hidden_size": hidden,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv,
-            "head_dim": 64,
-            "intermediate_size": mlp,
-            "vocab_size": vocabulary,
-            "tie_word_embeddings": tied,
-        }
-        found = shape_of(described, "benchmarks/plans.py")
-        assert found is not None
-        return found
-
-    def case(name: str, of: object, tokens: int = 256, **trainer: object) -> Case:
-        settings = {"learning_rate": 1e-5, "tokens_per_micro_batch": tokens} | trainer
-        return Case(
-            name=name,
-            shape=of,  # type: ignore[arg-type]
-            trainer=Trainer(objective=ClippedPolicyGradient(), **settings),  # type: ignore[arg-type]
-            answers=4,
-            prompt_tokens=32,
-            answer_tokens=96,
-        )
-
-    llama = shape("llama", 12, 768, 12, 12, 2048, 32_000, False)
-    qwen3 = shape("qwen3", 12, 768, 12, 4, 2304, 50_000, True)
-    half = shape_of(PUBLISHED["Qwen/Qwen2.5-0.5B"], "published")
-    cases = [
-        case("Llama, float32", llama),
-        case("Llama, float32, no reference", llama, measure_kl=False),
-        case("Llama, float32, checkpointing", llama, gradient_checkpointing=True),
-        case("Qwen3, float32, packed", qwen3, layout="packed"),
-        case("Qwen3, bfloat16, ZeRO-1", qwen3, precision="bfloat16", zero_stage=1),
-        case("Qwen3, bfloat16, ZeRO-2", qwen3, precision="bfloat16", zero_stage=2, measure_kl=False),
-        case("Qwen3, bfloat16, ZeRO-3", qwen3, precision="bfloat16", zero_stage=3, measure_kl=False),
-        case("Qwen2.5-0.5B, float32, adapters", half, lora=Lora(rank=16), tokens=128),
-    ]
-    found = json.loads(COUNTED.read_text()) if COUNTED.is_file() else []
-    done = {one["case"] for one in found}
-    for one in cases:
-        if one.name in done:
+    rows = json.loads(COUNTED.read_text()) if COUNTED.is_file() else []
+    counted_names = {row["case"] for row in rows}
+    for case in list_cases():
+        if case.name in counted_names:
             continue
-        planned_bytes, counted_bytes = one.planned().peak, one.measured()
-        found.append(
-            {
-                "case": one.name,
-                "parameters": one.shape.parameters,
-                "planned": planned_bytes,
-                "counted": counted_bytes,
-            }
-        )
-        COUNTED.write_text(json.dumps(found, indent=1) + "\n")
-        print(found[-1], flush=True)
+        row = {
+            "case": case.name,
+            "parameters": case.shape.parameters,
+            "planned": case.planned().peak,
+            "counted": case.measured(),
+        }
+        rows.append(row)
+        COUNTED.write_text(json.dumps(rows, indent=1) + "\n")
+        print(row, flush=True)
 
 
-def counted_table() -> Iterator[str]:
+def list_cases() -> list[Case]:
+    """Returns the models and trainers whose memory is counted."""
+    llama = make_shape(
+        model_type="llama",
+        num_hidden_layers=12,
+        hidden_size=768,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        intermediate_size=2048,
+        vocab_size=32_000,
+        tie_word_embeddings=False,
+    )
+    qwen3 = make_shape(
+        model_type="qwen3",
+        num_hidden_layers=12,
+        hidden_size=768,
+        num_attention_heads=12,
+        num_key_value_heads=4,
+        intermediate_size=2304,
+        vocab_size=50_000,
+        tie_word_embeddings=True,
+    )
+    qwen_half_billion = shape_of(PUBLISHED["Qwen/Qwen2.5-0.5B"], "published")
+    assert qwen_half_billion is not None
+    in_bfloat16: dict[str, Any] = {"precision": "bfloat16"}
+    return [
+        make_case("Llama, float32", llama),
+        make_case("Llama, float32, no reference", llama, measure_kl=False),
+        make_case("Llama, float32, checkpointing", llama, gradient_checkpointing=True),
+        make_case("Qwen3, float32, packed", qwen3, layout="packed"),
+        make_case("Qwen3, bfloat16, ZeRO-1", qwen3, **in_bfloat16, zero_stage=1),
+        make_case("Qwen3, bfloat16, ZeRO-2", qwen3, **in_bfloat16, zero_stage=2, measure_kl=False),
+        make_case("Qwen3, bfloat16, ZeRO-3", qwen3, **in_bfloat16, zero_stage=3, measure_kl=False),
+        make_case(
+            "Qwen2.5-0.5B, float32, adapters",
+            qwen_half_billion,
+            lora=Lora(rank=16),
+            tokens_per_micro_batch=128,
+        ),
+    ]
+
+
+def make_shape(**config: Any) -> Shape:
+    """Returns the sizes of a model with a head dimension of 64.
+
+    Args:
+        config: Keys of the model's config.json.
+    """
+    shape = shape_of({**config, "head_dim": 64}, "benchmarks/plans.py")
+    assert shape is not None
+    return shape
+
+
+def make_case(name: str, shape: Shape, **trainer: Any) -> Case:
+    """Returns a case of training a model.
+
+    Args:
+        name: The name in the table.
+        shape: The sizes of the model.
+        trainer: Settings of the trainer.
+    """
+    settings = {"learning_rate": 1e-5, "tokens_per_micro_batch": 256} | trainer
+    return Case(
+        name=name,
+        shape=shape,
+        trainer=Trainer(objective=ClippedPolicyGradient(), **settings),
+        answers=4,
+        prompt_tokens=32,
+        answer_tokens=96,
+    )
+
+
+def section_of_counts() -> Iterator[str]:
     yield "## Planned memory compared with PyTorch's count, on a CPU"
     yield ""
     yield (
@@ -257,19 +323,19 @@ def counted_table() -> Iterator[str]:
     yield ""
     yield "| trainer | parameters | planned, MiB | counted, MiB | planned / counted |"
     yield "|---|---:|---:|---:|---:|"
-    for one in json.loads(COUNTED.read_text()) if COUNTED.is_file() else []:
-        ratio = one["planned"] / one["counted"]
+    rows = json.loads(COUNTED.read_text()) if COUNTED.is_file() else []
+    for row in rows:
+        ratio = row["planned"] / row["counted"]
         yield (
-            f"| {one['case']} | {one['parameters'] / 1e6:.1f} M | {one['planned'] / MIB:,.0f} |"
-            f" {one['counted'] / MIB:,.0f} | {ratio:.3f} |"
+            f"| {row['case']} | {row['parameters'] / 1e6:.1f} M | {row['planned'] / MIB:,.0f} |"
+            f" {row['counted'] / MIB:,.0f} | {ratio:.3f} |"
         )
 
 
-PAPER = 40_000
-"""Tokens a second of VinePPO's 7B on eight H100 (arXiv:2410.01679, v2)."""
+# Planned seconds against measured ones
 
 
-def published() -> Iterator[str]:
+def section_of_published_runs(experiments: Mapping[str, ShippedExperiment]) -> Iterator[str]:
     yield "## Planned seconds compared with published runs"
     yield ""
     yield (
@@ -283,8 +349,9 @@ def published() -> Iterator[str]:
     yield "| run | phase | planned, s | published, s | error |"
     yield "|---|---|---:|---:|---:|"
     for name in PUBLISHED_RUNS:
-        for phase, (own, theirs) in seconds_of_published(name).items():
-            yield f"| {name} | {phase} | {own:.0f} | {theirs:.0f} | {own / theirs - 1:+.0%} |"
+        for phase, (planned, published) in seconds_of_published(name).items():
+            error = planned / published - 1
+            yield f"| {name} | {phase} | {planned:.0f} | {published:.0f} | {error:+.0%} |"
     yield ""
     yield (
         "The plan does not explain the last run. It took 338 s, of which 25 s are scoring and training. So "
@@ -294,16 +361,19 @@ def published() -> Iterator[str]:
         "computed again, and ranks that wait for the slowest. treetune's servers accept only as many "
         "sequences as their cache holds."
     )
-    root = experiment("polIter_deepseekSft2_vineppo_MATH")
-    plan = Plan.of(root, described_machine(8, GPU_GIB), shape=start_shape(root))
-    seconds = next(one.seconds for one in estimates(plan) if one.phase == "continuations")
-    rate = plan.work.continued_tokens / seconds
+    plan = experiments["polIter_deepseekSft2_vineppo_MATH"].plan(described_machine(8, GPU_GIB))
+    seconds_of_phases = {estimate.phase: estimate.seconds for estimate in estimates(plan)}
+    rate = plan.work.continued_tokens / seconds_of_phases["continuations"]
     yield ""
     yield (
-        f"VinePPO's paper reports {PAPER:,} tokens per second for DeepSeekMath-7B on eight H100. The plan"
-        f" assumes {rate:,.0f} for continuations ({rate / PAPER - 1:+.0%})."
+        f"VinePPO's paper reports {PAPERS_RATE:,} tokens per second for DeepSeekMath-7B on eight H100. The"
+        f" plan assumes {rate:,.0f} for continuations ({rate / PAPERS_RATE - 1:+.0%})."
     )
     yield ""
+    yield from section_of_quickstart(experiments["quickstart/vineppo"])
+
+
+def section_of_quickstart(vineppo: ShippedExperiment) -> Iterator[str]:
     yield "## Planned seconds compared with the quickstart, on a CPU"
     yield ""
     yield (
@@ -315,17 +385,15 @@ def published() -> Iterator[str]:
     yield ""
     yield "| phase | planned, s | measured, s | error |"
     yield "|---|---:|---:|---:|"
-    root = experiment("quickstart/vineppo")
-    two = replace(root.engines, policy=replace(root.engines.policy, replicas=2))
-    root = replace(root, engines=two)
-    said = predicted(Plan.of(root, replace(LAPTOP, cores=2), shape=start_shape(root)))
-    for phase, theirs in QUICKSTART.items():
-        own = sum(said[f"seconds/{part}"] for part in phase.split(" + "))
-        yield f"| {phase} | {own:.2f} | {theirs:.2f} | {own / theirs - 1:+.0%} |"
-
-
-QUICKSTART = {"generation + credit": 2.51, "training": 1.32, "sync": 0.09, "evaluation": 0.26, "total": 4.23}
-"""Seconds of the mean iteration of `configs/quickstart/vineppo.jsonnet`, seed 1."""
+    policy = vineppo.root.engines.policy
+    assert isinstance(policy, VllmSettings)
+    two_servers = replace(vineppo.root.engines, policy=replace(policy, replicas=2))
+    with_two_servers = replace(vineppo, root=replace(vineppo.root, engines=two_servers))
+    plan = with_two_servers.plan(replace(LAPTOP, cores=2))
+    planned_seconds = predicted(plan)
+    for phases, measured in QUICKSTART_SECONDS.items():
+        planned = sum(planned_seconds[f"seconds/{phase}"] for phase in phases.split(" + "))
+        yield f"| {phases} | {planned:.2f} | {measured:.2f} | {planned / measured - 1:+.0%} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What is measured on: the quickstart's configuration or another, and models to start from."""
+"""The setting of a benchmark: the quickstart's configuration or another, and models to start from."""
 
 from __future__ import annotations
 
@@ -15,25 +15,33 @@ from treetune.runtime.base import PolicyIteration
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "configs/quickstart"
 SFT_ITERATIONS = 3
-"""Of 100 steps each: enough to write answers of the right form, and as long as a trained model's."""
+"""The iterations of the start model's supervised training, of 100 steps each. They are enough for answers of
+the right form, which are as long as those of a trained model."""
 
 TAIL_CONTEXT = 512
+"""The context length of the long-tailed setting, in tokens."""
 TAIL_PROMPT = 16
-"""Tokens that the prompts of the long-tailed setting never exceed."""
+"""Most tokens of a prompt in this setting."""
 TAIL_MEAN = 64
+"""Mean number of tokens of an answer in this setting, if it were not cut off."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where to work, what to start from (``none`` for nothing), and how often to repeat."""
+    """The options with which a part of the benchmark is run."""
 
     workspace: Path
+    """A folder for files of the measurement."""
     checkpoint: Path
+    """The folder of the start model; ``none`` for parts that need none."""
     repeats: int
+    """The number of turns of each pair."""
     problems: int
+    """The problems of an iteration."""
     samples: int
+    """The answers to each problem."""
     episodes: Path | None = None
-    """Stored ones to train on, for parts that take any."""
+    """A file of episodes to train on, for the part that can read one; None: made-up ones."""
     configs: Path = QUICKSTART
     """The folder with the configurations."""
 
@@ -41,15 +49,14 @@ class Setting:
     def is_quickstart(self) -> bool:
         return self.configs == QUICKSTART
 
-    def has(self, name: str) -> bool:
-        """Returns whether there is a configuration of this name."""
+    def has_configuration(self, name: str) -> bool:
         return self.configuration_file(name).is_file()
 
     def configuration_file(self, name: str) -> Path:
         return self.configs / f"{name}.jsonnet"
 
     def vllm_servers(self, replicas: int, gpu_memory_utilization: float) -> str:
-        """Returns a Jsonnet object that has the policy sampled by vLLM, with so many servers."""
+        """Returns a Jsonnet object with which `replicas` vLLM servers sample from the policy."""
         settings: dict[str, Any] = {
             "replicas": replicas,
             "gpu_memory_utilization": gpu_memory_utilization,
@@ -61,28 +68,26 @@ class Setting:
         return f'{{"engines"+: {{"policy": {json.dumps(settings)}}}}}'
 
     def configuration(self, name: str, more: str = "{}") -> PolicyIteration:
-        """Returns a configuration in the workspace, with the Jsonnet object `more` appended."""
-        import treetune.parts  # noqa: F401  (registers them)
+        """Returns the configuration `name`, changed to this setting, with `more` (Jsonnet) appended."""
+        import treetune.parts  # noqa: F401  (registers all parts)
         from treetune.config.build import build
         from treetune.config.explain import Explanation
         from treetune.config.jsonnet import load
         from treetune.runtime.base import Runtime
 
         changes: dict[str, Any] = {"directory": str(self.workspace), "evaluation": {"sets": []}}
-        texts = [more]
-        if name != "sft":
+        texts = []
+        if name != "sft":  # supervised training begins with a model of its own
             changes["problems_per_iteration"] = self.problems
-            model = {"type": "pretrained", "name_or_path": str(self.checkpoint)}
-            # A chat model keeps its chat template.
+            model = json.dumps({"type": "pretrained", "name_or_path": str(self.checkpoint)})
+            # Another configuration's model may be a chat model: `+:` keeps its chat template.
             operator = ":" if self.is_quickstart else "+:"
-            texts.insert(
-                0, f'{{"model"{operator} {json.dumps(model)}, "rollout"+: {{"samples": {self.samples}}}}}'
-            )
+            texts.append(f'{{"model"{operator} {model}, "rollout"+: {{"samples": {self.samples}}}}}')
             # All answers of an iteration are one minibatch, as for the peers.
-            texts.insert(1, '{"trainer"+: {"minibatch_size": null}}')
+            texts.append('{"trainer"+: {"minibatch_size": null}}')
         config = load(
             [str(self.configuration_file(name))],
-            [json.dumps(changes), *texts],
+            [json.dumps(changes), *texts, more],
             environment_keys=(),
         )
         root = build(Runtime, config.data, Explanation(config))
@@ -90,32 +95,35 @@ class Setting:
         return root
 
 
-def quick_start_model(workspace: Path) -> Path:
-    """A start model after a few hundred steps of the quickstart's supervised training: its policy folder."""
+def train_start_model(workspace: Path) -> Path:
+    """Runs a few hundred steps of the quickstart's supervised training. Returns the folder of the model."""
     overrides = {
         "directory": str(workspace),
         "iterations": SFT_ITERATIONS,
         "evaluation": {"sets": []},
         "checkpoints": {"every": SFT_ITERATIONS},
     }
-    command = [sys.executable, str(ROOT / "src/treetune/main.py"), "run_iteration_loop"]
-    command += [
+    command = [
+        sys.executable,
+        str(ROOT / "src/treetune/main.py"),
+        "run_iteration_loop",
         "--configs",
-        str(ROOT / "configs/quickstart/sft.jsonnet"),
+        str(QUICKSTART / "sft.jsonnet"),
         "--override",
         json.dumps(overrides),
     ]
+    # APP_* variables of the caller would change the configuration.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("APP_")}
     subprocess.run(command, check=True, stdout=sys.stderr, env=environment, timeout=3600)
     return workspace / f"quickstart/sft/checkpoints/{SFT_ITERATIONS:04d}/policy"
 
 
-def long_tailed_model(config: PolicyIteration, folder: Path) -> Path:
-    """A tiny model whose answers have geometric lengths, of `TAIL_MEAN` tokens on average.
+def write_long_tailed_model(config: PolicyIteration, folder: Path) -> Path:
+    """Writes a tiny model whose answers have geometric lengths, of `TAIL_MEAN` tokens on average.
 
-    Its weights are random but for one direction of the embeddings, which all tokens share and from
-    which the head reads a constant: the end token's, so that it has the same probability
-    everywhere. Padding is never sampled. Nothing that it says is right, so no update moves it.
+    Its weights are random, except for one coordinate of the embeddings, which is 1 for all tokens. From it,
+    the head reads the logits of two tokens: the end token has the same probability everywhere, and padding is
+    never sampled. No answer is correct, so no update changes the model.
     """
     import torch
 
@@ -128,11 +136,16 @@ def long_tailed_model(config: PolicyIteration, folder: Path) -> Path:
     with torch.no_grad():
         embeddings, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
         embeddings[:, 0] = 1.0
-        probe = torch.arange(len(tokenizer))[None]
-        constant = model.base_model(input_ids=probe).last_hidden_state[0, :, 0].mean()
+        all_tokens = torch.arange(len(tokenizer))[None]
+        hidden_states_BTH = model.base_model(input_ids=all_tokens).last_hidden_state
+        # The value that the coordinate has before the head.
+        constant = hidden_states_BTH[0, :, 0].mean()
         head[:, 0] = 0.0
-        others = len(tokenizer) - 2
-        head[tokenizer.eos_token_id, 0] = torch.log(torch.tensor(others / (TAIL_MEAN - 1))) / constant
+        # The other tokens have logits near 0. So the end token has the probability 1 / TAIL_MEAN if
+        # exp(logit) / (exp(logit) + other_tokens) = 1 / TAIL_MEAN.
+        other_tokens = len(tokenizer) - 2
+        end_logit = torch.log(torch.tensor(other_tokens / (TAIL_MEAN - 1)))
+        head[tokenizer.eos_token_id, 0] = end_logit / constant
         head[tokenizer.pad_token_id, 0] = -30.0 / constant
     write_policy(model.state_dict(), model.config, tokenizer, folder)
     return folder

@@ -1,4 +1,4 @@
-"""An engine core without a model, for vLLM's own front end: so many tokens a second, whatever they are.
+"""An engine core for vLLM's own front end that needs no model: it draws tokens at a fixed rate.
 
 `--distributed-executor-backend benchmarks.stub_core.StubExecutor` in a server's command line puts it in the
 place of what computes. Scheduler, messages between the processes and the HTTP side are vLLM's.
@@ -19,51 +19,59 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 RATE = "TREETUNE_STUB_TOKENS_PER_SECOND"
+"""The environment variable with the rate."""
 FIRST = 2
-"""Ids from here on are drawn: those before pad and end."""
+"""The first id that is drawn; the smaller ones are padding and the end token."""
 
 
 class StubExecutor(UniProcExecutor):
-    """Draws a request's tokens from its seed, one for each step. The model is loaded and never run.
+    """Draws a token for each request in each step, by the request's seed. The model is loaded and never run.
 
-    A step takes as long as a device would need beside which the next step is planned: the seconds of its
-    tokens at the rate of the variable `RATE`, counted from the end of the step before.
+    A step takes as long as it would on a device that computes while the next step is planned: the seconds of
+    its tokens at the rate `RATE`, counted from the end of the step before.
     """
 
     def _init_executor(self) -> None:
         super()._init_executor()
         self.rate = float(os.environ[RATE])
         self.vocabulary = self.model_config.get_vocab_size() - FIRST
+        # By the id of a request: endless numbers, of which its tokens are made.
         self.draws: dict[str, Iterator[int]] = {}
-        self.done = 0.0
+        self.end_of_step = 0.0
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
-        for name in scheduler_output.finished_req_ids:
-            self.draws.pop(name, None)
-        for new in scheduler_output.scheduled_new_reqs:
-            assert new.sampling_params is not None
-            self.draws[new.req_id] = count(7919 * (new.sampling_params.seed or 0), 104_729)
-        names = list(scheduler_output.num_scheduled_tokens)
+        for request_id in scheduler_output.finished_req_ids:
+            self.draws.pop(request_id, None)
+        for new_request in scheduler_output.scheduled_new_reqs:
+            assert new_request.sampling_params is not None
+            seed = new_request.sampling_params.seed or 0
+            self.draws[new_request.req_id] = count(7919 * seed, 104_729)
         # Prompts aren't cut on a CPU, so that every scheduled request has a token.
-        ids = [FIRST + next(self.draws[name]) % self.vocabulary for name in names]
-        self.done = max(self.done + len(ids) / self.rate, time.monotonic())
-        time.sleep(max(0.0, self.done - time.monotonic()))
-        column = np.array(ids, np.int32)[:, None]
+        request_ids = list(scheduler_output.num_scheduled_tokens)
+        token_ids = []
+        for request_id in request_ids:
+            token_ids.append(FIRST + next(self.draws[request_id]) % self.vocabulary)
+        self.end_of_step = max(self.end_of_step + len(token_ids) / self.rate, time.monotonic())
+        time.sleep(max(0.0, self.end_of_step - time.monotonic()))
+
+        column = np.array(token_ids, np.int32)[:, None]
+        logprobs = -column.astype(np.float32) / 7001
+        ranks: np.ndarray = np.ones(len(token_ids), np.int32)
         self.sampled = ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[[one] for one in ids],
-            logprobs=LogprobsLists(column, -column.astype(np.float32) / 7001, np.ones(len(ids), np.int32)),
+            req_ids=request_ids,
+            req_id_to_index={request_id: index for index, request_id in enumerate(request_ids)},
+            sampled_token_ids=[[token_id] for token_id in token_ids],
+            logprobs=LogprobsLists(column, logprobs, ranks),
         )
-        # Nothing is sampled from a step without tokens.
-        output = None if names else self.sampled
-        return done(output) if non_block else output
+        # vLLM asks for the samples by `sample_tokens`, except after a step without requests.
+        output = None if request_ids else self.sampled
+        return completed_future(output) if non_block else output
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        return done(self.sampled) if non_block else self.sampled
+        return completed_future(self.sampled) if non_block else self.sampled
 
 
-def done(result: Any) -> Future[Any]:
+def completed_future(result: Any) -> Future[Any]:
     future: Future[Any] = Future()
     future.set_result(result)
     return future

@@ -1,4 +1,4 @@
-"""How baselines for turn rewards change what a policy learns about taking another turn: exact values.
+"""Computes how baselines for turn rewards bias what a policy learns about taking another turn, exactly.
 
 python benchmarks/turn_baselines.py --output docs/results
 """
@@ -89,10 +89,14 @@ def main() -> None:
     numbers: dict[str, Any] = {}
     for goes_on in GOES_ON:
         language = TurnLanguage(goes_on=(goes_on,) * (TURNS - 1), earns=(EARNS,) * TURNS)
-        true = language.true_gradient()[0]
-        shares = [language.gradient_by_index(answers)[0] / true for answers in ANSWERS]
-        numbers[f"{goes_on:g}"] = {"true": true, "shares": dict(zip(ANSWERS, shares, strict=True))}
-        rows.append([f"{goes_on:g}", f"{true:.3f}", *(f"{share:.3f}" for share in shares)])
+        # The gradients by the logit of another turn after the first turn.
+        true_gradient = language.true_gradient()[0]
+        shares = {}
+        for answers in ANSWERS:
+            shares[answers] = language.gradient_by_index(answers)[0] / true_gradient
+        numbers[f"{goes_on:g}"] = {"true": true_gradient, "shares": shares}
+        share_cells = [f"{share:.3f}" for share in shares.values()]
+        rows.append([f"{goes_on:g}", f"{true_gradient:.3f}", *share_cells])
     heads = ["another turn with probability", "true gradient", *(f"{n} answers" for n in ANSWERS)]
     table = "\n".join(markdown(heads, rows))
     publish(PAGE.format(turns=TURNS, table=table), numbers, output, "turn_baselines")

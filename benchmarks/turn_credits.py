@@ -1,4 +1,4 @@
-"""Exact bias, noise and audit of credits for turns in six small languages; nothing is sampled.
+"""Computes bias, noise and audit of credits for turns in six small languages, exactly: nothing is sampled.
 
 python benchmarks/turn_credits.py --output docs/results
 """
@@ -17,6 +17,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.pairs import publish  # noqa: E402
+from treetune.credit.base import Credit  # noqa: E402
 from treetune.credit.grpo import Group  # noqa: E402
 from treetune.credit.literature.gigpo import GroupInGroup  # noqa: E402
 from treetune.credit.rloo import Rloo  # noqa: E402
@@ -41,7 +42,7 @@ from treetune.lab.arena.turns import TurnRewardCredit, by_index, by_return, padd
 ANSWERS = 4
 """Answers in a group."""
 ROOTS = 2
-"""Answers from the prompt in a tree."""
+"""Answers of a tree that begin at the prompt."""
 WAYS = 2
 """Branches at a state."""
 ALTERNATIVES = 3
@@ -50,11 +51,13 @@ ALTERNATIVES = 3
 RLOO = "RLOO"
 RLOO_OF_TWO = "RLOO, 2 answers"
 TRUE = "true advantages"
+
 Scorer = Callable[[TurnTable], TurnScore]
+"""Scores a credit in a language."""
 
 
 def make_scorers() -> dict[str, Scorer]:
-    """Returns the functions that score a credit in a language, by the credits' names on the page."""
+    """Returns the scorers by the credits' names on the page."""
     group_credits = {
         RLOO: Rloo(),
         "Dr. GRPO": Group(std=False),
@@ -67,40 +70,45 @@ def make_scorers() -> dict[str, Scorer]:
         "turn rewards, by return": TurnRewardCredit(baseline=by_return),
         "siblings": MonteCarlo(values=Siblings()),
     }
-    functions: dict[str, Scorer] = {}
-    for name, credit in group_credits.items():
-        functions[name] = lambda table, credit=credit: score_group_credit(table, credit, ANSWERS)
-    functions["VinePPO, K = 3"] = lambda table: score_replays(table, ANSWERS, ALTERNATIVES, lam=0.0)
-    functions["C3's replay, K = 3"] = lambda table: score_replays(table, ANSWERS, ALTERNATIVES, lam=1.0)
-    functions[RLOO_OF_TWO] = lambda table: score_group_credit(table, Rloo(), ROOTS)
-    without_parents, with_parents = TreeCredit(prior=0, weight="once"), TreeCredit()
+    scorers = {name: group_scorer(credit, ANSWERS) for name, credit in group_credits.items()}
+    scorers["VinePPO, K = 3"] = lambda table: score_replays(table, ANSWERS, ALTERNATIVES, lam=0.0)
+    scorers["C3's replay, K = 3"] = lambda table: score_replays(table, ANSWERS, ALTERNATIVES, lam=1.0)
+    scorers[RLOO_OF_TWO] = group_scorer(Rloo(), ROOTS)
+    scorers["C3's tree"] = full_tree_scorer(TreeCredit(prior=0, weight="once"))
+    scorers["C3's tree, reach"] = full_tree_scorer(TreeCredit(prior=0))
+    scorers["tree at all turns"] = full_tree_scorer(TreeCredit())
+    scorers["tree at turn 2"] = single_branching_scorer(1)
+    scorers["tree at the last turn"] = single_branching_scorer(-1)
+    scorers["the same, only contrasts"] = single_branching_scorer(-1, only_contrasts=True)
+    scorers[TRUE] = lambda table: score_true_advantages(table, ANSWERS)
+    return scorers
 
-    def branch_everywhere(credit: TreeCredit) -> Scorer:
-        return lambda table: score_trees(table, enumerate_full_trees(table, WAYS), ROOTS, credit)
 
-    def branch_once(turn: int, only_contrasts: bool = False) -> Scorer:
-        def score(table: TurnTable) -> TurnScore:
-            return score_trees(
-                table, enumerate_single_branchings(table, turn, WAYS, only_contrasts), ROOTS, with_parents
-            )
+def group_scorer(credit: Credit, answers: int) -> Scorer:
+    """Returns the scorer of a credit for groups of answers."""
+    return lambda table: score_group_credit(table, credit, answers)
 
-        return score
 
-    functions["C3's tree"] = branch_everywhere(without_parents)
-    functions["C3's tree, reach"] = branch_everywhere(TreeCredit(prior=0))
-    functions["tree at all turns"] = branch_everywhere(with_parents)
-    functions["tree at turn 2"] = branch_once(1)
-    functions["tree at the last turn"] = branch_once(-1)
-    functions["the same, only contrasts"] = branch_once(-1, only_contrasts=True)
-    functions[TRUE] = lambda table: score_true_advantages(table, ANSWERS)
-    return functions
+def full_tree_scorer(credit: TreeCredit) -> Scorer:
+    """Returns the scorer of a credit for trees that branch at every turn."""
+    return lambda table: score_trees(table, enumerate_full_trees(table, WAYS), ROOTS, credit)
+
+
+def single_branching_scorer(turn: int, only_contrasts: bool = False) -> Scorer:
+    """Returns the scorer of the credit `tree` for answers that branch before one turn, counted from 0."""
+
+    def score(table: TurnTable) -> TurnScore:
+        trees = enumerate_single_branchings(table, turn, WAYS, only_contrasts)
+        return score_trees(table, trees, ROOTS, TreeCredit())
+
+    return score
 
 
 Scores = Mapping[str, Mapping[str, TurnScore]]
 """Scores by credit and language."""
 
 
-def table_of(scores: Scores, cell: Callable[[TurnScore, TurnScore], str]) -> str:
+def make_table(scores: Scores, cell: Callable[[TurnScore, TurnScore], str]) -> str:
     """Returns a table in Markdown with a row for each credit and a column for each language.
 
     Args:
@@ -115,38 +123,43 @@ def table_of(scores: Scores, cell: Callable[[TurnScore, TurnScore], str]) -> str
     return "\n".join(markdown(["credit", *languages], rows))
 
 
-def bias_text(score: TurnScore, _: TurnScore) -> str:
+def describe_bias(score: TurnScore, _: TurnScore) -> str:
+    """Returns the relative error of the expected gradient, and its cosine with the true one."""
     return "0" if score.error < 1e-9 else f"{score.error:.2f} ({score.cosine:.3f})"
 
 
-def gain_text(score: TurnScore, rloo: TurnScore) -> str:
+def describe_gain(score: TurnScore, rloo: TurnScore) -> str:
+    """Returns the gain, and the gain at equal turns."""
     gain, cost = score.gain(rloo), score.turns / rloo.turns
     return "–" if gain == 0 else f"{gain:.2f} ({gain / cost:.2f})"
 
 
-def audit_text(score: TurnScore, _: TurnScore) -> str:
+def describe_audit(score: TurnScore, _: TurnScore) -> str:
+    """Returns fidelity, spread and the share of noise."""
     # Without spread, the credit is the same for all actions in a context, and so is its noise.
     noise_share = score.noise / score.spread if score.spread > 1e-12 else 0.0
     return f"{score.fidelity:.2f}, {score.spread:.2f}, {noise_share:.0%}"
 
 
-def fidelity_and_gain(scores: Scores) -> list[float]:
+def correlate_fidelity_and_gain(scores: Scores) -> list[float]:
     """Returns, for each language, the rank correlation of fidelity and gain over the credits for groups of
     `ANSWERS` answers, without true advantages."""
     from scipy.stats import spearmanr
 
-    of_groups = list(itertools.takewhile(lambda name: name != RLOO_OF_TWO, scores))
+    # The credits for groups of `ANSWERS` answers come first in `make_scorers`.
+    names = list(itertools.takewhile(lambda name: name != RLOO_OF_TWO, scores))
     correlations = []
     for language, rloo in scores[RLOO].items():
-        fidelities = [scores[name][language].fidelity for name in of_groups]
-        gains = [scores[name][language].gain(rloo) for name in of_groups]
-        # Differences of rounding would decide about ranks.
+        fidelities = [scores[name][language].fidelity for name in names]
+        gains = [scores[name][language].gain(rloo) for name in names]
+        # Equal values may differ by rounding errors, and must have the same rank.
         ranks = spearmanr(np.round(fidelities, 6), np.round(gains, 6))
         correlations.append(float(ranks.statistic))
     return correlations
 
 
-def influence_table(tables: Mapping[str, TurnTable]) -> str:
+def make_influence_table(tables: Mapping[str, TurnTable]) -> str:
+    """Returns a table in Markdown with the influence in each language and the expected estimate of it."""
     with_copies = {**tables, "agreement, action 2 ignores action 1": agreement(same=0.5)}
     rows = []
     for name, table in with_copies.items():
@@ -316,12 +329,12 @@ def main() -> None:
         name: {language: score(table) for language, table in tables.items()}
         for name, score in make_scorers().items()
     }
-    correlations = fidelity_and_gain(scores)
+    correlations = correlate_fidelity_and_gain(scores)
     text = PAGE.format(
-        bias=table_of(scores, bias_text),
-        gain=table_of(scores, gain_text),
-        audit=table_of(scores, audit_text),
-        influence=influence_table(tables),
+        bias=make_table(scores, describe_bias),
+        gain=make_table(scores, describe_gain),
+        audit=make_table(scores, describe_audit),
+        influence=make_influence_table(tables),
         lowest=min(correlations),
         highest=max(correlations),
     )

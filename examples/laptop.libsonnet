@@ -1,8 +1,8 @@
-// What the examples about sums share, for the right of a quickstart's experiment: sampled in the run's own process, begun with
-// the weights that examples/one_file/sft.jsonnet makes, 40 iterations of 32 problems, and measured every ten.
+// Settings that the examples about sums share. Append them to an experiment of the quickstart.
 {
   directory: 'experiments/examples',
-  engines: { policy: { type: 'in_process' } },
+  engines: { policy: { type: 'in_process' } },  // samples with PyTorch, in the run's own process
+  // The weights that `treetune run --configs examples/one_file/sft.jsonnet` trains.
   model: { type: 'pretrained', name_or_path: 'experiments/one_file/quickstart/sft/checkpoints/last/policy' },
   iterations: 40,
   problems_per_iteration: 32,

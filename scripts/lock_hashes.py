@@ -1,27 +1,28 @@
 """Writes the hashes of a lock file: scripts/lock_hashes.py requirements*.txt
 
-A pin is a line `name==version`, with a marker or a comment behind it; hashes that it had are replaced. Listed
-are all files of that version which pip may choose on Linux (x86-64, aarch64; glibc) with Python 3.11 to 3.14,
-and its source. They are asked of the index that pip is configured for; builds with a version of their own,
-such as torch's for the CPU, of --own-builds. A pin for which the index can't be asked, or doesn't have the
-version, keeps the hashes that it has; it is told, and the script ends with 1.
+A pin is a line `name==version`, perhaps with a marker and a comment. Its hashes are replaced by those of its
+source and of all files of that version which pip may choose on Linux (x86-64, aarch64; glibc) with Python
+3.11 to 3.14. The index that pip is configured for has them; --own-builds has those of builds with a version
+of their own, such as torch's for the CPU. A pin keeps its hashes if the index can't be asked or doesn't have
+the version. The script names such pins, and ends with 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import re
 import subprocess
 import sys
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin
 
 from pip._internal.models.index import PyPI
+from pip._vendor.packaging.tags import Tag
 from pip._vendor.packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel_filename
 from pip._vendor.packaging.version import Version
 
@@ -31,10 +32,14 @@ PIN = re.compile(
 HASH = re.compile(r"\s*--hash=(sha256:[0-9a-f]{64})[\s\\]*")
 OWN_BUILDS = "https://download.pytorch.org/whl/cpu"
 JSON = "application/vnd.pypi.simple.v1+json"
+REQUESTS_AT_ONCE = 8
+
+
+# Files of an index
 
 
 class Links(HTMLParser):
-    """File names and hashes of an index's page."""
+    """Reads the names and hashes of files from an index's page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,86 +58,113 @@ def files_of(index: str, package: str) -> dict[str, str]:
     request = urllib.request.Request(url, headers={"Accept": f"{JSON}, text/html;q=0.1"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         text = answer.read().decode()
-        if answer.headers.get_content_type() == JSON:
-            return {one["filename"]: one["hashes"]["sha256"] for one in json.loads(text)["files"]}
+        is_json = answer.headers.get_content_type() == JSON
+    if is_json:
+        return {file["filename"]: file["hashes"]["sha256"] for file in json.loads(text)["files"]}
     page = Links()
     page.feed(text)
     return page.files
 
 
 def may_be_chosen(file: str, version: str) -> bool:
-    """Whether pip may choose this file for the pin on one of the machines and Pythons that are supported."""
+    """Returns whether pip may choose a file for a pin, on one of the supported machines and Pythons."""
     try:
         if not file.endswith(".whl"):
             return parse_sdist_filename(file)[1] == Version(version)
-        _, found, _, tags = parse_wheel_filename(file)
-    except ValueError:  # an egg, an installer, a name from before there were rules
+        _, version_of_file, _, tags = parse_wheel_filename(file)
+    except ValueError:  # an egg, an installer, or a name from before there were rules
         return False
-    return found == Version(version) and any(
-        (tag.platform == "any" or re.fullmatch(r"(many)?linux.*_(x86_64|aarch64)", tag.platform))
-        and (
-            re.fullmatch(r"cp31[1-4]", tag.abi)
-            or (tag.abi == "abi3" and re.fullmatch(r"cp3(\d|1[0-4])", tag.interpreter))
-            or (tag.abi == "none" and re.fullmatch(r"py3(\d|1[0-4])?|cp31[1-4]", tag.interpreter))
-        )
-        for tag in tags
-    )
+    return version_of_file == Version(version) and any(is_supported(tag) for tag in tags)
 
 
-def hashes_of(index: str, package: str, version: str) -> list[str] | str:
-    """Returns the hashes of a version, or why there are none."""
-    try:
-        files = files_of(index, package)
-    except OSError as error:
-        return str(error)
-    found = sorted(f"sha256:{digest}" for file, digest in files.items() if may_be_chosen(file, version))
-    return found or "the index has no file of this version"
+def is_supported(tag: Tag) -> bool:
+    """Returns whether a wheel with this tag fits one of the supported machines and Pythons."""
+    if tag.platform != "any" and not re.fullmatch(r"(many)?linux.*_(x86_64|aarch64)", tag.platform):
+        return False
+    if tag.abi == "abi3":  # the stable ABI of a Python fits all later ones
+        return re.fullmatch(r"cp3(\d|1[0-4])", tag.interpreter) is not None
+    if tag.abi == "none":
+        return re.fullmatch(r"py3(\d|1[0-4])?|cp31[1-4]", tag.interpreter) is not None
+    return re.fullmatch(r"cp31[1-4]", tag.abi) is not None
+
+
+def hashes_of(index: str, package: str, version: str) -> list[str]:
+    """Returns the hashes of the files of a version that pip may choose.
+
+    Raises:
+        OSError: if the index can't be asked.
+        ValueError: if it has no such file.
+    """
+    hashes = []
+    for file, digest in files_of(index, package).items():
+        if may_be_chosen(file, version):
+            hashes.append(f"sha256:{digest}")
+    if not hashes:
+        raise ValueError("the index has no file of this version")
+    return sorted(hashes)
+
+
+# Lock files
+
+
+def update_lock(lock: Path, index: str, own_builds: str) -> int:
+    """Writes the hashes of all pins of a lock file. Returns the number of pins that keep theirs."""
+    lines = lock.read_text().splitlines()
+    pins = {}
+    for number, line in enumerate(lines):
+        pin = PIN.fullmatch(line)
+        if pin is not None:
+            pins[number] = pin
+    hashes: dict[int, Future[list[str]]] = {}
+    with ThreadPoolExecutor(REQUESTS_AT_ONCE) as pool:
+        for number, pin in pins.items():
+            index_of_pin = own_builds if "+" in pin["version"] else index
+            hashes[number] = pool.submit(hashes_of, index_of_pin, pin["name"], pin["version"])
+
+    failures = 0
+    new_lines: list[str] = []
+    for number, line in enumerate(lines):
+        if number not in pins:
+            if not HASH.fullmatch(line):  # a pin writes its own hashes
+                new_lines.append(line)
+            continue
+        pin = pins[number]
+        requirement = f"{pin['name']}=={pin['version']}"
+        try:
+            hashes_of_pin = hashes[number].result()
+        except (OSError, ValueError) as error:
+            failures += 1
+            hashes_of_pin = read_hashes(lines[number + 1 :])
+            print(f"{lock}: {requirement} keeps its {len(hashes_of_pin)} hashes: {error}", file=sys.stderr)
+        options = [f"    --hash={digest}" for digest in hashes_of_pin]
+        new_lines.append(" \\\n".join([requirement + (pin["marker"] or ""), *options]))
+        if pin["comment"]:
+            new_lines.append(f"    {pin['comment']}")
+    lock.write_text("\n".join(new_lines) + "\n")
+    return failures
+
+
+def read_hashes(lines: Sequence[str]) -> list[str]:
+    """Returns the hashes with which some lines begin."""
+    hashes = []
+    for line in lines:
+        match = HASH.fullmatch(line)
+        if match is None:
+            break
+        hashes.append(match[1])
+    return hashes
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("locks", nargs="+", type=Path, metavar="LOCK")
-    options.add_argument("--own-builds", default=OWN_BUILDS, metavar="URL")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("locks", nargs="+", type=Path, metavar="LOCK")
+    parser.add_argument("--own-builds", default=OWN_BUILDS, metavar="URL")
+    options = parser.parse_args()
     configured = subprocess.run(
         [sys.executable, "-m", "pip", "config", "get", "global.index-url"], capture_output=True, text=True
     )
     index = configured.stdout.strip() or PyPI.simple_url
-    failures = 0
-    for lock in given.locks:
-        lines = lock.read_text().splitlines()
-        pins = {number: pin for number, line in enumerate(lines) if (pin := PIN.fullmatch(line))}
-        with ThreadPoolExecutor(8) as pool:
-            asked = {
-                number: pool.submit(
-                    hashes_of,
-                    given.own_builds if "+" in pin["version"] else index,
-                    pin["name"],
-                    pin["version"],
-                )
-                for number, pin in pins.items()
-            }
-        written: list[str] = []
-        for number, line in enumerate(lines):
-            if number not in pins:
-                if not HASH.fullmatch(line):
-                    written.append(line)
-                continue
-            pin, hashes = pins[number], asked[number].result()
-            if isinstance(hashes, str):
-                failures += 1
-                why = hashes
-                had = itertools.takewhile(bool, map(HASH.fullmatch, lines[number + 1 :]))
-                hashes = [one[1] for one in had if one]
-                print(
-                    f"{lock}: {pin['name']}=={pin['version']} keeps its {len(hashes)} hashes: {why}",
-                    file=sys.stderr,
-                )
-            requirement = f"{pin['name']}=={pin['version']}{pin['marker'] or ''}"
-            written.append(" \\\n".join([requirement, *(f"    --hash={one}" for one in hashes)]))
-            if pin["comment"]:
-                written.append(f"    {pin['comment']}")
-        lock.write_text("\n".join(written) + "\n")
+    failures = sum(update_lock(lock, index, options.own_builds) for lock in options.locks)
     return 1 if failures else 0
 
 

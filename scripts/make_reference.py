@@ -16,14 +16,14 @@ sys.path.insert(1, str(ROOT / "src"))
 def main() -> int:
     from treetune.cli.pages import pages
 
-    made = pages()
+    texts = pages()  # by file name
     FOLDER.mkdir(parents=True, exist_ok=True)
     for old in FOLDER.glob("*.md"):
-        if old.name not in made:
+        if old.name not in texts:
             old.unlink()
-    for name, text in made.items():
+    for name, text in texts.items():
         (FOLDER / name).write_text(text, encoding="utf-8")
-    print(f"{len(made)} pages in {FOLDER.relative_to(ROOT)}")
+    print(f"{len(texts)} pages in {FOLDER.relative_to(ROOT)}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Columns of tokens as tests compare them."""
+"""Turn columns of tokens into tuples, which tests can compare."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import numpy as np
 
 
 def plain(column: Any) -> tuple[Any, ...]:
-    """Its numbers, which can be compared and looked up."""
+    """Return the numbers of a column as a tuple, which can be compared and be a key."""
     return tuple(np.asarray(column).tolist())

@@ -1,4 +1,4 @@
-"""The project's documents, taken apart: what they name, link to, run and show."""
+"""Parse the project's documents: their links, names, commands and code."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ PAGES = [
 
 @dataclass
 class Document:
-    """`fences` are (info string, text), and `unrun` says of each why no test runs its commands, or nothing.
-    `links` and `names` (what is set as code) are of the prose between them, `entries` the names in the first
-    columns of its tables."""
+    """A page of the documents.
+
+    `fences` are pairs of info string and text, and `unrun` has for each the reason why no test runs its
+    commands, or an empty text. `links` and `names` (text that is set as code) are of the prose between the
+    fences, `entries` the names in the first columns of tables.
+    """
 
     path: Path
     fences: list[tuple[str, str]] = field(default_factory=list)
@@ -58,23 +61,23 @@ class Document:
 
     @property
     def commands(self) -> Iterator[tuple[dict[str, str], list[str]]]:
-        """Environment and words of every line that a reader would type."""
+        """Yield the environment and the words of every line that a reader would type."""
         for info, text in self.fences:
             if info == "bash":
                 yield from commands_in(text)
 
     @property
     def files(self) -> dict[str, str]:
-        """What the reader writes: Jsonnet that begins with a comment of its name, Python with a title."""
-        found = {}
+        """Files of the reader: Jsonnet that begins with a comment of its name, and Python with a title."""
+        contents = {}
         for info, text in self.fences:
             if info.startswith("jsonnet") and text.startswith("// "):
                 name = text.split("\n")[0].removeprefix("// ").replace(",", " ").replace(":", " ").split()[0]
                 if "/" not in name:
-                    found[name] = text
+                    contents[name] = text
             elif info.startswith("python title="):
-                found[info.removeprefix("python title=").strip('"')] = text
-        return found
+                contents[info.removeprefix("python title=").strip('"')] = text
+        return contents
 
 
 def commands_in(text: str) -> Iterator[tuple[dict[str, str], list[str]]]:

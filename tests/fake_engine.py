@@ -1,4 +1,6 @@
-"""A deterministic engine without a server: samples from a table of next-token probabilities."""
+"""Provide a deterministic engine without a server, which samples from given probabilities of the next
+token.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from treetune.vocabulary import FinishReason
 Ids = tuple[int, ...]
 
 Probabilities = Callable[[Ids, int], Sequence[float]]
-"""From the token ids so far and the policy version to the next token's probabilities, one per
-entry of the vocabulary."""
+"""A function from the token ids so far and the policy version to the probabilities of the next token, one for
+each entry of the vocabulary."""
 
 
 class FakeEngine(Engine):
-    """Obeys `Engine` in every respect that needs no process.
+    """An engine that behaves as `Engine` says in every respect that needs no process.
 
     `decode` is needed for stop strings. `fail_after` raises EngineError once that many requests
     have been answered, as a crash in the middle of the work would; `order` gives the order in which
@@ -66,12 +68,12 @@ class FakeEngine(Engine):
         waiting: list[tuple[int, Request]] = []
         promised: list[Later] = []
 
-        def ask(more: Iterable[Request | Later]) -> None:
-            for one in more:
-                if isinstance(one, Later):
-                    promised.append(one)
+        def ask(requests: Iterable[Request | Later]) -> None:
+            for request in requests:
+                if isinstance(request, Later):
+                    promised.append(request)
                 else:
-                    waiting.append((len(results), one))
+                    waiting.append((len(results), request))
                     results.append([])
 
         ask(requests)
@@ -84,7 +86,7 @@ class FakeEngine(Engine):
                 continue
             batch = list(waiting)
             waiting.clear()
-            for index, request in [batch[place] for place in self._order(len(batch))]:
+            for index, request in [batch[position] for position in self._order(len(batch))]:
                 if self.fail_after is not None and len(self.asked) >= self.fail_after:
                     raise EngineError("the fake engine was told to fail here")
                 needed = len(request.prompt_ids) + request.sampling.max_tokens
@@ -139,13 +141,13 @@ class FakeEngine(Engine):
     def _sample(
         self, prompt: Ids, seed: int, sampling: SamplingParams, reads_logprobs: bool = True
     ) -> Completion:
-        # A generator per sample: what else is asked for changes nothing.
+        # Each sample has its generator, so that other requests change nothing.
         generator = random.Random(seed)
         ids: tuple[int, ...] = ()
         logprobs: tuple[float, ...] = ()
         reason: FinishReason = "length"
         while len(ids) < sampling.max_tokens:
-            distribution = processed(self._probabilities(prompt + ids, self.version), sampling)
+            distribution = apply_sampling_params(self._probabilities(prompt + ids, self.version), sampling)
             token = generator.choices(range(len(distribution)), distribution)[0]
             ids, logprobs = (*ids, token), (*logprobs, math.log(distribution[token]))
             if token == self._eos_id or self._stops(ids, sampling):
@@ -170,8 +172,8 @@ class FakeEngine(Engine):
         return any(stop in text for stop in sampling.stop)
 
 
-def processed(probabilities: Sequence[float], sampling: SamplingParams) -> list[float]:
-    """The distribution that is sampled from, after temperature, top-k and top-p."""
+def apply_sampling_params(probabilities: Sequence[float], sampling: SamplingParams) -> list[float]:
+    """Apply temperature, top-k and top-p to the probabilities."""
     if sampling.temperature == 0:
         best = max(range(len(probabilities)), key=lambda token: (probabilities[token], -token))
         return [float(token == best) for token in range(len(probabilities))]
@@ -179,10 +181,10 @@ def processed(probabilities: Sequence[float], sampling: SamplingParams) -> list[
     total = sum(weights)
     weights = [weight / total for weight in weights]
     ranked = sorted(range(len(weights)), key=lambda token: -weights[token])
-    kept, mass = set(), 0.0
+    kept_tokens, mass = set(), 0.0
     for rank, token in enumerate(ranked):
         if (sampling.top_k > 0 and rank >= sampling.top_k) or mass >= sampling.top_p:
             break
-        kept.add(token)
+        kept_tokens.add(token)
         mass += weights[token]
-    return [weight / mass if token in kept else 0.0 for token, weight in enumerate(weights)]
+    return [weight / mass if token in kept_tokens else 0.0 for token, weight in enumerate(weights)]

@@ -1,4 +1,9 @@
-"""What the documents promise: their commands run, their examples work, what they name is there."""
+"""Promises of the documents:
+
+* every command on a page is valid and its configuration right, or the page says why it isn't tried;
+* every file, link, script and command that a page names exists;
+* messages that the page on troubleshooting quotes are messages of the code.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +27,17 @@ from treetune.config.layers import configurations
 from treetune.tables.check import METRICS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
-WRITTEN = {name: text for document in DOCUMENTS.values() for name, text in document.files.items()}
-"""What a reader writes, on whichever page: one page goes on from another's files."""
+READERS_FILES = {name: text for document in DOCUMENTS.values() for name, text in document.files.items()}
+"""Files that a reader writes, on all pages together: one page continues with another's files."""
 
 CONFIGS = ROOT / "configs"
 REFERENCE = ROOT / "docs" / "reference"
 """Made by scripts/docs.sh, and not in git."""
-PLACES = ("configs/", "examples/", "scripts/", "docs/", "src/", "tests/")
+FOLDERS = ("configs/", "examples/", "scripts/", "docs/", "src/", "tests/")
 MAIN = "src/treetune/main.py"
-RUN_AS_IT_IS = ("check_config", "print_config", "explain_config", "list_parts", "describe", "plan", "schema")
-AROUND = ("cd", "source", "export", "mkdir", "cp", "kill")
-"""What the shell does around commands."""
+RUN_UNCHANGED = ("check_config", "print_config", "explain_config", "list_parts", "describe", "plan", "schema")
+SHELL_COMMANDS = ("cd", "source", "export", "mkdir", "cp", "kill")
+"""Commands of the shell around those of treetune."""
 
 RUN_ALL = """
 import contextlib, io, itertools, json, os, sys
@@ -40,12 +45,12 @@ import treetune.parts
 from treetune.cli.arguments import parse
 from treetune.main import main
 lines = [json.loads(line) for line in sys.stdin]
-for folder, asked in itertools.groupby(lines, lambda line: line[0]):
-    if os.fork():  # a page's own modules are called as another page's
+for folder, commands in itertools.groupby(lines, lambda line: line[0]):
+    if os.fork():  # a process for each page, since modules of two pages have the same names
         os.wait()
         continue
     os.chdir(folder)
-    for _, typed, tried in asked:
+    for _, typed, tried in commands:
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -60,7 +65,7 @@ for folder, asked in itertools.groupby(lines, lambda line: line[0]):
 
 
 def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]]]:
-    """(what a reader types behind the program's name, what is tried of it without training)."""
+    """Yield the arguments of each command that a reader types, and those that try it without training."""
     for environment, words in document.commands:
         if MAIN in words or words[0] == "treetune":
             typed = words[words.index(MAIN) + 1 if MAIN in words else 1 :]
@@ -68,52 +73,54 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
             typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
         else:
             continue
-        first = next(word for word in typed if word in BY_NAME)
-        command = BY_NAME[first].name
+        first_command = next(word for word in typed if word in BY_NAME)
+        command = BY_NAME[first_command].name
         if command == "check_config":
             # This machine needn't have the data, models and GPUs that a page is about.
             yield typed, [*typed, "--config-only"]
-        elif command in RUN_AS_IT_IS:
+        elif command in RUN_UNCHANGED:
             yield typed, typed
         else:
-            yield typed, checked_instead(command, typed)
+            yield typed, checking_command(command, typed)
 
 
-def checked_instead(command: str, typed: list[str]) -> list[str]:
-    """Returns the command that evaluates the configuration of another one; nothing where there is none."""
+def checking_command(command: str, typed: list[str]) -> list[str]:
+    """Return a command that only evaluates the configuration of this one, or nothing if it has none."""
     try:
         options = parse(typed)
     except SystemExit:
         return []  # reported where it is parsed again
     files = files_of(options)
-    # Overrides without files are of a run's own configuration, and a name without a folder is of a file that
-    # the reader has: neither is among the documents.
-    is_readers_own = any("/" not in name and name not in WRITTEN for name in files)
+    # Overrides without files extend the configuration that a run has stored, and a name without a folder is a
+    # file of the reader: neither is among the documents.
+    is_readers_own = any("/" not in name and name not in READERS_FILES for name in files)
     # The files of a replay extend the configuration that the run has stored.
     if not files or is_readers_own or command == "replay":
         return []
-    overrides = [word for text in options.override or () for word in ("--override", text)]
+    overrides = []
+    for text in options.override or ():
+        overrides += ["--override", text]
     # A task alone is not an experiment that could be checked.
     is_task = command in ("score_responses", "export_rows")
     instead = ["print_config"] if is_task else ["check_config", "--config-only"]
     return [*instead, "--configs", ",".join(files), *overrides]
 
 
-ASKED = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
+COMMANDS_OF_PAGE = {name: list(treetune_commands(document)) for name, document in DOCUMENTS.items()}
 
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[int, str]]]:
-    """Exit code and output of every page's commands, from a folder with what its reader has."""
+    """Run every page's commands in a folder with its reader's files, and return exit codes and outputs."""
     lines = []
-    for name, asked in ASKED.items():
+    for name, commands in COMMANDS_OF_PAGE.items():
         folder = tmp_path_factory.mktemp("reader")
         for shipped in ("configs", "examples"):
             (folder / shipped).symlink_to(ROOT / shipped)
-        for file, text in ({} if name.startswith("examples/") else WRITTEN).items():
+        for file, text in ({} if name.startswith("examples/") else READERS_FILES).items():
             (folder / file).parent.mkdir(exist_ok=True)
             (folder / file).write_text(text)
-        lines += [json.dumps([str(folder), *pair]) + "\n" for pair in asked]
+        lines += [json.dumps([str(folder), *pair]) + "\n" for pair in commands]
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
         input="".join(lines),
@@ -124,33 +131,33 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[in
         timeout=600,
         check=False,
     )
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == len(lines), done.stderr
-    in_order = iter(found)
-    return {name: [next(in_order) for _ in asked] for name, asked in ASKED.items()}
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(lines), done.stderr
+    in_order = iter(results)
+    return {name: [next(in_order) for _ in commands] for name, commands in COMMANDS_OF_PAGE.items()}
 
 
-@pytest.mark.parametrize("name", [name for name, asked in ASKED.items() if asked])
-def test_every_command_is_one_and_its_configuration_is_right(
+@pytest.mark.parametrize("name", [name for name, commands in COMMANDS_OF_PAGE.items() if commands])
+def test_every_command_is_valid_and_its_configuration_right(
     name: str, answers: dict[str, list[tuple[int, str]]]
 ) -> None:
-    for (typed, _), (code, output) in zip(ASKED[name], answers[name], strict=True):
+    for (typed, _), (code, output) in zip(COMMANDS_OF_PAGE[name], answers[name], strict=True):
         assert code == 0, f"{' '.join(typed)}\n{output}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_command_is_tried_or_says_why_not(name: str) -> None:
-    """What is no command of treetune, which the test above tries, has its reason above the fence."""
+def test_every_command_is_tried_or_the_page_says_why_not(name: str) -> None:
+    """The test above tries commands of treetune; any other needs its reason above the fence."""
     document = DOCUMENTS[name]
     for (info, text), reason in zip(document.fences, document.unrun, strict=True):
         assert info not in ("console", "sh", "shell"), "commands are in fences of bash"
         for environment, words in commands_in(text) if info == "bash" else ():
             ours = MAIN in words or words[0] == "treetune" or "CONFIGSTR" in environment
-            assert ours or words[0] in AROUND or len(reason) > 10, f"{name}: {' '.join(words)}"
+            assert ours or words[0] in SHELL_COMMANDS or len(reason) > 10, f"{name}: {' '.join(words)}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_every_script_that_is_run_is_there(name: str) -> None:
+def test_every_script_that_is_run_exists(name: str) -> None:
     for _, words in DOCUMENTS[name].commands:
         for word in words:
             if word.startswith(("./", "scripts/")):
@@ -158,39 +165,42 @@ def test_every_script_that_is_run_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
-def test_every_file_that_is_named_is_there(name: str) -> None:
+def test_every_file_that_is_named_exists(name: str) -> None:
     # An experiment has a folder of evaluations, too.
     folders = tuple(
         f"{path.name}/" for path in CONFIGS.iterdir() if path.is_dir() and path.name != "evaluations"
     )
     missing = []
-    for one in DOCUMENTS[name].names:
-        if " " not in one and one.startswith(PLACES):
-            missing += [path for path in spelled_out(one) if not files(path.rstrip("/"))]
-        elif not {" ", "<"} & set(one) and one.startswith(folders) and not is_metric(one):
-            missing += [path for path in spelled_out(one) if not fragments_or_code(path)]
+    for code in DOCUMENTS[name].names:
+        if " " not in code and code.startswith(FOLDERS):
+            missing += [path for path in expand_braces(code) if not matching_files(path.rstrip("/"))]
+        elif not {" ", "<"} & set(code) and code.startswith(folders) and not is_metric(code):
+            missing += [path for path in expand_braces(code) if not fragments_or_code(path)]
     assert not missing
 
 
 def is_metric(name: str) -> bool:
-    """Returns whether ``credit/value_mean`` is a metric: some groups are called as folders of fragments."""
+    """Say whether ``credit/value_mean`` is a metric: some groups are called like folders of fragments."""
     group, _, metric = name.partition("/")
     return metric in METRICS.get(group, ())
 
 
 def fragments_or_code(name: str) -> list[Path]:
-    """What a name without the folder's means: ``credit/group`` or ``runtime/loop.py``."""
-    return [*files(f"configs/{name.rstrip('/')}*"), *(ROOT / "src" / "treetune").glob(name)]
+    """Find the files of a name without its folder, such as ``credit/group`` or ``runtime/loop.py``."""
+    return [*matching_files(f"configs/{name.rstrip('/')}*"), *(ROOT / "src" / "treetune").glob(name)]
 
 
-def files(pattern: str) -> list[Path]:
+def matching_files(pattern: str) -> list[Path]:
     return [*ROOT.glob(pattern)]
 
 
-def spelled_out(name: str) -> list[str]:
-    """``a/{b,c}_{d,e}`` without its braces."""
-    parts = [part.split("}") for part in name.split("{")]
-    choices = [parts[0]] + [[one + rest for one in inside.split(",")] for inside, rest in parts[1:]]
+def expand_braces(name: str) -> list[str]:
+    """List the names that ``a/{b,c}_{d,e}`` stands for."""
+    beginning, *braces = name.split("{")
+    choices = [[beginning]]
+    for part in braces:
+        alternatives, after = part.split("}")
+        choices.append([alternative + after for alternative in alternatives.split(",")])
     return ["".join(chosen) for chosen in product(*choices)]
 
 
@@ -211,9 +221,9 @@ def test_every_command_of_the_program_is_explained() -> None:
 def test_the_readme_names_every_preset() -> None:
     readme = DOCUMENTS["README.md"]
     for preset in configurations(CONFIGS / "presets"):
-        own = str(preset.relative_to(ROOT))
-        if preset.stem not in ("policy_gradient", "spo"):  # what the others are made of
-            assert own in readme.names
+        path = str(preset.relative_to(ROOT))
+        if preset.stem not in ("policy_gradient", "spo"):  # other presets are made of these two
+            assert path in readme.names
 
 
 def test_the_method_that_is_added_gives_the_credit_that_it_describes(tmp_path: Path) -> None:
@@ -258,20 +268,23 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     docs = ROOT / "docs"
-    written = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent != REFERENCE}
+    pages_of_docs = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent != REFERENCE}
     # The reference's index leads to its pages.
-    assert written <= pages(site["nav"]) <= written | {f"reference/{name}" for name in reference_pages()}
+    assert (
+        pages_of_docs
+        <= pages(site["nav"])
+        <= pages_of_docs | {f"reference/{name}" for name in reference_pages()}
+    )
 
 
-def test_messages_that_troubleshooting_quotes_are_the_codes() -> None:
-    said = [
-        node.value
-        for path in (ROOT / "src").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
+def test_messages_that_troubleshooting_quotes_are_in_the_code() -> None:
+    texts_of_code = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts_of_code.append(node.value)
     quoted = [entry for entry in DOCUMENTS["docs/troubleshooting.md"].entries if " " in entry]
     assert len(quoted) > 10
     for message in quoted:
         for piece in filter(None, map(str.strip, message.split("…"))):
-            assert any(piece in one for one in said), message
+            assert any(piece in text for text in texts_of_code), message

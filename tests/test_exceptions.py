@@ -1,4 +1,4 @@
-"""All exceptions are in one file, whose head is their tree."""
+"""Promise of the exceptions: all of them are in one file, whose docstring shows their tree."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tests.documents import ROOT
 from treetune import exceptions
 
 PACKAGE = ROOT / "src" / "treetune"
-ALONE = (
-    "domains/sandbox/inside",  # nothing of the package is in the sandbox
-    "cluster/slurm.py",  # a script of its own, which a login node's Python runs
-    "domains/puzzles/reasoning_gym_maker.py",  # a process of its own
+INDEPENDENT_MODULES = (
+    "domains/sandbox/inside",  # nothing else of the package is in the sandbox
+    "cluster/slurm.py",  # also a script that a login node's Python runs
+    "domains/puzzles/reasoning_gym_maker.py",  # runs as a separate process
 )
 DEFINED = {
     name: value
@@ -45,7 +45,7 @@ def test_no_other_module_defines_an_exception_that_leaves_it() -> None:
     elsewhere = []
     for path in sorted(PACKAGE.rglob("*.py")):
         name = str(path.relative_to(PACKAGE))
-        if name == "exceptions.py" or name.startswith(ALONE):
+        if name == "exceptions.py" or name.startswith(INDEPENDENT_MODULES):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

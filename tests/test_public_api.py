@@ -1,4 +1,8 @@
-"""`treetune.__all__` is what parts of users import: whole, light, documented, and all that examples use."""
+"""Promises of the public names, `treetune.__all__` and `treetune.credit.__all__`:
+
+* each exists and has a docstring, editors and programs find the same ones, and importing them is light;
+* they are enough to write a part of each kind, and examples and documents import nothing else.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ SOURCE = ast.parse((ROOT / "src" / "treetune" / "__init__.py").read_text())
 
 
 def imports_for_editors() -> dict[str, str]:
-    """Returns the names below `if TYPE_CHECKING`, each with its module."""
+    """Return the names below `if TYPE_CHECKING`, each with its module."""
     (block,) = (
         node for node in SOURCE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
     )
@@ -38,7 +42,7 @@ def test_editors_and_running_programs_find_the_same_names_in_the_same_modules() 
 
 
 @pytest.mark.parametrize("name", treetune.__all__)
-def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_a_public_name_exists_and_has_a_docstring(name: str) -> None:
     value = getattr(treetune, name)
     assert name in dir(treetune)
     if inspect.isclass(value) or inspect.isfunction(value):
@@ -52,13 +56,13 @@ def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", treetune.credit.__all__)
-def test_a_public_name_of_the_library_of_credit_is_there_and_says_what_it_is(name: str) -> None:
+def test_a_public_name_of_the_library_of_credit_exists_and_has_a_docstring(name: str) -> None:
     value = getattr(treetune.credit, name)
     assert value.__name__ == name
     assert len(inspect.getdoc(value) or "") > 20 and name in treetune.credit._MODULE_OF
 
 
-def test_a_name_that_is_not_there_is_an_error_as_in_any_module() -> None:
+def test_an_unknown_name_is_an_error_as_in_any_module() -> None:
     assert not hasattr(treetune, "Trajectories")
     with pytest.raises(ImportError, match="Trajectories"):
         exec("from treetune import Trajectories")
@@ -87,8 +91,8 @@ def test_importing_the_nouns_and_the_bases_of_parts_imports_nothing_heavy() -> N
 
 
 def imported_modules(source: str) -> set[str]:
-    """Returns the modules of this package that Python source imports from, without those whose public names
-    are all that it imports."""
+    """Return the modules of this package that Python source imports from, but for the public names of
+    treetune.credit."""
     modules = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and node.module == "treetune.credit":
@@ -129,7 +133,7 @@ def test_the_python_of_documents_imports_the_public_names_alone() -> None:
     assert {page: modules for page, modules in wrong.items() if modules} == {}
 
 
-def test_the_package_itself_imports_from_modules_so_that_its_layers_are_seen() -> None:
+def test_the_package_imports_from_modules_so_that_import_linter_sees_its_layers() -> None:
     for path in sorted((ROOT / "src").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "treetune":

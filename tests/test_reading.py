@@ -1,4 +1,6 @@
-"""docs/dev/reading.md names what exists, and every file that an iteration of VinePPO meets."""
+"""Promises of docs/dev/reading.md: the files and names on the page exist, and it names every file whose
+functions run in an iteration of VinePPO.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,15 @@ def test_the_names_of_the_call_order_are_defined_in_the_files_that_the_page_says
     for name, file in NAMES:
         nodes: list[ast.AST] = list(ast.parse((ROOT / "src/treetune" / file).read_text()).body)
         for step in name.split("."):
-            found = [node for node in nodes if getattr(node, "name", None) == step]
-            assert found, f"{file} has no {name}"
-            nodes = list(getattr(found[0], "body", []))
+            definitions = [node for node in nodes if getattr(node, "name", None) == step]
+            assert definitions, f"{file} has no {name}"
+            nodes = list(getattr(definitions[0], "body", []))
 
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_an_iteration_meets_nothing_that_the_page_leaves_out(tmp_path: Path) -> None:
-    """In a process of its own, with a real server: calls of the package's functions, from `main` on."""
+def test_an_iteration_runs_no_file_that_the_page_leaves_out(tmp_path: Path) -> None:
+    """A process with a real server records each call of the package's functions, from `main` on."""
     program, met = tmp_path / "tracer.py", tmp_path / "met.json"
     program.write_text(TRACER)
     small = f"{{ directory: '{tmp_path}', iterations: 1 }}"
@@ -74,5 +76,5 @@ def test_an_iteration_meets_nothing_that_the_page_leaves_out(tmp_path: Path) -> 
     files = {str(Path(file).relative_to(ROOT)) for file, _ in json.loads(met.read_text())}
     unknown = {file for file in files if not file.startswith((*CORE_PATH, *OTHER_FILES))}
     assert not unknown
-    # What the page says to read is what is met, and no more.
+    # Every file of the core path runs.
     assert not set(CORE_PATH) - files

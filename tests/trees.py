@@ -1,4 +1,4 @@
-"""Trees as tests look at them: their answers, one after the other."""
+"""Turn the trees of a rollout into a list of answers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from treetune.vocabulary import Metrics, Trajectory
 
 
 def answered(rolled_out: tuple[Sequence[Tree], Metrics]) -> tuple[list[Trajectory], Metrics]:
-    """What a rollout returned, as answers and metrics."""
+    """Return the answers and the metrics of a rollout's result."""
     trees, metrics = rolled_out
     return answers_of(trees), metrics

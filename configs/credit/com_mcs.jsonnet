@@ -1,2 +1,3 @@
-// Three continuations of each state, its value mixed with the next one's: unbiased.
+// ComMCS (Sun et al., arXiv:2508.10539): three continuations of each state, and its value is mixed with the next
+// state's: unbiased.
 { credit: { type: 'monte_carlo', samples: 3, values: { type: 'com_mcs' } } }

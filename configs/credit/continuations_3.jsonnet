@@ -1,2 +1,2 @@
-// VinePPO's with three continuations a state.
+// VinePPO's values (Kazemnejad et al., arXiv:2410.01679) with three continuations of each state.
 { credit: { type: 'monte_carlo', samples: 3 } }

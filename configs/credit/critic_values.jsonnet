@@ -1,2 +1,2 @@
-// Step advantages from the run's own critic, without continuations: biased by the critic's errors.
+// treetune's own: step advantages from the run's critic, without continuations: biased by the critic's errors.
 { credit: { type: 'monte_carlo', values: { type: 'critic' } } }

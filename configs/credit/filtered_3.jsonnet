@@ -1,2 +1,3 @@
-// Three continuations of each state, each value seen from one side along the answer: smoothing without its bias.
+// treetune's own: three continuations of each state, and each value is smoothed along the answer from one side only,
+// which keeps it unbiased.
 { credit: { type: 'monte_carlo', samples: 3, values: { type: 'filtered' } } }

@@ -1,2 +1,3 @@
-// An answer in its group, and each turn among all that followed the same words of an environment.
+// GiGPO (Feng et al., arXiv:2505.10978): an answer is compared with its group, and each turn with all turns that
+// followed the same words of an environment.
 { credit: { type: 'gigpo' } }

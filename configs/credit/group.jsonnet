@@ -1,2 +1,2 @@
-// GRPO: reward less the group's mean, over its standard deviation.
+// GRPO (Shao et al., arXiv:2402.03300): reward minus the group's mean, divided by its standard deviation.
 { credit: { type: 'group', std: true } }

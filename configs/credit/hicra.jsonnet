@@ -1,4 +1,5 @@
-// GRPO's advantages, higher at tokens that plan: the paper's examples of such phrases.
+// HICRA (Wang et al., arXiv:2509.03646): GRPO's advantages, higher at tokens that plan: the paper's examples of such
+// phrases.
 {
   credit: {
     type: 'hicra',

@@ -1,4 +1,5 @@
-// ICT: GRPO's advantages at the tenth of each answer's tokens whose distributions differ most from the group's mean.
+// ICT (Feng et al., arXiv:2606.19771): GRPO's advantages at the tenth of each answer's tokens whose distributions
+// differ most from the group's mean.
 {
   credit: {
     type: 'weighted_by',

@@ -1,2 +1,3 @@
-// RLOO's baseline, shrunk towards what the iteration's other problems earn: unbiased.
+// James-Stein baseline (arXiv:2511.03710): RLOO's baseline, shrunk towards what the iteration's other problems earn:
+// unbiased.
 { credit: { type: 'james_stein' } }

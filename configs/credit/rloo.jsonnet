@@ -1,2 +1,2 @@
-// RLOO: reward less the mean of the other answers.
+// RLOO (Ahmadian et al., arXiv:2402.14740): reward minus the mean of the other answers.
 { credit: { type: 'rloo' } }

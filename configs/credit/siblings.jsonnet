@@ -1,2 +1,3 @@
-// What the other answers through a state earned (TEMPO's values): nothing is sampled for it.
+// TEMPO's values (Tran et al., arXiv:2509.18314): the mean reward of the other answers through a state. Nothing is
+// sampled for it.
 { credit: { type: 'monte_carlo', values: { type: 'siblings' } } }

@@ -1,4 +1,5 @@
-// Continuations before every fifth token that the policy was unsure of; likelier tokens are not trained.
+// SPO-chain (Guo et al., arXiv:2505.23564): continuations before every fifth token that the policy was unsure of;
+// likelier tokens are not trained.
 {
   credit: {
     type: 'probability_mask',

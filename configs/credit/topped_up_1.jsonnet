@@ -1,2 +1,3 @@
-// What the other answers through a state earned, topped up with continuations to one value at least.
+// treetune's own: the mean reward of the other answers through a state, topped up with continuations to at least one
+// reward.
 { credit: { type: 'monte_carlo', samples: 1, values: { type: 'topped_up' } } }

@@ -1,5 +1,6 @@
-// Five domains for a tiny model, each with its own grader and a teacher who slips: sums, orders from clues, grids that
-// rules change, programs that a sandbox runs, and words backwards from reasoning_gym. What all experiments on them share.
+// Five domains for a tiny model, each with its own grader and a teacher who makes mistakes: sums, orders from clues,
+// grids that rules change, programs that a sandbox runs, and words backwards from reasoning_gym. What all experiments
+// on them share.
 local held_out = { validation_size: 100, test_size: 200 };
 local after_sign = { opening: '#', closing: '\n', unclosed: true };
 (import '../models/tiny.jsonnet')

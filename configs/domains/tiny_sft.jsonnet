@@ -1,5 +1,6 @@
-// The start model of the tiny experiments on five domains: from random weights, on demonstrations of teachers who slip.
-// Minibatches of 16: so few tokens teach more in many steps. Thousands of teachers' programs aren't run one by one.
+// The start model of the tiny experiments on five domains: from random weights, on demonstrations of teachers who
+// make mistakes. Minibatches of 16: so few tokens teach more in many steps. Thousands of teachers' programs aren't
+// run one by one.
 (import 'tiny.libsonnet')
 + (import '../methods/sft.jsonnet')
 + (import '../trainers/tiny_sft.jsonnet')

@@ -1,5 +1,5 @@
-// Sums of six one-digit numbers, a model of 0.2 million weights that samples in its own process, one core. A method is
-// appended to `from_start`. All but `start` begin with its weights, and train on problems without hints.
+// Sums of six one-digit numbers, a model of 0.2 million weights that samples in its own process, one core. A method
+// is appended to `from_start`. All but `start` begin with its weights, and train on problems without hints.
 local setting = (import '../tasks/hinted_sums.jsonnet')
                 + (import '../models/tiny_narrow.jsonnet')
                 + (import '../engines/in_process.jsonnet')
@@ -23,8 +23,8 @@ local from_start = setting + (import '../trainers/tiny_one_step.jsonnet') + {
   rollout: { type: 'single_turn', samples: 8, max_tokens: 56 },
 };
 
-// From random weights, on demonstrations. Half of the prompts have a hint. The teacher who sees it slips on 3 % of the
-// lines.
+// From random weights, on demonstrations. Half of the prompts have a hint. The teacher who sees it makes mistakes on
+// 3 % of the lines.
 local start = setting + (import '../trainers/tiny_sft.jsonnet') + (import '../methods/sft.jsonnet') + {
   task+: { hinted: 0.5, hinted_noise: 0.03 },
   iterations: 20,

@@ -1,5 +1,5 @@
-// The quickstart's setting: sums of four two-digit numbers, a model of 0.9 million weights, one CPU. A method is appended
-// to it. All but SFT begin with the weights that SFT makes, and train on 12,800 sampled answers.
+// The quickstart's setting: sums of four two-digit numbers, a model of 0.9 million weights, one CPU. A method is
+// appended to it. All but SFT begin with the weights that SFT makes, and train on 12,800 sampled answers.
 local setting = (import '../tasks/addition_chain.jsonnet')
                 + (import '../models/tiny.jsonnet')
                 + (import '../engines/vllm_cpu.jsonnet')
@@ -15,7 +15,7 @@ local from_sft = setting + (import '../rollouts/short_answers.jsonnet') + {
 local named(name) = { experiment_name: 'quickstart/' + name };
 
 {
-  // From random weights, on demonstrations of a teacher who slips.
+  // From random weights, on demonstrations of a teacher who makes mistakes.
   sft(name, method):: setting + (import '../trainers/tiny_sft.jsonnet') + method + named(name) + {
     iterations: 12,
     problems_per_iteration: 6400,
@@ -32,12 +32,12 @@ local named(name) = { experiment_name: 'quickstart/' + name };
       checkpoints: { every: 5, keep_every: 5 },
     } + method + named(name),
 
-  // As a policy gradient at a quarter of its rate: few tokens have a loss, and Adam makes its steps as large from these
-  // as others' from all.
+  // As a policy gradient at a quarter of its rate: few tokens have a loss, and Adam makes its steps as large from
+  // these as others' from all.
   correct_paths(name, method):: self.policy_gradient(name, method) + { trainer+: { learning_rate: 1e-4 } },
 
-  // 64 answers to each of 200 problems; at most 16 pairs of a correct one and a wrong one to a problem. Validation says
-  // how many epochs are good.
+  // 64 answers to each of 200 problems; at most 16 pairs of a correct one and a wrong one to a problem. Validation
+  // says how many epochs are good.
   preferences(name, method):: from_sft + method + named(name) + {
     rollout+: { samples: 64 },
     iterations: 1,

@@ -36,7 +36,7 @@ function(variant) (
   local named(name) = { experiment_name: 'signposts/%s/%s' % [variant, name] };
 
   {
-    // From random weights, on demonstrations of a teacher who slips or guesses.
+    // From random weights, on demonstrations of a teacher who makes mistakes or guesses.
     sft: setting + (import '../trainers/tiny_sft.jsonnet') + (import '../methods/sft.jsonnet') + named('sft') + {
       iterations: 5,
       problems_per_iteration: 4800,

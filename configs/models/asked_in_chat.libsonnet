@@ -10,17 +10,17 @@ local single_turn(rollout) =
   if rollout.type == 'single_turn' then { stop: [] }
   else if rollout.type == 'until_mixed' then { rollout+: single_turn(rollout.rollout) }
   else {};
+local evaluation(paper) = {
+  sets: [
+    set + (if has(set, 'task') then { task+: prompt(set.task) } else {})
+    for set in paper.sets
+  ],
+  [if has(paper, 'rollout') then 'rollout']+: single_turn(paper.rollout),
+};
 
 {
-  task+: prompt(super.task),
-  rollout+: single_turn(super.rollout),
-  evaluation+:
-    local paper = super.evaluation;
-    {
-      sets: [
-        one + (if has(one, 'task') then { task+: prompt(one.task) } else {})
-        for one in paper.sets
-      ],
-      [if has(paper, 'rollout') then 'rollout']+: single_turn(paper.rollout),
-    },
+  // Without an experiment on its left, this file changes nothing but the model.
+  task+: if 'task' in super then prompt(super.task) else {},
+  rollout+: if 'rollout' in super then single_turn(super.rollout) else {},
+  evaluation+: if 'evaluation' in super then evaluation(super.evaluation) else {},
 }

@@ -2,12 +2,14 @@
 // </think>. Append it to an experiment. Room for 8192 tokens of answer, as in the Exploring Paths runs, and for
 // prompts of 384.
 local tokens = 8192;
+// Tasks and rollouts are empty where this file is evaluated alone, without an experiment on its left.
 local longer(rollout) =
-  if rollout.type == 'single_turn' then { max_tokens: tokens }
-  else if rollout.type == 'until_mixed' then { rollout+: longer(rollout.rollout) }
+  local type = std.get(rollout, 'type');
+  if type == 'single_turn' then { max_tokens: tokens }
+  else if type == 'until_mixed' then { rollout+: longer(rollout.rollout) }
   else {};
 local behind_the_thought(task) =
-  if task.grader.type == 'numeric'
+  if std.objectHas(task, 'grader') && task.grader.type == 'numeric'
   then { grader+: { think_end: '</think>', require_think_end: true, without_marker: 'boxed' } }
   else {};
 local has(object, key) = std.objectHas(object, key) && object[key] != null;
@@ -28,10 +30,10 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
     local whole = super.evaluation;
     {
       sets: [
-        one
-        + (if has(one, 'max_tokens') then { max_tokens: tokens } else {})
-        + (if has(one, 'task') then { task+: behind_the_thought(one.task) } else {})
-        for one in whole.sets
+        set
+        + (if has(set, 'max_tokens') then { max_tokens: tokens } else {})
+        + (if has(set, 'task') then { task+: behind_the_thought(set.task) } else {})
+        for set in std.get(whole, 'sets', [])
       ],
       [if has(whole, 'rollout') then 'rollout']+: longer(whole.rollout),
     },

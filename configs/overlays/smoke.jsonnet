@@ -19,10 +19,19 @@ local problems(task) =
   + (if std.objectHas(task, 'source') then { source: null } else {});
 
 local has(object, key) = std.objectHas(object, key) && object[key] != null;
+local small_evaluation(whole) = {
+  sets: [
+    set { problems: 2, samples: 2, max_tokens: 24 }
+    + (if has(set, 'task') then { task+: problems(set.task) } else {})
+    for set in whole.sets
+  ],
+  [if has(whole, 'rollout') then 'rollout']+: sampling,
+};
 
 {
   experiment_name+: '_smoke',
-  task+: problems(super.task),
+  // The file alone, without an experiment on its left, has no task, rollout, credit or evaluation.
+  task+: if 'task' in super then problems(super.task) else {},
   model: {
     type: 'tiny',
     layers: 1,
@@ -44,20 +53,11 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
       sync_timeout: 900,
     },
   },
-  rollout+: few(super.rollout),
-  credit+: if has(super.credit, 'samples') then { samples: 2 } else {},
+  rollout+: if 'rollout' in super then few(super.rollout) else {},
+  credit+: if 'credit' in super && has(super.credit, 'samples') then { samples: 2 } else {},
   // A rate at which a sync that brought nothing is noticed, and the next answers are still of both kinds.
   trainer+: { precision: 'float32', learning_rate: 1e-4, minibatch_size: 8, tokens_per_micro_batch: 4096 },
-  evaluation+:
-    local whole = super.evaluation;
-    {
-      sets: [
-        one { problems: 2, samples: 2, max_tokens: 24 }
-        + (if has(one, 'task') then { task+: problems(one.task) } else {})
-        for one in whole.sets
-      ],
-      [if has(whole, 'rollout') then 'rollout']+: sampling,
-    },
+  evaluation+: if 'evaluation' in super then small_evaluation(super.evaluation) else {},
   iterations: 2,
   problems_per_iteration: 8,
   checkpoints: { every: 1, keep_every: 1 },

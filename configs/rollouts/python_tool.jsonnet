@@ -1,7 +1,7 @@
 // Python in the sandbox, up to four times in an answer, for an experiment with a model that chats: what it prints is said
 // to the model as the user's next message. The task's grader reads the last turn.
 {
-  local alone = super.rollout,
+  local alone = if 'rollout' in super then super.rollout else {},  // {}: no experiment is on the left
   local kept = ['samples', 'max_tokens', 'temperature', 'top_p', 'top_k', 'max_prompt_tokens', 'unfinished_reward'],
   rollout: {
     type: 'multi_turn',

@@ -1,4 +1,4 @@
-// Add four two-digit numbers, one running total a line; a teacher who slips on 12 % of the lines.
+// Add four two-digit numbers, one running total a line; a teacher who makes mistakes on 12 % of the lines.
 {
   task: {
     type: 'addition_chain',

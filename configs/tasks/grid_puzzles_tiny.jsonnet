@@ -1,5 +1,6 @@
-// Grids of three by three with one or two rules, which the prompt states in symbols: `mt:120/031/222>` asks for the mirrored and
-// then transposed one. Prompts of up to 20 characters, solutions of up to 36; a teacher who slips on one line in eight.
+// Grids of three by three with one or two rules, which the prompt states in symbols: `mt:120/031/222>` asks for the
+// mirrored and then transposed one. Prompts of up to 20 characters, solutions of up to 36; a teacher who makes
+// mistakes on one line in eight.
 {
   task: {
     type: 'grid_puzzles',

@@ -23,4 +23,4 @@ local judged(task) =
   if task.type == 'mixture' then { domains+: { stem+: { task+: judged(task.domains.stem.task) } } }
   else if std.objectHas(task.routes, 'stem__web') then { routes+: { stem__web: judge } }
   else {};
-{ task+: judged(super.task) }
+{ task+: if 'task' in super then judged(super.task) else {} }  // {}: no experiment is on the left

@@ -1,4 +1,5 @@
-// Add six one-digit numbers, one running total a line; a teacher who slips on 12 % of the lines. Prompts have no hint.
+// Add six one-digit numbers, one running total a line; a teacher who makes mistakes on 12 % of the lines. Prompts
+// have no hint.
 {
   task: {
     type: 'hinted_sums',

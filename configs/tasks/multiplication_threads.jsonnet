@@ -1,6 +1,6 @@
-// Multiply a number of three digits by one of two, digit by digit, a thread for each of the two places; a
-// teacher who slips on 4 % of the lines. Solutions have about 125 tokens in the sequential form; in threads 151,
-// of which 103 lie on the critical path (the longest are 171 and 114).
+// Multiply a number of three digits by one of two, digit by digit, a thread for each of the two places; a teacher who
+// makes mistakes on 4 % of the lines. Solutions have about 125 tokens in the sequential form; in threads 151, of
+// which 103 lie on the critical path (the longest are 171 and 114).
 {
   task: {
     type: 'multiplication',

@@ -1,4 +1,5 @@
-// How hard each row is for the quickstart's start model: eight answers to each.
+// Estimates how hard each row is for the start model of the examples about sums: the share of correct answers among
+// eight. `treetune estimate_difficulty` reads this file.
 {
   type: 'estimate_difficulty',
   task: { type: 'rows', routes: { task__addition_chain: { type: 'final_answer', marker: '#' } } },
@@ -9,5 +10,5 @@
     context_length: 128,
   },
   answers: { samples: 8, max_tokens: 48 },
-  column: 'pass_rate',
+  column: 'pass_rate',  // the rows get this column
 }

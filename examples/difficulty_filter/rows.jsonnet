@@ -1,2 +1,2 @@
-// Where the rows come from: sums of the quickstart.
+// The task whose rows are exported: 300 sums of the quickstart.
 (import 'quickstart/sft.jsonnet') + { task+: { train_size: 300 } }

@@ -1,4 +1,4 @@
-// VinePPO, and a microscope on some answers: what other credits would have given each step.
+// VinePPO, with an analyzer that computes the advantages of other credits for the same answers.
 (import 'quickstart/vineppo.jsonnet') + (import '../laptop.libsonnet') + {
   experiment_name: 'looking_into_credit/vineppo',
   iterations: 5,

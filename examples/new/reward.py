@@ -1,6 +1,6 @@
-"""The reward of an answer. `treetune new` has copied this file into an experiment on your rows.
+"""The reward function of this experiment. Change it as you like.
 
-Change it as you like.
+`treetune new` wrote this file.
 """
 
 from __future__ import annotations
@@ -8,19 +8,23 @@ from __future__ import annotations
 import re
 
 
-def answer_in(text: str) -> str:
-    r"""Returns the last line without what announces it: ``Answer: 7`` and ``\boxed{7}`` give ``7``."""
-    lines = text.strip().splitlines() or [""]
-    return re.split(r"####|answer is|answer:|\\boxed", lines[-1].casefold())[-1].strip(" .:$*{}")
+def extract_answer(text: str) -> str:
+    r"""Returns the answer in the last line, in lower case: ``Answer: 7`` and ``\boxed{7}`` give ``7``."""
+    lines = text.strip().splitlines()
+    if not lines:
+        return ""
+    after_marker = re.split(r"####|answer is|answer:|\\boxed", lines[-1].casefold())[-1]
+    return after_marker.strip(" .:$*{}")
 
 
 def score(response: str, gold: str) -> float | None:
-    """Returns 1 for the reference answer `gold` and 0 for another one. None: the response holds no answer."""
-    answer, expected = answer_in(response), answer_in(gold)
+    """Returns 1 if the response has the reference answer `gold`, 0 if not, and None if it has no answer."""
+    answer, expected = extract_answer(response), extract_answer(gold)
     if not answer:
         return None
     try:
-        # Numbers are compared by value: "1,000" is "1000.0".
-        return float(float(answer.replace(",", "")) == float(expected.replace(",", "")))
+        # Numbers are compared by value: "1,000" equals "1000.0".
+        is_correct = float(answer.replace(",", "")) == float(expected.replace(",", ""))
     except ValueError:
-        return float(answer == expected)
+        is_correct = answer == expected
+    return float(is_correct)

@@ -1,12 +1,29 @@
-"""PPO in one file, on torch and transformers alone. Read it from top to bottom.
+"""PPO in one file, with torch and transformers alone. Read it from top to bottom.
 
-    python examples/one_file/sft.py     # once: the model to start from
+    python examples/one_file/sft.py     # once: trains the start model
     python examples/one_file/ppo.py
 
-The model of sft.py adds four numbers, and is right in a third of its answers. Here it samples eight answers
-to each of 64 problems, and a critic, a second model as large, learns what states are worth. What turns out
-better than that becomes more likely. Equations are those of Schulman et al. (arXiv:1707.06347). The same
-experiment, composed of treetune's parts, is ppo.jsonnet: its weights are the same, bit for bit.
+The start model adds four numbers, one number per line, and gets a third of its sums right:
+
+    prompt      12+34+56+78=
+    answer      12+34=46
+                46+56=102
+                102+78=180
+                #180
+
+PPO makes tokens more likely after which an answer turns out better than a critic expected (Schulman et al.,
+arXiv:1707.06347, whose equation numbers are used here). The critic is a second model of the same size, which
+learns the values of states. The algorithm, with the section of this file that implements a line:
+
+    π_θ is the start model, and V the start model with a head that gives one number
+    for each iteration:
+        π_old = π_θ
+        draw problems, sample answers to each from π_old, and grade them                [2, 3]
+        compute advantages A_t and returns R_t from the rewards and from V              [4, 5]
+        for each minibatch of answers, in each of EPOCHS passes:                        [7]
+            take an AdamW step of π_θ on clipped ratio · A_t, and one of V on (V - R_t)²   [6]
+
+treetune runs the same experiment from ppo.jsonnet, and ends with the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,8 +31,9 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import fmean
 
@@ -25,225 +43,368 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
-Tokens, Numbers = list[int], tuple[int, ...]
-SEED, START = 1, Path("experiments/one_file/sft")
-# The task, as in sft.py. Problems of the test and the validation come first and are never trained on.
-COUNT, TEST_SIZE, VALIDATION_SIZE, TRAIN_SIZE = 4, 1000, 500, 20_000
-# What an iteration samples, and what an answer earns that MAX_TOKENS cuts off.
-ITERATIONS, PROBLEMS, SAMPLES, MAX_TOKENS, UNFINISHED_REWARD = 15, 64, 8, 48, 0.0
-# The objective: ε, γ, λ. Training: steps on so many answers each, so many times through all of them.
-CLIP, GAMMA, LAMBDA = 0.2, 1.0, 1.0
-MINIBATCH_SIZE, EPOCHS, LEARNING_RATE, WARMUP_STEPS, MAX_GRAD_NORM = 128, 2, 4e-4, 10, 1.0
-CRITIC_LEARNING_RATE, TOKENS_PER_MICRO_BATCH = 1e-3, 8192
+# Names of tensors end in their shape: B is the batch, T tokens, V the vocabulary, D the hidden size,
+# and N all response tokens of a batch, one answer after the other.
+Tokens = list[int]
+Numbers = tuple[int, ...]
+
+SEED = 1
+START = Path("experiments/one_file/sft")  # the start model
+# The task
+NUMBERS_PER_PROBLEM = 4
+TEST_SIZE, VALIDATION_SIZE, TRAIN_SIZE = 1000, 500, 20_000  # problems; only the last ones are trained on
+# Sampling
+ITERATIONS = 15
+PROBLEMS_PER_ITERATION = 64
+ANSWERS_PER_PROBLEM = 8
+MAX_TOKENS = 48  # the longest response
+UNFINISHED_REWARD = 0.0  # the reward of a response that has no end token within MAX_TOKENS
+# The objective
+CLIP = 0.2  # ε
+GAMMA, LAMBDA = 1.0, 1.0  # γ and λ
+# Training
+MINIBATCH_SIZE = 128  # answers of an optimizer step
+EPOCHS = 2  # passes over the answers of an iteration
+LEARNING_RATE, CRITIC_LEARNING_RATE, WARMUP_STEPS, MAX_GRAD_NORM = 4e-4, 1e-3, 10, 1.0
+TOKENS_PER_MICRO_BATCH = 8192  # bounds the memory of a backward pass
 
 
-# 1. Chance. Every number that is drawn has a place, such as (iteration, problem), and its generator is seeded
-# with a hash of it: the same command gives the same weights, and no draw depends on what else is drawn.
-def derive_seed(*place: int | str) -> int:
-    parts = [repr(part).encode() for part in place]
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 16
+# 1. Randomness. Each random draw has its own seed: a hash of the run's seed and of what is drawn, such as
+# (SEED, iteration, "train/7", "rollout"). The same command gives the same weights, and no draw depends on
+# another one.
+def derive_seed(*key: int | str) -> int:
+    """Returns a hash of `key` with 48 bits, so that adding the number of a sample never overflows 64 bits."""
+    text = b""
+    for part in key:
+        part_text = repr(part).encode()
+        # With their lengths, so that ("a", "bc") and ("ab", "c") differ.
+        text += len(part_text).to_bytes(4, "big") + part_text
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 16
 
 
-# 2. The task. A problem is "12+34+56+78=\n", and no two have the same numbers. An answer is right if the sum
-# is after its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
+# 2. The task. Each character is a token. Token 0 is padding, token 1 ends an answer.
 ALPHABET = "0123456789+=#\n"
 PAD, END = 0, 1
 
 
-def make_problems() -> list[Numbers]:
-    generator = random.Random(derive_seed(0, "operands", 10, 100, COUNT))
-    problems: dict[Numbers, Numbers] = {}
+def encode(text: str) -> Tokens:
+    return [ALPHABET.index(character) + 2 for character in text]
+
+
+def decode(tokens: Tokens) -> str:
+    return "".join(ALPHABET[token - 2] for token in tokens if token not in (PAD, END))
+
+
+def draw_problems() -> list[Numbers]:
+    """Draws all problems and returns those of training. No two problems consist of the same numbers."""
+    # With 0 in place of SEED: runs with different seeds have the same problems.
+    generator = random.Random(derive_seed(0, "operands", 10, 100, NUMBERS_PER_PROBLEM))
+    problems: list[Numbers] = []
+    drawn: set[Numbers] = set()
     while len(problems) < TEST_SIZE + VALIDATION_SIZE + TRAIN_SIZE:
-        numbers = tuple(generator.choices(range(10, 100), k=COUNT))
-        problems.setdefault(tuple(sorted(numbers)), numbers)
-    return list(problems.values())[TEST_SIZE + VALIDATION_SIZE :]
+        numbers = tuple(generator.choices(range(10, 100), k=NUMBERS_PER_PROBLEM))
+        ordered = tuple(sorted(numbers))
+        if ordered not in drawn:
+            drawn.add(ordered)
+            problems.append(numbers)
+    return problems[TEST_SIZE + VALIDATION_SIZE :]
 
 
-def reward_of(response: Tokens, numbers: Numbers) -> float:
+def write_prompt(numbers: Numbers) -> str:
+    return "+".join(map(str, numbers)) + "=\n"
+
+
+def compute_reward(response: Tokens, numbers: Numbers) -> float:
+    """Returns 1 if the number after the last "#" is the sum, and 0 if not."""
     if response[-1] != END:
         return UNFINISHED_REWARD
-    text = "".join(ALPHABET[token - 2] for token in response if token > END)
-    answer = re.search(r"#\s*\+?0*([0-9]+)\s*$", text)
-    return float(answer is not None and answer[1] == str(sum(numbers)))
+    match = re.search(r"#\s*\+?0*([0-9]+)\s*$", decode(response))
+    is_correct = match is not None and match[1] == str(sum(numbers))
+    return float(is_correct)
 
 
-# 3. Sampling. All answers grow at once by a token a step. What attention needs of earlier tokens, their keys
-# and values, is kept, so that only each answer's newest token goes through the model. The numbers in [0, 1)
-# that choose an answer's tokens come from a seed of its own: it doesn't depend on the others.
+# 3. Sampling. All answers grow together, by one token per step. The keys and values of earlier tokens are
+# cached, so that only the newest token of each answer goes through the model.
 class Cache:
-    """Keys and values of each layer, [B, heads, T, dimension]; transformers' attention calls `update`."""
+    """The keys and values of each layer, [B, heads, T, head size]. The attention layers call `update`."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.places_B = torch.empty(0)  # of the tokens that come in, one a row
+        self.positions_B = torch.empty(0)  # where the newest token of each answer stands
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> tuple[Tensor, Tensor]:
-        if layer not in self.layers:  # the prompts come in, and all positions after them
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
+        if layer not in self.layers:
+            # The first pass has the prompts, padded to the full width, and so reserves all positions.
             self.layers[layer] = keys, values
             return keys, values
-        for kept, new in zip(self.layers[layer], (keys, values)):
-            kept[torch.arange(len(new)), :, self.places_B] = new[:, :, 0]
-        return self.layers[layer]
+        cached_keys, cached_values = self.layers[layer]
+        rows_B = torch.arange(len(keys))
+        cached_keys[rows_B, :, self.positions_B] = keys[:, :, 0]
+        cached_values[rows_B, :, self.positions_B] = values[:, :, 0]
+        return cached_keys, cached_values
 
 
 @torch.no_grad()
-def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], limit: int) -> list[Tokens]:
-    """A response to each prompt, with its END if one came before both together had `limit` tokens."""
-    width = -(-(limit + 1) // 32) * 32  # sums over multiples of 32 places round alike, whatever the multiple
-    rows_B, places_T = torch.arange(len(prompts)), torch.arange(width)
+def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], max_length: int) -> list[Tokens]:
+    """Samples a response to each prompt, at temperature 1.
+
+    Args:
+        model: The policy.
+        prompts: The prompts. The same prompt may stand there several times.
+        seeds: The seed of each response, which therefore doesn't depend on the others.
+        max_length: The largest number of tokens of prompt and response together. A response that reaches it
+            without an end token is cut off.
+    """
+    # Sums over 32, 64, … positions round alike, so that the last bits don't depend on the longest prompt.
+    width = 32 * ceil((max_length + 1) / 32)
+    rows_B = torch.arange(len(prompts))
+    positions_T = torch.arange(width)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts])
     ids_BT = torch.tensor([prompt + [PAD] * (width - len(prompt)) for prompt in prompts])
-    chances_BT = torch.tensor(np.array([np.random.default_rng(seed).random(width) for seed in seeds]))
+    uniform_BT = torch.tensor(np.array([np.random.default_rng(seed).random(width) for seed in seeds]))
+
+    # The first pass fills the cache with the prompts.
     cache = Cache()
+    is_visible_TT = positions_T <= positions_T[:, None]  # a token sees itself and the tokens before it
     model.model(
         input_ids=ids_BT,
-        position_ids=places_T.expand(len(prompts), -1),
-        attention_mask=(places_T <= places_T[:, None]).expand(len(prompts), 1, -1, -1),
+        position_ids=positions_T.expand(len(prompts), -1),
+        attention_mask=is_visible_TT.expand(len(prompts), 1, -1, -1),
         past_key_values=cache,
     )
-    for step in range(limit - int(lengths_B.min())):
-        cache.places_B = (lengths_B - 1 + step).clamp(max=limit - 1)
+    for step in range(max_length - int(lengths_B.min())):
+        # The newest token of each answer; in the first step, the last one of the prompt. A longer prompt
+        # reaches `max_length` before others do, and then stays there.
+        newest_B = (lengths_B - 1 + step).clamp(max=max_length - 1)
+        cache.positions_B = newest_B
         logits_BV = model(
-            input_ids=ids_BT[rows_B, cache.places_B][:, None],
-            position_ids=cache.places_B[:, None],
-            attention_mask=(places_T <= cache.places_B[:, None])[:, None, None],
+            input_ids=ids_BT[rows_B, newest_B][:, None],
+            position_ids=newest_B[:, None],
+            attention_mask=(positions_T <= newest_B[:, None])[:, None, None],
             past_key_values=cache,
         ).logits[:, -1]
-        # The probabilities cut [0, 1) into parts. The token is the one whose part holds the number.
-        sums_BV = logits_BV.double().softmax(-1).cumsum(-1)
-        chances_B1 = chances_BT[:, step, None] * sums_BV[:, -1:]
-        ids_BT[rows_B, cache.places_B + 1] = torch.searchsorted(sums_BV, chances_B1, right=True)[:, 0]
-    responses = [ids[len(prompt) : limit] for ids, prompt in zip(ids_BT.tolist(), prompts)]
-    return [ids[: ids.index(END) + 1] if END in ids else ids for ids in responses]
+        # The probabilities divide [0, 1) into intervals. The next token is the one whose interval contains
+        # the uniform number. (The last sum is 1 but for rounding.)
+        cumulative_BV = logits_BV.double().softmax(-1).cumsum(-1)
+        threshold_B1 = uniform_BT[:, step, None] * cumulative_BV[:, -1:]
+        next_ids_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+        ids_BT[rows_B, newest_B + 1] = next_ids_B1[:, 0]
+
+    responses = []
+    for prompt, ids in zip(prompts, ids_BT.tolist()):
+        response = ids[len(prompt) : max_length]
+        if END in response:
+            response = response[: response.index(END) + 1]
+        responses.append(response)
+    return responses
 
 
 @dataclass
 class Answer:
+    problem: int  # its index among the problems of training
     prompt: Tokens
     response: Tokens
-    tokens: tuple[int, ...]  # both
     reward: float
-    old_logprobs_T: Tensor | None = None  # of the policy before the iteration's first step
+    old_logprobs_T: Tensor | None = None  # of the response's tokens, under π_old
     advantages_T: Tensor | None = None
-    returns_T: Tensor | None = None  # what the critic learns
+    returns_T: Tensor | None = None  # the targets of the critic
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.response)
 
 
 def rollout(policy: LlamaForCausalLM, problems: list[Numbers], iteration: int) -> list[Answer]:
-    """SAMPLES answers to each of PROBLEMS problems, those to one problem side by side."""
-    drawn = random.Random(derive_seed(SEED, iteration, "problems")).sample(range(TRAIN_SIZE), PROBLEMS)
-    asked = [(index, number) for index in drawn for number in range(SAMPLES)]
-    prompts = [[ALPHABET.index(c) + 2 for c in "+".join(map(str, problems[i])) + "=\n"] for i, _ in asked]
-    seeds = [derive_seed(SEED, iteration, f"train/{index}", "rollout") + number for index, number in asked]
-    responses = sample(policy, prompts, seeds, len(prompts[0]) + MAX_TOKENS)
-    return [
-        Answer(prompt, response, (*prompt, *response), reward_of(response, problems[index]))
-        for (index, _), prompt, response in zip(asked, prompts, responses)
-    ]
+    """Draws problems, samples answers, and grades them. Answers to the same problem stand side by side."""
+    generator = random.Random(derive_seed(SEED, iteration, "problems"))
+    drawn, prompts, seeds = [], [], []
+    for problem in generator.sample(range(TRAIN_SIZE), PROBLEMS_PER_ITERATION):
+        seed = derive_seed(SEED, iteration, f"train/{problem}", "rollout")
+        for number in range(ANSWERS_PER_PROBLEM):
+            drawn.append(problem)
+            prompts.append(encode(write_prompt(problems[problem])))
+            seeds.append(seed + number)
+    responses = sample(policy, prompts, seeds, max_length=len(prompts[0]) + MAX_TOKENS)
+    answers = []
+    for problem, prompt, response in zip(drawn, prompts, responses):
+        reward = compute_reward(response, problems[problem])
+        answers.append(Answer(problem, prompt, response, reward))
+    return answers
 
 
-# 4. Log-probs and values. Answers of unlike lengths run together, padded on the right. There is no attention
-# mask: a token sees none to its right. How answers are cut into micro-batches costs memory, no more.
-def micro_batches(answers: list[Answer], most_tokens: int) -> Iterator[list[Answer]]:
-    """Neighbours in length, of at most so many tokens, padding included."""
+# 4. Log-probs and values. The answers of a batch are padded on the right. No mask is needed for the padding,
+# since attention is causal: no token sees what is to its right.
+def split_into_micro_batches(answers: list[Answer], max_tokens: int) -> Iterator[list[Answer]]:
+    """Yields batches of answers of similar length, with at most `max_tokens` tokens, padding included."""
     batch: list[Answer] = []
-    for answer in sorted(answers, key=lambda one: -len(one.tokens)):
-        if batch and len(batch[0].tokens) * (len(batch) + 1) > most_tokens:
+    for answer in sorted(answers, key=lambda answer: len(answer.tokens), reverse=True):
+        # The first answer of a batch is the longest: the others are padded to its length.
+        if batch and len(batch[0].tokens) * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
         batch.append(answer)
     yield batch
 
 
-def scores(model: LlamaForCausalLM, batch: list[Answer]) -> Tensor:
-    """log π(a_t | s_t) of each token of these answers, or, of a critic, V(s_t): [N]."""
-    ids_BT = pad_sequence([torch.tensor(one.tokens) for one in batch], batch_first=True)
-    before_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    for row, one in enumerate(batch):  # the state of the token at t is known at t - 1: there the head runs
-        before_BT[row, len(one.prompt) - 1 : len(one.tokens) - 1] = True
-    said_NV = model.lm_head(model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[before_BT])
-    if said_NV.shape[1] == 1:  # a critic's head
-        return said_NV[:, 0]
-    return said_NV.log_softmax(-1).gather(-1, ids_BT.roll(-1, dims=1)[before_BT][:, None])[:, 0]
+def run_on_states(model: LlamaForCausalLM, batch: list[Answer]) -> Tensor:
+    """Returns the output of the model's head for the state before each response token.
+
+    It has the shape [N, V] for the policy, whose head gives logits, and [N, 1] for the critic, whose head
+    gives the state's value.
+    """
+    ids_BT = pad_sequence([torch.tensor(answer.tokens) for answer in batch], batch_first=True)
+    # The output at a position belongs to the state before the next token. The model's head runs only where
+    # that is a token of the response.
+    precedes_response_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    for row, answer in enumerate(batch):
+        precedes_response_BT[row, len(answer.prompt) - 1 : len(answer.tokens) - 1] = True
+    hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    return model.lm_head(hidden_BTD[precedes_response_BT])
+
+
+def compute_logprobs(policy: LlamaForCausalLM, batch: list[Answer]) -> Tensor:
+    """Returns log π(a_t | s_t) of all response tokens of the batch, one answer after the other: [N]."""
+    logits_NV = run_on_states(policy, batch)
+    response_ids_N = torch.cat([torch.tensor(answer.response) for answer in batch])
+    return logits_NV.log_softmax(-1).gather(-1, response_ids_N[:, None])[:, 0]
+
+
+def compute_values(critic: LlamaForCausalLM, batch: list[Answer]) -> Tensor:
+    """Returns V(s_t) before each response token of the batch, one answer after the other: [N]."""
+    return run_on_states(critic, batch)[:, 0]
 
 
 @torch.no_grad()
-def scored(model: LlamaForCausalLM, answers: list[Answer]) -> list[Tensor]:
-    """The log-probs or values of each answer's tokens. Equal answers run once."""
-    found: dict[tuple[int, ...], Tensor] = {}
-    distinct = {one.tokens: one for one in answers}
-    for batch in micro_batches(list(distinct.values()), 2 * TOKENS_PER_MICRO_BATCH):
-        parts = scores(model, batch).split([len(one.response) for one in batch])
-        found.update((one.tokens, part_T) for one, part_T in zip(batch, parts))
-    return [found[one.tokens] for one in answers]
+def score(
+    compute: Callable[[LlamaForCausalLM, list[Answer]], Tensor],
+    model: LlamaForCausalLM,
+    answers: list[Answer],
+) -> list[Tensor]:
+    """Returns what `compute` gives for each answer, without gradients. `compute` is one of the two above.
+
+    Answers with the same tokens are computed once.
+    """
+    distinct = {answer.tokens: answer for answer in answers}
+    scores_by_tokens: dict[tuple[int, ...], Tensor] = {}
+    # Without a backward pass, twice as many tokens need about the same memory.
+    for batch in split_into_micro_batches(list(distinct.values()), 2 * TOKENS_PER_MICRO_BATCH):
+        lengths = [len(answer.response) for answer in batch]
+        for answer, scores_T in zip(batch, compute(model, batch).split(lengths)):
+            scores_by_tokens[answer.tokens] = scores_T
+    return [scores_by_tokens[answer.tokens] for answer in answers]
 
 
-# 5. Credit (equations 11 and 12): A_t = δ_t + γλ A_{t+1}, where δ_t = r_t + γ V(s_{t+1}) - V(s_t), backwards
-# from the last token, which earns the reward and has nothing after it. The critic learns R_t = A_t + V(s_t).
-def give_advantages(answers: list[Answer], values: list[Tensor]) -> None:
-    for one, values_T in zip(answers, values):
-        advantages: list[float] = []
-        reward, advantage, next_value = one.reward, 0.0, 0.0
-        for value in reversed(values_T.tolist()):
-            advantage = reward + GAMMA * next_value - value + GAMMA * LAMBDA * advantage
-            reward, next_value = 0.0, value
-            advantages.insert(0, advantage)
-        one.advantages_T = torch.tensor(advantages)
-        one.returns_T = torch.tensor([a + v for a, v in zip(advantages, values_T.tolist())])
-
-
-# 6. The objective (equations 7 and 9) is, with ρ = π(a_t | s_t) / π_old(a_t | s_t), the mean over tokens of
+# 5. Credit (equations 11 and 12): generalized advantage estimation.
 #
-#     min(ρ A, clip(ρ, 1 - ε, 1 + ε) A) - 1/2 (V(s_t) - R_t)²
+#     δ_t = r_t + γ V(s_{t+1}) - V(s_t)        A_t = δ_t + γλ A_{t+1}        R_t = A_t + V(s_t)
 #
-# In the first of an iteration's steps ρ is 1. In later ones, the clip ends the gradient of tokens that have
-# moved enough. Policy and critic share no weights: each learns from its own term.
-def ppo_loss(policy: LlamaForCausalLM, critic: LlamaForCausalLM, batch: list[Answer], tokens: int) -> Tensor:
-    advantages_N = torch.cat([one.advantages_T for one in batch])
-    ratio_N = (scores(policy, batch) - torch.cat([one.old_logprobs_T for one in batch])).exp()
-    surrogate_N = (-advantages_N * ratio_N).maximum(-advantages_N * ratio_N.clamp(1 - CLIP, 1 + CLIP))
-    squared_N = (scores(critic, batch) - torch.cat([one.returns_T for one in batch])).square()
-    weight = torch.tensor(1 / tokens)
-    exact = weight / float(weight.double() * tokens)  # so that they add up to 1 to the last bit
-    return (surrogate_N * weight).sum() + 0.5 * (squared_N * exact).sum()
+# The last token earns the reward, and nothing comes after it.
+def set_advantages(answers: list[Answer], values: list[Tensor]) -> None:
+    for answer, values_T in zip(answers, values):
+        values_of_answer = values_T.tolist()
+        last = len(values_of_answer) - 1
+        advantages = [0.0] * len(values_of_answer)
+        next_value, next_advantage = 0.0, 0.0
+        for t in range(last, -1, -1):
+            reward = answer.reward if t == last else 0.0
+            delta = reward + GAMMA * next_value - values_of_answer[t]
+            advantages[t] = delta + GAMMA * LAMBDA * next_advantage
+            next_value, next_advantage = values_of_answer[t], advantages[t]
+        returns = [advantage + value for advantage, value in zip(advantages, values_of_answer)]
+        answer.advantages_T = torch.tensor(advantages)
+        answer.returns_T = torch.tensor(returns)
 
 
-# 7. The loop: sample, credit, train.
+# 6. The objective (equations 7 and 9) is the mean over all tokens of
+#
+#     min(ρ A, clip(ρ, 1 - ε, 1 + ε) A) - 1/2 (V(s_t) - R_t)²,    ρ = π_θ(a_t | s_t) / π_old(a_t | s_t)
+#
+# In the first step of an iteration ρ is 1. In later steps, the clip stops the gradient of tokens whose
+# probability has changed enough. Policy and critic share no weights: each learns from its own term.
+def ppo_loss(
+    policy: LlamaForCausalLM, critic: LlamaForCausalLM, batch: list[Answer], all_tokens: int
+) -> Tensor:
+    """Returns a micro-batch's part of the loss, the mean over the `all_tokens` tokens of its minibatch."""
+    advantages_N = torch.cat([answer.advantages_T for answer in batch])
+    old_logprobs_N = torch.cat([answer.old_logprobs_T for answer in batch])
+    returns_N = torch.cat([answer.returns_T for answer in batch])
+
+    ratio_N = (compute_logprobs(policy, batch) - old_logprobs_N).exp()
+    clipped_ratio_N = ratio_N.clamp(1 - CLIP, 1 + CLIP)
+    # The minimum of the objective is a maximum in the loss, which has the opposite sign.
+    policy_loss_N = torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_ratio_N)
+    squared_error_N = (compute_values(critic, batch) - returns_N).square()
+
+    weight = torch.tensor(1 / all_tokens)
+    # In float32, `all_tokens` times the weight isn't exactly 1. treetune divides the critic's weights by that
+    # sum, which changes the last bits.
+    critic_weight = weight / float(weight.double() * all_tokens)
+    return (policy_loss_N * weight).sum() + 0.5 * (squared_error_N * critic_weight).sum()
+
+
+# 7. The loop: sample, grade, estimate advantages, train.
 def main() -> LlamaForCausalLM:
-    torch.set_num_threads(1)  # several add sums up in another order, which changes the last bits
-    problems = make_problems()
-    policy, critic = (LlamaForCausalLM.from_pretrained(START) for _ in range(2))
-    size, generator = critic.config.hidden_size, torch.Generator().manual_seed(derive_seed(SEED, "critic"))
-    critic.lm_head = torch.nn.Linear(size, 1)
-    critic.lm_head.weight.data = torch.randn(1, size, generator=generator) / (size + 1) ** 0.5
-    critic.lm_head.bias.data.zero_()
-    optimizers = {one: torch.optim.AdamW(one.parameters(), weight_decay=0.0) for one in (policy, critic)}
+    torch.set_num_threads(1)  # more threads add numbers in another order, which changes the last bits
+    problems = draw_problems()
+    policy = LlamaForCausalLM.from_pretrained(START)
+    critic = make_critic()
+    policy_optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
+    critic_optimizer = torch.optim.AdamW(critic.parameters(), weight_decay=0.0)
     step = 0
     print("iteration  right  tokens  critic's error")
     for iteration in range(ITERATIONS):
         answers = rollout(policy, problems, iteration)
-        give_advantages(answers, scored(critic, answers))
-        for one, logprobs_T in zip(answers, scored(policy, answers)):
-            one.old_logprobs_T = logprobs_T
-        for epoch in range(EPOCHS):
-            order = list(range(len(answers)))
-            random.Random(derive_seed(SEED, iteration, "minibatches", epoch)).shuffle(order)
-            for first in range(0, len(order), MINIBATCH_SIZE):
-                minibatch = [answers[number] for number in sorted(order[first : first + MINIBATCH_SIZE])]
-                tokens = sum(len(one.response) for one in minibatch)
-                for batch in micro_batches(minibatch, TOKENS_PER_MICRO_BATCH):
-                    ppo_loss(policy, critic, batch, tokens).backward()
-                rate = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS)
-                for model, own_rate in (policy, rate), (critic, rate * CRITIC_LEARNING_RATE / LEARNING_RATE):
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-                    optimizers[model].param_groups[0]["lr"] = own_rate
-                    optimizers[model].step()
-                    optimizers[model].zero_grad()
-                step += 1
-        right, length = fmean(one.reward for one in answers), fmean(len(one.response) for one in answers)
-        error = float(torch.cat([one.advantages_T for one in answers]).square().mean())
-        print(f"{iteration + 1:9}  {right:5.0%}  {length:6.1f}  {error:14.3f}", flush=True)
+        set_advantages(answers, score(compute_values, critic, answers))
+        for answer, old_logprobs_T in zip(answers, score(compute_logprobs, policy, answers)):
+            answer.old_logprobs_T = old_logprobs_T
+        for minibatch in draw_minibatches(answers, iteration):
+            all_tokens = sum(len(answer.response) for answer in minibatch)
+            for batch in split_into_micro_batches(minibatch, TOKENS_PER_MICRO_BATCH):
+                ppo_loss(policy, critic, batch, all_tokens).backward()  # gradients add up
+            step += 1
+            learning_rate = LEARNING_RATE * min(1.0, step / WARMUP_STEPS)
+            take_step(policy, policy_optimizer, learning_rate)
+            # The critic's rate follows the same warm-up.
+            take_step(critic, critic_optimizer, learning_rate * CRITIC_LEARNING_RATE / LEARNING_RATE)
+        print_metrics(iteration, answers)
     return policy
+
+
+def make_critic() -> LlamaForCausalLM:
+    """Returns the start model with a head that gives one number, from random weights."""
+    critic = LlamaForCausalLM.from_pretrained(START)
+    size = critic.config.hidden_size
+    generator = torch.Generator().manual_seed(derive_seed(SEED, "critic"))
+    critic.lm_head = torch.nn.Linear(size, 1)
+    critic.lm_head.weight.data = torch.randn(1, size, generator=generator) / (size + 1) ** 0.5
+    critic.lm_head.bias.data.zero_()
+    return critic
+
+
+def draw_minibatches(answers: list[Answer], iteration: int) -> Iterator[list[Answer]]:
+    """Yields the minibatches of all epochs. Each epoch has all answers, in another random order."""
+    for epoch in range(EPOCHS):
+        order = list(range(len(answers)))
+        random.Random(derive_seed(SEED, iteration, "minibatches", epoch)).shuffle(order)
+        for start in range(0, len(order), MINIBATCH_SIZE):
+            indices = sorted(order[start : start + MINIBATCH_SIZE])
+            yield [answers[index] for index in indices]
+
+
+def take_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def print_metrics(iteration: int, answers: list[Answer]) -> None:
+    accuracy = fmean(answer.reward for answer in answers)
+    mean_length = fmean(len(answer.response) for answer in answers)
+    # An advantage is R_t - V(s_t), the difference between the critic's target and its value.
+    mean_squared_error = float(torch.cat([answer.advantages_T for answer in answers]).square().mean())
+    print(f"{iteration + 1:9}  {accuracy:5.0%}  {mean_length:6.1f}  {mean_squared_error:14.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-// The same experiment as sft.py, composed of treetune's parts.
+// The experiment of sft.py as a run of treetune. It ends with the same weights, bit for bit.
 (import '../../configs/quickstart/sft.jsonnet')
 + (import 'small.libsonnet')
 + {

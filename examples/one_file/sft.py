@@ -1,13 +1,28 @@
-"""Supervised fine-tuning in one file, on torch and transformers alone. Read it from top to bottom.
+"""Supervised fine-tuning in one file, with torch and transformers alone. Read it from top to bottom.
 
     python examples/one_file/sft.py
 
-A Llama of a hundred thousand random weights learns to add four numbers from a teacher who writes every
-running total in a line of its own, and who slips now and then. After a minute it is right in a third of
-its answers. Its weights go to experiments/one_file/sft, where the five other programs of this folder begin.
-This is the first step of Ouyang et al. (arXiv:2203.02155, section 3.5), with the loss of language modelling
-(Radford et al., 2018, equation 1) over what the teacher wrote. The same experiment, composed of treetune's
-parts, is sft.jsonnet: its weights are the same, bit for bit.
+A Llama with a hundred thousand random weights learns to add four numbers, one number per line:
+
+    prompt      12+34+56+78=
+    solution    12+34=46
+                46+56=102
+                102+78=180
+                #180
+
+A teacher writes the solutions, and makes mistakes in some lines. After about a minute the model gets a third
+of the sums right. This is step 1 of InstructGPT (Ouyang et al., arXiv:2203.02155, section 3.5), with the loss
+of language modelling (Radford et al., 2018, equation 1) on the tokens of the solution. The algorithm, with
+the section of this file that implements a line:
+
+    π_θ is a model with random weights                                          [4]
+    for each iteration:
+        draw problems, and let the teacher solve them                           [2, 3]
+        for each minibatch of solutions:                                        [6]
+            take an AdamW step on the negative mean of log π_θ(token)           [5, 6]
+
+The weights are saved in experiments/one_file/sft. The five other programs of this folder start from them.
+treetune runs the same experiment from sft.jsonnet, and ends with the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -15,61 +30,51 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM
 
-Tokens, Numbers = list[int], tuple[int, ...]
-SEED, FOLDER = 1, Path("experiments/one_file/sft")
-# The task. Problems of the test and the validation come first and are never trained on.
-COUNT, TEST_SIZE, VALIDATION_SIZE, TRAIN_SIZE = 4, 1000, 500, 20_000
-SLIP_PROBABILITY = 0.12
-# The model.
+# Names of tensors end in their shape: B is the batch, T tokens, V the vocabulary, D the hidden size,
+# and N all response tokens of a batch, one answer after the other.
+Tokens = list[int]
+Numbers = tuple[int, ...]
+
+SEED = 1
+FOLDER = Path("experiments/one_file/sft")  # for the trained weights
+# The task
+NUMBERS_PER_PROBLEM = 4
+TEST_SIZE, VALIDATION_SIZE, TRAIN_SIZE = 1000, 500, 20_000  # problems; only the last ones are trained on
+SLIP_PROBABILITY = 0.12  # of a mistake in a line of the teacher's
+# The model
 LAYERS, HIDDEN_SIZE, HEADS, INTERMEDIATE_SIZE, CONTEXT_LENGTH = 2, 64, 2, 192, 128
-# Training: each iteration has new problems, and steps on so many of their solutions each.
-ITERATIONS, PROBLEMS, MINIBATCH_SIZE = 12, 6400, 32
+# Training
+ITERATIONS = 12
+PROBLEMS_PER_ITERATION = 6400
+MINIBATCH_SIZE = 32  # solutions of an optimizer step
 LEARNING_RATE, WARMUP_STEPS, MAX_GRAD_NORM = 3e-3, 50, 1.0
-TOKENS_PER_MICRO_BATCH = 8192
+TOKENS_PER_MICRO_BATCH = 8192  # bounds the memory of a backward pass
 
 
-# 1. Chance. Every number that is drawn has a place, such as (iteration, problem), and its generator is seeded
-# with a hash of it: the same command gives the same weights, and no draw depends on what else is drawn.
-def derive_seed(*place: int | str) -> int:
-    parts = [repr(part).encode() for part in place]
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 16
+# 1. Randomness. Each random draw has its own seed: a hash of the run's seed and of what is drawn, such as
+# (SEED, iteration, "train/7", "rollout"). The same command gives the same weights, and no draw depends on
+# another one.
+def derive_seed(*key: int | str) -> int:
+    """Returns a hash of `key` with 48 bits, so that adding the number of a sample never overflows 64 bits."""
+    text = b""
+    for part in key:
+        part_text = repr(part).encode()
+        # With their lengths, so that ("a", "bc") and ("ab", "c") differ.
+        text += len(part_text).to_bytes(4, "big") + part_text
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 16
 
 
-# 2. The task. A problem is "12+34+56+78=\n", and no two have the same numbers.
-def make_problems() -> list[Numbers]:
-    generator = random.Random(derive_seed(0, "operands", 10, 100, COUNT))
-    problems: dict[Numbers, Numbers] = {}
-    while len(problems) < TEST_SIZE + VALIDATION_SIZE + TRAIN_SIZE:
-        numbers = tuple(generator.choices(range(10, 100), k=COUNT))
-        problems.setdefault(tuple(sorted(numbers)), numbers)
-    return list(problems.values())
-
-
-def prompt_of(numbers: Numbers) -> str:
-    return "+".join(map(str, numbers)) + "=\n"
-
-
-# 3. The teacher writes "12+34=46\n46+56=102\n102+78=180\n#180". When they slip, a sum is too large by 1 or by
-# 10, and they continue from it: what follows is right again, but for the answer.
-def demonstration(numbers: Numbers, generator: random.Random) -> str:
-    total, text = numbers[0], ""
-    for number in numbers[1:]:
-        slips = generator.random() < SLIP_PROBABILITY
-        written = total + number + (generator.choice((1, 10)) if slips else 0)
-        text += f"{total}+{number}={written}\n"
-        total = written
-    return f"{text}#{total}"
-
-
-# 4. Tokens. Each is a character, but for 0, which pads, and 1, which ends an answer.
+# 2. The task. Each character is a token. Token 0 is padding, token 1 ends an answer.
 ALPHABET = "0123456789+=#\n"
 PAD, END = 0, 1
 
@@ -78,7 +83,68 @@ def encode(text: str) -> Tokens:
     return [ALPHABET.index(character) + 2 for character in text]
 
 
-# 5. The model, with weights that transformers draws.
+def decode(tokens: Tokens) -> str:
+    return "".join(ALPHABET[token - 2] for token in tokens if token not in (PAD, END))
+
+
+def draw_problems() -> list[Numbers]:
+    """Draws all problems: test, validation, training. No two problems consist of the same numbers."""
+    # With 0 in place of SEED: runs with different seeds have the same problems.
+    generator = random.Random(derive_seed(0, "operands", 10, 100, NUMBERS_PER_PROBLEM))
+    problems: list[Numbers] = []
+    drawn: set[Numbers] = set()
+    while len(problems) < TEST_SIZE + VALIDATION_SIZE + TRAIN_SIZE:
+        numbers = tuple(generator.choices(range(10, 100), k=NUMBERS_PER_PROBLEM))
+        ordered = tuple(sorted(numbers))
+        if ordered not in drawn:
+            drawn.add(ordered)
+            problems.append(numbers)
+    return problems
+
+
+def write_prompt(numbers: Numbers) -> str:
+    return "+".join(map(str, numbers)) + "=\n"
+
+
+# 3. The teacher makes mistakes: a sum is then too large by 1 or by 10. The next lines continue from the wrong
+# sum and are right in themselves.
+@dataclass
+class Solution:
+    prompt: Tokens
+    response: Tokens
+
+    @property
+    def tokens(self) -> Tokens:
+        return self.prompt + self.response
+
+
+def write_solution(numbers: Numbers, generator: random.Random) -> str:
+    text = ""
+    total = numbers[0]
+    for number in numbers[1:]:
+        result = total + number
+        if generator.random() < SLIP_PROBABILITY:
+            result += generator.choice((1, 10))
+        text += f"{total}+{number}={result}\n"
+        total = result
+    return f"{text}#{total}"
+
+
+def draw_solutions(problems: list[Numbers], iteration: int) -> list[Solution]:
+    """Draws the problems of an iteration, and lets the teacher solve each once."""
+    generator = random.Random(derive_seed(SEED, iteration, "problems"))
+    solutions = []
+    for problem in generator.sample(range(TRAIN_SIZE), PROBLEMS_PER_ITERATION):
+        name = f"train/{problem}"
+        seed = derive_seed(SEED, iteration, name, 0, "demonstration")
+        teacher = random.Random(derive_seed(seed, name, "demonstration"))
+        text = write_solution(problems[problem], teacher)
+        prompt = encode(write_prompt(problems[problem]))
+        solutions.append(Solution(prompt, [*encode(text), END]))
+    return solutions
+
+
+# 4. The model: a Llama with random weights.
 def make_model() -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=len(ALPHABET) + 2,
@@ -96,88 +162,98 @@ def make_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-# 6. Log-probs. Solutions of unlike lengths run together, padded on the right. There is no attention mask: a
-# token sees none to its right. How solutions are cut into micro-batches costs memory and changes no update.
-Solution = tuple[Tokens, Tokens]  # a prompt and its response
-
-
-def micro_batches(solutions: list[Solution]) -> Iterator[list[Solution]]:
-    """Neighbours in length, of at most TOKENS_PER_MICRO_BATCH, padding included."""
+# 5. Log-probs. The solutions of a batch are padded on the right. No mask is needed for the padding, since
+# attention is causal: no token sees what is to its right.
+def split_into_micro_batches(solutions: list[Solution], max_tokens: int) -> Iterator[list[Solution]]:
+    """Yields batches of solutions of similar length, with at most `max_tokens` tokens, padding included."""
     batch: list[Solution] = []
-    for prompt, response in sorted(solutions, key=lambda one: -len(one[0] + one[1])):
-        if batch and len(batch[0][0] + batch[0][1]) * (len(batch) + 1) > TOKENS_PER_MICRO_BATCH:
+    for solution in sorted(solutions, key=lambda solution: len(solution.tokens), reverse=True):
+        # The first solution of a batch is the longest: the others are padded to its length.
+        if batch and len(batch[0].tokens) * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
-        batch.append((prompt, response))
+        batch.append(solution)
     yield batch
 
 
-def logprobs(model: LlamaForCausalLM, batch: list[Solution]) -> Tensor:
-    """log π(y_t | x, y_<t) of all response tokens, one solution after the other: [N]."""
-    ids_BT = pad_sequence([torch.tensor(prompt + response) for prompt, response in batch], batch_first=True)
-    predicts_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    # The token at t is predicted at t - 1, and only there the head runs.
-    for row, (prompt, response) in enumerate(batch):
-        predicts_BT[row, len(prompt) - 1 : len(prompt + response) - 1] = True
-    hidden_ND = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[predicts_BT]
-    labels_N = ids_BT.roll(-1, dims=1)[predicts_BT]
-    return model.lm_head(hidden_ND).log_softmax(-1).gather(-1, labels_N[:, None])[:, 0]
+def compute_logprobs(model: LlamaForCausalLM, batch: list[Solution]) -> Tensor:
+    """Returns log π(y_t | x, y_<t) of all response tokens of the batch, one solution after the other: [N]."""
+    ids_BT = pad_sequence([torch.tensor(solution.tokens) for solution in batch], batch_first=True)
+    # The output at a position predicts the next token. The model's head runs only where that is a token of
+    # the response.
+    predicts_response_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    for row, solution in enumerate(batch):
+        predicts_response_BT[row, len(solution.prompt) - 1 : len(solution.tokens) - 1] = True
+    hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    logits_NV = model.lm_head(hidden_BTD[predicts_response_BT])
+    response_ids_N = torch.cat([torch.tensor(solution.response) for solution in batch])
+    return logits_NV.log_softmax(-1).gather(-1, response_ids_N[:, None])[:, 0]
 
 
-# 7. The loop. An iteration draws problems and has the teacher solve them. Each step is one of AdamW on
+# 6. The loop: draw problems, solve them, train. The loss of a minibatch is, over its N response tokens,
 #
 #     L(θ) = - 1/N Σ log π_θ(y_t | x, y_<t)
-#
-# over the N response tokens of its minibatch. Micro-batches add their parts of that sum to the gradient.
 def main() -> LlamaForCausalLM:
-    torch.set_num_threads(1)  # several add sums up in another order, which changes the last bits
-    problems = make_problems()
+    torch.set_num_threads(1)  # more threads add numbers in another order, which changes the last bits
+    problems = draw_problems()
+    test_problems, training_problems = problems[:TEST_SIZE], problems[TEST_SIZE + VALIDATION_SIZE :]
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     step = 0
     print("iteration  steps  loss of a token  right")
     for iteration in range(ITERATIONS):
-        solutions, losses = [], []
-        drawn = random.Random(derive_seed(SEED, iteration, "problems")).sample(range(TRAIN_SIZE), PROBLEMS)
-        for index in drawn:
-            numbers, name = problems[TEST_SIZE + VALIDATION_SIZE + index], f"train/{index}"
-            seed = derive_seed(SEED, iteration, name, 0, "demonstration")
-            text = demonstration(numbers, random.Random(derive_seed(seed, name, "demonstration")))
-            solutions.append((encode(prompt_of(numbers)), [*encode(text), END]))
-        order = list(range(len(solutions)))
-        random.Random(derive_seed(SEED, iteration, "minibatches", 0)).shuffle(order)
-        for first in range(0, len(order), MINIBATCH_SIZE):
-            minibatch = [solutions[number] for number in sorted(order[first : first + MINIBATCH_SIZE])]
-            tokens = sum(len(response) for _, response in minibatch)
-            losses.append(0.0)
-            for batch in micro_batches(minibatch):
-                loss = -(logprobs(model, batch) * (1 / tokens)).sum()
-                loss.backward()
-                losses[-1] += loss.item()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
-            optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS)
-            optimizer.step()
-            optimizer.zero_grad()
+        solutions = draw_solutions(training_problems, iteration)
+        losses = []
+        for minibatch in draw_minibatches(solutions, iteration):
+            all_tokens = sum(len(solution.response) for solution in minibatch)
+            loss_of_step = 0.0
+            for batch in split_into_micro_batches(minibatch, TOKENS_PER_MICRO_BATCH):
+                loss = -(compute_logprobs(model, batch) * (1 / all_tokens)).sum()
+                loss.backward()  # gradients add up
+                loss_of_step += loss.item()
+            losses.append(loss_of_step)
             step += 1
-        right = share_right(model, problems[:TEST_SIZE])
-        print(f"{iteration + 1:9}  {step:5}  {sum(losses) / len(losses):15.3f}  {right:5.0%}", flush=True)
+            warmup = min(1.0, step / WARMUP_STEPS)
+            take_step(model, optimizer, LEARNING_RATE * warmup)
+        accuracy = measure_accuracy(model, test_problems)
+        print(f"{iteration + 1:9}  {step:5}  {fmean(losses):15.3f}  {accuracy:5.0%}", flush=True)
     return model
 
 
-# 8. How good is it? One answer to each of 256 problems that it has never seen, by transformers' own sampling.
-# (It draws from torch's generator, and training from generators of its own: it changes no weight.)
-def share_right(model: LlamaForCausalLM, problems: list[Numbers]) -> float:
-    prompts_BT = torch.tensor([encode(prompt_of(numbers)) for numbers in problems[:256]])
-    answers_BT = model.generate(
+def draw_minibatches(solutions: list[Solution], iteration: int) -> Iterator[list[Solution]]:
+    """Yields the minibatches of an iteration: all solutions, in a random order."""
+    order = list(range(len(solutions)))
+    random.Random(derive_seed(SEED, iteration, "minibatches", 0)).shuffle(order)
+    for start in range(0, len(order), MINIBATCH_SIZE):
+        indices = sorted(order[start : start + MINIBATCH_SIZE])
+        yield [solutions[index] for index in indices]
+
+
+def take_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+# 7. Evaluation: one answer to each of 256 test problems. The method `generate` of transformers samples, with
+# the global generator of torch. Training doesn't use that, so evaluation changes no weight.
+def measure_accuracy(model: LlamaForCausalLM, test_problems: list[Numbers]) -> float:
+    """Returns the share of correct answers."""
+    problems = test_problems[:256]
+    prompts_BT = torch.tensor([encode(write_prompt(numbers)) for numbers in problems])
+    ids_BT = model.generate(
         prompts_BT,
         attention_mask=torch.ones_like(prompts_BT),
         do_sample=True,
         top_k=0,
         max_new_tokens=48,
-    )[:, prompts_BT.shape[1] :]
-    texts = ["".join(ALPHABET[token - 2] for token in ids if token > END) for ids in answers_BT.tolist()]
-    right = [text.endswith(f"\n#{sum(numbers)}") for text, numbers in zip(texts, problems)]
-    return sum(right) / len(right)
+    )
+    responses = ids_BT[:, prompts_BT.shape[1] :].tolist()
+    correct = 0
+    for numbers, response in zip(problems, responses):
+        correct += decode(response).endswith(f"\n#{sum(numbers)}")
+    return correct / len(problems)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,30 @@
-"""VinePPO in one file, on torch and transformers alone. Read it from top to bottom.
+"""VinePPO in one file, with torch and transformers alone. Read it from top to bottom.
 
-    python examples/one_file/sft.py     # once: the model to start from
+    python examples/one_file/sft.py     # once: trains the start model
     python examples/one_file/vineppo.py
 
-The model of sft.py adds four numbers, and is right in a third of its answers. Here it samples eight answers
-to each of 32 problems, and continues three times from the beginning of each line: how often that ends right
-is what the line's beginning is worth. Lines after which that is more become more likely (Kazemnejad et al.,
-arXiv:2410.01679). The same experiment, composed of treetune's parts, is vineppo.jsonnet: its weights are the
-same, bit for bit.
+The start model adds four numbers, one number per line, and gets a third of its sums right:
+
+    prompt      12+34+56+78=
+    answer      12+34=46
+                46+56=102
+                102+78=180
+                #180
+
+VinePPO estimates, before and after each line, the chance that the answer ends right. Lines that raise this
+chance become more likely (Kazemnejad et al., arXiv:2410.01679, section 4). The algorithm, with the section of
+this file that implements a line:
+
+    π_θ is the start model
+    for each iteration:
+        draw problems, sample answers to each from π_θ, and grade them                  [2, 3]
+        for each state s of the answers, which is the prompt or the end of a line:
+            V(s) = the mean reward of K continuations of s, sampled from π_θ            [4]
+        for each step of the answers, which is a line:
+            A = V(the state after it) - V(the state before it)                          [5]
+        take an AdamW step on PPO's clipped ratio · A                                   [6, 7]
+
+treetune runs the same experiment from vineppo.jsonnet, and ends with the same weights, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,8 +34,10 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,224 +45,347 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaForCausalLM
 
-Tokens, Numbers = list[int], tuple[int, ...]
-State = tuple[int, tuple[int, ...]]  # a problem and how an answer to it begins
-SEED, START = 1, Path("experiments/one_file/sft")
-# The task, as in sft.py. Problems of the test and the validation come first and are never trained on.
-COUNT, TEST_SIZE, VALIDATION_SIZE, TRAIN_SIZE = 4, 1000, 500, 20_000
-# What an iteration samples, and what an answer earns that MAX_TOKENS cuts off.
-ITERATIONS, PROBLEMS, SAMPLES, MAX_TOKENS, UNFINISHED_REWARD = 20, 32, 8, 48, 0.0
-# The objective: ε, and K, the continuations of a state.
-CLIP, CONTINUATIONS = 0.2, 3
+# Names of tensors end in their shape: B is the batch, T tokens, V the vocabulary, D the hidden size,
+# and N all response tokens of a batch, one answer after the other.
+Tokens = list[int]
+Numbers = tuple[int, ...]
+
+SEED = 1
+START = Path("experiments/one_file/sft")  # the start model
+# The task
+NUMBERS_PER_PROBLEM = 4
+TEST_SIZE, VALIDATION_SIZE, TRAIN_SIZE = 1000, 500, 20_000  # problems; only the last ones are trained on
+# Sampling
+ITERATIONS = 20
+PROBLEMS_PER_ITERATION = 32
+ANSWERS_PER_PROBLEM = 8
+MAX_TOKENS = 48  # the longest response
+UNFINISHED_REWARD = 0.0  # the reward of a response that has no end token within MAX_TOKENS
+# The objective
+CONTINUATIONS = 3  # K, of each state
+CLIP = 0.2  # ε
+# Training
 LEARNING_RATE, WARMUP_STEPS, MAX_GRAD_NORM = 1e-3, 10, 1.0
-TOKENS_PER_MICRO_BATCH = 8192
+TOKENS_PER_MICRO_BATCH = 8192  # bounds the memory of a backward pass
 
 
-# 1. Chance. Every number that is drawn has a place, such as (iteration, problem), and its generator is seeded
-# with a hash of it: the same command gives the same weights, and no draw depends on what else is drawn.
-def derive_seed(*place: int | str) -> int:
-    parts = [repr(part).encode() for part in place]
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 16
+# 1. Randomness. Each random draw has its own seed: a hash of the run's seed and of what is drawn, such as
+# (SEED, iteration, "train/7", "rollout"). The same command gives the same weights, and no draw depends on
+# another one.
+def derive_seed(*key: int | str) -> int:
+    """Returns a hash of `key` with 48 bits, so that adding the number of a sample never overflows 64 bits."""
+    text = b""
+    for part in key:
+        part_text = repr(part).encode()
+        # With their lengths, so that ("a", "bc") and ("ab", "c") differ.
+        text += len(part_text).to_bytes(4, "big") + part_text
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 16
 
 
-# 2. The task. A problem is "12+34+56+78=\n", and no two have the same numbers. An answer is right if the sum
-# is after its last "#". A token is a character, but for 0, which pads, and 1, which ends an answer.
+# 2. The task. Each character is a token. Token 0 is padding, token 1 ends an answer.
 ALPHABET = "0123456789+=#\n"
 PAD, END = 0, 1
 
 
-def make_problems() -> list[Numbers]:
-    generator = random.Random(derive_seed(0, "operands", 10, 100, COUNT))
-    problems: dict[Numbers, Numbers] = {}
+def encode(text: str) -> Tokens:
+    return [ALPHABET.index(character) + 2 for character in text]
+
+
+def decode(tokens: Tokens) -> str:
+    return "".join(ALPHABET[token - 2] for token in tokens if token not in (PAD, END))
+
+
+def draw_problems() -> list[Numbers]:
+    """Draws all problems and returns those of training. No two problems consist of the same numbers."""
+    # With 0 in place of SEED: runs with different seeds have the same problems.
+    generator = random.Random(derive_seed(0, "operands", 10, 100, NUMBERS_PER_PROBLEM))
+    problems: list[Numbers] = []
+    drawn: set[Numbers] = set()
     while len(problems) < TEST_SIZE + VALIDATION_SIZE + TRAIN_SIZE:
-        numbers = tuple(generator.choices(range(10, 100), k=COUNT))
-        problems.setdefault(tuple(sorted(numbers)), numbers)
-    return list(problems.values())[TEST_SIZE + VALIDATION_SIZE :]
+        numbers = tuple(generator.choices(range(10, 100), k=NUMBERS_PER_PROBLEM))
+        ordered = tuple(sorted(numbers))
+        if ordered not in drawn:
+            drawn.add(ordered)
+            problems.append(numbers)
+    return problems[TEST_SIZE + VALIDATION_SIZE :]
 
 
-def reward_of(response: Tokens, numbers: Numbers) -> float:
+def write_prompt(numbers: Numbers) -> str:
+    return "+".join(map(str, numbers)) + "=\n"
+
+
+def compute_reward(response: Tokens, numbers: Numbers) -> float:
+    """Returns 1 if the number after the last "#" is the sum, and 0 if not."""
     if response[-1] != END:
         return UNFINISHED_REWARD
-    text = "".join(ALPHABET[token - 2] for token in response if token > END)
-    answer = re.search(r"#\s*\+?0*([0-9]+)\s*$", text)
-    return float(answer is not None and answer[1] == str(sum(numbers)))
+    match = re.search(r"#\s*\+?0*([0-9]+)\s*$", decode(response))
+    is_correct = match is not None and match[1] == str(sum(numbers))
+    return float(is_correct)
 
 
-# 3. Sampling. All answers grow at once by a token a step. What attention needs of earlier tokens, their keys
-# and values, is kept, so that only each answer's newest token goes through the model. The numbers in [0, 1)
-# that choose an answer's tokens come from a seed of its own: it doesn't depend on the others.
+# 3. Sampling. All answers grow together, by one token per step. The keys and values of earlier tokens are
+# cached, so that only the newest token of each answer goes through the model.
 class Cache:
-    """Keys and values of each layer, [B, heads, T, dimension]; transformers' attention calls `update`."""
+    """The keys and values of each layer, [B, heads, T, head size]. The attention layers call `update`."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self.places_B = torch.empty(0)  # of the tokens that come in, one a row
+        self.positions_B = torch.empty(0)  # where the newest token of each answer stands
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *rest: object) -> tuple[Tensor, Tensor]:
-        if layer not in self.layers:  # the prompts come in, and all positions after them
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object) -> tuple[Tensor, Tensor]:
+        if layer not in self.layers:
+            # The first pass has the prompts, padded to the full width, and so reserves all positions.
             self.layers[layer] = keys, values
             return keys, values
-        for kept, new in zip(self.layers[layer], (keys, values)):
-            kept[torch.arange(len(new)), :, self.places_B] = new[:, :, 0]
-        return self.layers[layer]
+        cached_keys, cached_values = self.layers[layer]
+        rows_B = torch.arange(len(keys))
+        cached_keys[rows_B, :, self.positions_B] = keys[:, :, 0]
+        cached_values[rows_B, :, self.positions_B] = values[:, :, 0]
+        return cached_keys, cached_values
 
 
 @torch.no_grad()
-def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], limit: int) -> list[Tokens]:
-    """A response to each prompt, with its END if one came before both together had `limit` tokens."""
-    width = -(-(limit + 1) // 32) * 32  # sums over multiples of 32 places round alike, whatever the multiple
-    rows_B, places_T = torch.arange(len(prompts)), torch.arange(width)
+def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], max_length: int) -> list[Tokens]:
+    """Samples a response to each prompt, at temperature 1.
+
+    Args:
+        model: The policy.
+        prompts: The prompts. The same prompt may stand there several times.
+        seeds: The seed of each response, which therefore doesn't depend on the others.
+        max_length: The largest number of tokens of prompt and response together. A response that reaches it
+            without an end token is cut off.
+    """
+    # Sums over 32, 64, … positions round alike, so that the last bits don't depend on the longest prompt.
+    width = 32 * ceil((max_length + 1) / 32)
+    rows_B = torch.arange(len(prompts))
+    positions_T = torch.arange(width)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts])
     ids_BT = torch.tensor([prompt + [PAD] * (width - len(prompt)) for prompt in prompts])
-    chances_BT = torch.tensor(np.array([np.random.default_rng(seed).random(width) for seed in seeds]))
+    uniform_BT = torch.tensor(np.array([np.random.default_rng(seed).random(width) for seed in seeds]))
+
+    # The first pass fills the cache with the prompts.
     cache = Cache()
+    is_visible_TT = positions_T <= positions_T[:, None]  # a token sees itself and the tokens before it
     model.model(
         input_ids=ids_BT,
-        position_ids=places_T.expand(len(prompts), -1),
-        attention_mask=(places_T <= places_T[:, None]).expand(len(prompts), 1, -1, -1),
+        position_ids=positions_T.expand(len(prompts), -1),
+        attention_mask=is_visible_TT.expand(len(prompts), 1, -1, -1),
         past_key_values=cache,
     )
-    for step in range(limit - int(lengths_B.min())):
-        cache.places_B = (lengths_B - 1 + step).clamp(max=limit - 1)
+    for step in range(max_length - int(lengths_B.min())):
+        # The newest token of each answer; in the first step, the last one of the prompt. A longer prompt
+        # reaches `max_length` before others do, and then stays there.
+        newest_B = (lengths_B - 1 + step).clamp(max=max_length - 1)
+        cache.positions_B = newest_B
         logits_BV = model(
-            input_ids=ids_BT[rows_B, cache.places_B][:, None],
-            position_ids=cache.places_B[:, None],
-            attention_mask=(places_T <= cache.places_B[:, None])[:, None, None],
+            input_ids=ids_BT[rows_B, newest_B][:, None],
+            position_ids=newest_B[:, None],
+            attention_mask=(positions_T <= newest_B[:, None])[:, None, None],
             past_key_values=cache,
         ).logits[:, -1]
-        # The probabilities cut [0, 1) into parts. The token is the one whose part holds the number.
-        sums_BV = logits_BV.double().softmax(-1).cumsum(-1)
-        chances_B1 = chances_BT[:, step, None] * sums_BV[:, -1:]
-        ids_BT[rows_B, cache.places_B + 1] = torch.searchsorted(sums_BV, chances_B1, right=True)[:, 0]
-    responses = [ids[len(prompt) : limit] for ids, prompt in zip(ids_BT.tolist(), prompts)]
-    return [ids[: ids.index(END) + 1] if END in ids else ids for ids in responses]
+        # The probabilities divide [0, 1) into intervals. The next token is the one whose interval contains
+        # the uniform number. (The last sum is 1 but for rounding.)
+        cumulative_BV = logits_BV.double().softmax(-1).cumsum(-1)
+        threshold_B1 = uniform_BT[:, step, None] * cumulative_BV[:, -1:]
+        next_ids_B1 = torch.searchsorted(cumulative_BV, threshold_B1, right=True)
+        ids_BT[rows_B, newest_B + 1] = next_ids_B1[:, 0]
+
+    responses = []
+    for prompt, ids in zip(prompts, ids_BT.tolist()):
+        response = ids[len(prompt) : max_length]
+        if END in response:
+            response = response[: response.index(END) + 1]
+        responses.append(response)
+    return responses
 
 
 @dataclass
 class Answer:
-    problem: int
+    problem: int  # its index among the problems of training
     prompt: Tokens
     response: Tokens
-    tokens: tuple[int, ...]  # both
     reward: float
-    advantages_T: Tensor | None = None
+    advantages_T: Tensor | None = None  # of the response's tokens
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.response)
 
 
 def rollout(policy: LlamaForCausalLM, problems: list[Numbers], iteration: int) -> list[Answer]:
-    """SAMPLES answers to each of PROBLEMS problems, those to one problem side by side."""
-    drawn = random.Random(derive_seed(SEED, iteration, "problems")).sample(range(TRAIN_SIZE), PROBLEMS)
-    asked = [(index, number) for index in drawn for number in range(SAMPLES)]
-    prompts = [[ALPHABET.index(c) + 2 for c in "+".join(map(str, problems[i])) + "=\n"] for i, _ in asked]
-    seeds = [derive_seed(SEED, iteration, f"train/{index}", "rollout") + number for index, number in asked]
-    responses = sample(policy, prompts, seeds, len(prompts[0]) + MAX_TOKENS)
-    return [
-        Answer(index, prompt, response, (*prompt, *response), reward_of(response, problems[index]))
-        for (index, _), prompt, response in zip(asked, prompts, responses)
-    ]
+    """Draws problems, samples answers, and grades them. Answers to the same problem stand side by side."""
+    generator = random.Random(derive_seed(SEED, iteration, "problems"))
+    drawn, prompts, seeds = [], [], []
+    for problem in generator.sample(range(TRAIN_SIZE), PROBLEMS_PER_ITERATION):
+        seed = derive_seed(SEED, iteration, f"train/{problem}", "rollout")
+        for number in range(ANSWERS_PER_PROBLEM):
+            drawn.append(problem)
+            prompts.append(encode(write_prompt(problems[problem])))
+            seeds.append(seed + number)
+    responses = sample(policy, prompts, seeds, max_length=len(prompts[0]) + MAX_TOKENS)
+    answers = []
+    for problem, prompt, response in zip(drawn, prompts, responses):
+        reward = compute_reward(response, problems[problem])
+        answers.append(Answer(problem, prompt, response, reward))
+    return answers
 
 
-# 4. Credit (section 4). States are the prompt and the beginnings of all other steps, which are lines.
-# A state is worth what K continuations earn on average; a step, how much more the state after it is worth:
+# 4. Values. A state's value is the mean reward of K continuations:
 #
-#     V(s) = 1/K Σ_k R(τ_k),  τ_k ~ π(· | s)        A(s_t, a_t) = r_t + V(s_{t+1}) - V(s_t)
-#
-# The last step earns the reward, and the state after it is worth nothing. Answers often share states, which
-# are valued once. All of a step's tokens have its advantage; over an iteration's tokens these are whitened.
-def states_of(answer: Answer) -> list[State]:
-    newline = ALPHABET.index("\n") + 2
-    steps = [place for place in range(1, len(answer.response)) if answer.response[place - 1] == newline]
-    return [(answer.problem, tuple(answer.response[:start])) for start in (0, *steps)]
+#     V(s) = 1/K Σ_k R(τ_k),    τ_k ~ π_θ(· | s)
+class State(NamedTuple):
+    """The beginning of a step: the prompt, or the end of a line. Answers that begin alike share states."""
+
+    problem: int
+    beginning: tuple[int, ...]  # the tokens of the response up to here
 
 
-def give_advantages(
+def find_step_starts(answer: Answer) -> list[int]:
+    """Returns the index of the first token of each step. A step is a line."""
+    [newline] = encode("\n")
+    starts = [0]
+    for index in range(1, len(answer.response)):
+        if answer.response[index - 1] == newline:
+            starts.append(index)
+    return starts
+
+
+def list_states(answer: Answer) -> list[State]:
+    """Returns the state before each step."""
+    return [State(answer.problem, tuple(answer.response[:start])) for start in find_step_starts(answer)]
+
+
+def estimate_values(
     policy: LlamaForCausalLM, problems: list[Numbers], iteration: int, answers: list[Answer]
 ) -> dict[State, float]:
-    states = {state: one.prompt for one in answers for state in states_of(one)}
-    prompts, seeds = [], []
-    for (index, begun), prompt in states.items():
-        seed = derive_seed(SEED, iteration, f"train/{index}", repr(begun), "value")
-        prompts += [[*prompt, *begun]] * CONTINUATIONS
-        seeds += range(seed, seed + CONTINUATIONS)
-    responses = iter(sample(policy, prompts, seeds, len(answers[0].prompt) + MAX_TOKENS))
-    values = {}
-    for index, begun in states:
-        ends = [[*begun, *next(responses)] for _ in range(CONTINUATIONS)]
-        values[index, begun] = fmean(reward_of(one, problems[index]) for one in ends)
-    advantages = []
-    for one in answers:
-        along = [*(values[state] for state in states_of(one)), one.reward]
-        lengths = torch.tensor([*(len(begun) for _, begun in states_of(one)), len(one.response)]).diff()
-        advantages.append(torch.tensor(along, dtype=torch.float64).diff().float().repeat_interleave(lengths))
-    all_N = torch.cat(advantages).double()
-    whitened_N = ((all_N - all_N.mean()) / (all_N.var() + 1e-8).sqrt()).float()
-    for one, advantages_T in zip(answers, whitened_N.split([len(one.response) for one in answers])):
-        one.advantages_T = advantages_T
-    return values
+    """Returns V(s) of each state of the answers. A state that answers share is estimated once."""
+    prompts: dict[State, Tokens] = {}
+    for answer in answers:
+        for state in list_states(answer):
+            prompts[state] = answer.prompt
+    prefixes, seeds = [], []
+    for state, prompt in prompts.items():
+        seed = derive_seed(SEED, iteration, f"train/{state.problem}", repr(state.beginning), "value")
+        for number in range(CONTINUATIONS):
+            prefixes.append([*prompt, *state.beginning])
+            seeds.append(seed + number)
+    continuations = sample(policy, prefixes, seeds, max_length=len(answers[0].prompt) + MAX_TOKENS)
+    states = list(prompts)
+    rewards: dict[State, list[float]] = {state: [] for state in states}
+    for number, continuation in enumerate(continuations):
+        state = states[number // CONTINUATIONS]
+        whole_response = [*state.beginning, *continuation]
+        rewards[state].append(compute_reward(whole_response, problems[state.problem]))
+    return {state: fmean(rewards_of_state) for state, rewards_of_state in rewards.items()}
 
 
-# 5. Log-probs. Answers of unlike lengths run together, padded on the right. There is no attention mask: a
-# token sees none to its right. How answers are cut into micro-batches costs memory and changes no update.
-def micro_batches(answers: list[Answer], most_tokens: int) -> Iterator[list[Answer]]:
-    """Neighbours in length, of at most so many tokens, padding included."""
+# 5. Credit. A step's advantage is the change of the value. The reward comes with the last step, and the state
+# after it is worth nothing:
+#
+#     A(s_t, a_t) = r_t + V(s_{t+1}) - V(s_t)
+def set_advantages(answers: list[Answer], values: dict[State, float]) -> None:
+    for answer in answers:
+        values_before = [values[state] for state in list_states(answer)]
+        # For the last step, r_t + V(s_{t+1}) is the reward alone. Earlier steps have no reward.
+        values_after = [*values_before[1:], answer.reward]
+        step_advantages = [after - before for before, after in zip(values_before, values_after)]
+        # All tokens of a step have its advantage.
+        step_lengths = torch.tensor([*find_step_starts(answer), len(answer.response)]).diff()
+        answer.advantages_T = torch.tensor(step_advantages).repeat_interleave(step_lengths)
+    whiten_advantages(answers)
+
+
+def whiten_advantages(answers: list[Answer]) -> None:
+    """Gives the advantages of all tokens of the iteration mean 0 and variance 1."""
+    advantages_N = torch.cat([answer.advantages_T for answer in answers]).double()
+    whitened_N = ((advantages_N - advantages_N.mean()) / (advantages_N.var() + 1e-8).sqrt()).float()
+    lengths = [len(answer.response) for answer in answers]
+    for answer, whitened_T in zip(answers, whitened_N.split(lengths)):
+        answer.advantages_T = whitened_T
+
+
+# 6. Log-probs. The answers of a batch are padded on the right. No mask is needed for the padding, since
+# attention is causal: no token sees what is to its right.
+def split_into_micro_batches(answers: list[Answer], max_tokens: int) -> Iterator[list[Answer]]:
+    """Yields batches of answers of similar length, with at most `max_tokens` tokens, padding included."""
     batch: list[Answer] = []
-    for answer in sorted(answers, key=lambda one: -len(one.tokens)):
-        if batch and len(batch[0].tokens) * (len(batch) + 1) > most_tokens:
+    for answer in sorted(answers, key=lambda answer: len(answer.tokens), reverse=True):
+        # The first answer of a batch is the longest: the others are padded to its length.
+        if batch and len(batch[0].tokens) * (len(batch) + 1) > max_tokens:
             yield batch
             batch = []
         batch.append(answer)
     yield batch
 
 
-def logprobs(model: LlamaForCausalLM, batch: list[Answer]) -> Tensor:
-    """log π(a_t | s_t) of all tokens of these answers, one answer after the other: [N]."""
-    ids_BT = pad_sequence([torch.tensor(one.tokens) for one in batch], batch_first=True)
-    predicts_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
-    for row, one in enumerate(batch):  # the token at t is predicted at t - 1, and only there the head runs
-        predicts_BT[row, len(one.prompt) - 1 : len(one.tokens) - 1] = True
-    hidden_ND = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state[predicts_BT]
-    labels_N = ids_BT.roll(-1, dims=1)[predicts_BT]
-    return model.lm_head(hidden_ND).log_softmax(-1).gather(-1, labels_N[:, None])[:, 0]
+def compute_logprobs(model: LlamaForCausalLM, batch: list[Answer]) -> Tensor:
+    """Returns log π(a_t | s_t) of all response tokens of the batch, one answer after the other: [N]."""
+    ids_BT = pad_sequence([torch.tensor(answer.tokens) for answer in batch], batch_first=True)
+    # The output at a position predicts the next token. The model's head runs only where that is a token of
+    # the response.
+    predicts_response_BT = torch.zeros_like(ids_BT, dtype=torch.bool)
+    for row, answer in enumerate(batch):
+        predicts_response_BT[row, len(answer.prompt) - 1 : len(answer.tokens) - 1] = True
+    hidden_BTD = model.model(input_ids=ids_BT, use_cache=False).last_hidden_state
+    logits_NV = model.lm_head(hidden_BTD[predicts_response_BT])
+    response_ids_N = torch.cat([torch.tensor(answer.response) for answer in batch])
+    return logits_NV.log_softmax(-1).gather(-1, response_ids_N[:, None])[:, 0]
 
 
-# 6. The objective is PPO's (Schulman et al., arXiv:1707.06347, equation 7), the mean over all tokens of
+# 7. The objective is PPO's (Schulman et al., arXiv:1707.06347, equation 7), the mean over all tokens of
 #
-#     min(ρ A, clip(ρ, 1 - ε, 1 + ε) A),    ρ = π(a_t | s_t) / π_old(a_t | s_t)
+#     min(ρ A, clip(ρ, 1 - ε, 1 + ε) A),    ρ = π_θ(a_t | s_t) / π_old(a_t | s_t)
 #
-# There is one step an iteration. Before it the policy is the old one, ρ is 1, and its gradient that of log π.
-# The clip has work to do where there are several steps, as in ppo.py.
+# Here an iteration takes a single step, and before it π_θ is π_old. So ρ is 1, its gradient is that of
+# log π_θ, and the clip changes nothing. It matters where an iteration takes several steps, as in ppo.py.
 def vineppo_loss(policy: LlamaForCausalLM, batch: list[Answer], all_tokens: int) -> Tensor:
-    advantages_N = torch.cat([one.advantages_T for one in batch])
-    logprobs_N = logprobs(policy, batch)
-    ratio_N = (logprobs_N - logprobs_N.detach()).exp()
-    surrogate_N = (-advantages_N * ratio_N).maximum(-advantages_N * ratio_N.clamp(1 - CLIP, 1 + CLIP))
-    return (surrogate_N * (1 / all_tokens)).sum()
+    """Returns a micro-batch's part of the loss, the mean over the `all_tokens` tokens of the iteration."""
+    advantages_N = torch.cat([answer.advantages_T for answer in batch])
+    logprobs_N = compute_logprobs(policy, batch)
+    old_logprobs_N = logprobs_N.detach()
+    ratio_N = (logprobs_N - old_logprobs_N).exp()
+    clipped_ratio_N = ratio_N.clamp(1 - CLIP, 1 + CLIP)
+    # The minimum of the objective is a maximum in the loss, which has the opposite sign.
+    policy_loss_N = torch.maximum(-advantages_N * ratio_N, -advantages_N * clipped_ratio_N)
+    return (policy_loss_N * (1 / all_tokens)).sum()
 
 
-# 7. The loop: sample, credit, train.
+# 8. The loop: sample, grade, estimate values, train.
 def main() -> LlamaForCausalLM:
-    torch.set_num_threads(1)  # several add sums up in another order, which changes the last bits
-    problems = make_problems()
+    torch.set_num_threads(1)  # more threads add numbers in another order, which changes the last bits
+    problems = draw_problems()
     policy = LlamaForCausalLM.from_pretrained(START)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     print("iteration  right  tokens  states  their value")
     for iteration in range(ITERATIONS):
         answers = rollout(policy, problems, iteration)
-        values = give_advantages(policy, problems, iteration, answers)
-        tokens = sum(len(one.response) for one in answers)
-        for batch in micro_batches(answers, TOKENS_PER_MICRO_BATCH):
-            vineppo_loss(policy, batch, tokens).backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), MAX_GRAD_NORM)
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * min(1.0, (iteration + 1) / WARMUP_STEPS)
-        optimizer.step()
-        optimizer.zero_grad()
-        right, value, length = (
-            fmean(one.reward for one in answers),
-            fmean(values.values()),
-            tokens / len(answers),
-        )
-        print(f"{iteration + 1:9}  {right:5.0%}  {length:6.1f}  {len(values):6}  {value:11.0%}", flush=True)
+        values = estimate_values(policy, problems, iteration, answers)
+        set_advantages(answers, values)
+        all_tokens = sum(len(answer.response) for answer in answers)
+        for batch in split_into_micro_batches(answers, TOKENS_PER_MICRO_BATCH):
+            vineppo_loss(policy, batch, all_tokens).backward()  # gradients add up
+        warmup = min(1.0, (iteration + 1) / WARMUP_STEPS)
+        take_step(policy, optimizer, LEARNING_RATE * warmup)
+        print_metrics(iteration, answers, values)
     return policy
+
+
+def take_step(model: LlamaForCausalLM, optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def print_metrics(iteration: int, answers: list[Answer], values: dict[State, float]) -> None:
+    accuracy = fmean(answer.reward for answer in answers)
+    mean_length = fmean(len(answer.response) for answer in answers)
+    mean_value = fmean(values.values())
+    print(
+        f"{iteration + 1:9}  {accuracy:5.0%}  {mean_length:6.1f}  {len(values):6}  {mean_value:11.0%}",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

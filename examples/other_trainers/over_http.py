@@ -18,15 +18,16 @@ from typing import Any
 def ask_for_advantages(
     address: str, key: str, answers: list[dict[str, Any]], **settings: Any
 ) -> dict[str, Any]:
-    """Returns the service's answer: ``advantages`` with a number for each token, ``values``, ``cost``, ….
+    """Returns the service's response: ``advantages``, with a number for each token, ``values``, ``cost``, ….
 
     Args:
         address: The service's address, such as ``http://127.0.0.1:8200``.
-        answers: For each answer ``prompt_ids``, ``response_ids`` and ``reward``.
+        key: The text of the service's key file.
+        answers: The graded answers: ``{"prompt_ids": [12, 7], "response_ids": [5, 6, 0], "reward": 1.0}``.
         settings: ``credit``, and for credit with continuations ``sampling``.
 
     Raises:
-        RuntimeError: The service refuses the request, or fails. Its message says why.
+        RuntimeError: The service refuses the request, or fails. The message says why.
     """
     request = urllib.request.Request(
         f"{address}/advantages",
@@ -37,7 +38,7 @@ def ask_for_advantages(
         with urllib.request.urlopen(request) as response:
             credited: dict[str, Any] = json.load(response)
     except urllib.error.HTTPError as error:
-        # Also of a proxy before the service, which may send HTML.
+        # A proxy in front of the service may send HTML, so the body is not parsed.
         message = error.read().decode(errors="replace")
         raise RuntimeError(f"HTTP {error.code}: {message}") from error
     return credited

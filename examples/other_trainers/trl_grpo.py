@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with a credit of treetune, such as VinePPO's: an advantage for each token.
+"""TRL's GRPOTrainer with a credit of treetune, such as VinePPO's, which gives each token its advantage.
 
     pip install trl    # into the environment that has treetune
 
@@ -6,10 +6,10 @@
     trainer = CreditGRPOTrainer(model, reward_funcs=reward, args=config, train_dataset=rows,
                                 credit={"type": "monte_carlo", "samples": 9})
 
-TRL samples and grades the completions. Continuations are sampled with the model that is trained (in float32,
-in this process) and graded by the same reward functions, which are Python functions. With several processes,
-each process needs whole groups: per_device_train_batch_size * steps_per_generation has to be a multiple of
-num_generations.
+TRL samples and grades the completions. treetune samples continuations with the model that is trained, in
+float32 and in this process, or from the vLLM server whose address is `engine`. It grades them with the same
+reward functions, which must be Python functions. With several processes, each process needs whole groups:
+per_device_train_batch_size * steps_per_generation has to be a multiple of num_generations.
 """
 
 from trl import GRPOTrainer
@@ -19,22 +19,28 @@ from treetune.credit import CreditAssigner, GradedAnswer
 
 
 class CreditGRPOTrainer(GRPOTrainer):
+    """A `GRPOTrainer` with the advantages of `credit`, a configuration such as ``{"type": "rloo"}``."""
+
     def __init__(self, *args, credit, engine=None, **settings):
         super().__init__(*args, **settings)
-        sampling = SamplingParams(
-            self.args.max_completion_length, self.temperature, self.top_p, top_k=self.top_k or -1
-        )
-        model = self.accelerator.unwrap_model(self.model)
-        # TRL grades completions that were cut off, so continuations are graded as well.
         self._assigner = CreditAssigner(
-            credit, engine=engine or model, grader=self._grade, tokenizer=self.processing_class,
-            sampling=sampling, unfinished_reward=None, seed=self.args.seed,
-        )  # fmt: skip
+            credit,
+            engine=engine or self.accelerator.unwrap_model(self.model),
+            grader=self._grade,
+            tokenizer=self.processing_class,
+            sampling=SamplingParams(
+                self.args.max_completion_length, self.temperature, self.top_p, top_k=self.top_k or -1
+            ),
+            unfinished_reward=None,  # cut-off continuations are graded, as TRL grades cut-off completions
+            seed=self.args.seed,
+        )
 
     def _grade(self, prompt, text, problem):
-        row = dict(problem.data)
+        """Returns the reward of a text: the weighted sum of TRL's reward functions."""
+        row = dict(problem.data)  # the row of the data set
         prompt = row.pop("prompt")
-        completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        is_chat = not isinstance(prompt, str)
+        completion = [{"role": "assistant", "content": text}] if is_chat else text
         columns = {name: [value] for name, value in row.items()}
         total = 0.0
         for function, weight in zip(self.reward_funcs, self.reward_weights.tolist(), strict=True):
@@ -43,20 +49,26 @@ class CreditGRPOTrainer(GRPOTrainer):
         return total
 
     def _calculate_rewards(self, *args):
-        self._rewards = super()._calculate_rewards(*args)  # of all processes, a column for each function
+        # Keeps the rewards for the method below: a row per answer of all processes, a column per function.
+        self._rewards = super()._calculate_rewards(*args)
         return self._rewards
 
     def _generate_and_score_completions(self, inputs):
         batch = super()._generate_and_score_completions(inputs)
-        first = self.accelerator.process_index * len(inputs)
-        rewards = (self._rewards.cpu() * self.reward_weights).nansum(1)[first : first + len(inputs)]
+        all_rewards = (self._rewards.cpu() * self.reward_weights).nansum(1)
+        start = self.accelerator.process_index * len(inputs)
+        rewards = all_rewards[start : start + len(inputs)]  # of this process
         answers = []
-        for number, row in enumerate(inputs):
-            is_response = batch["completion_mask"][number].bool()
-            sampled = batch["tool_mask"][number][is_response] if "tool_mask" in batch else None
-            prompt_ids = batch["prompt_ids"][number][batch["prompt_mask"][number].bool()]
-            ids = batch["completion_ids"][number][is_response]
-            answers.append(GradedAnswer(prompt_ids, ids, float(rewards[number]), sampled=sampled, data=row))
+        for index, row in enumerate(inputs):
+            is_prompt = batch["prompt_mask"][index].bool()
+            is_response = batch["completion_mask"][index].bool()  # true for all tokens but padding
+            prompt_ids = batch["prompt_ids"][index][is_prompt]
+            response_ids = batch["completion_ids"][index][is_response]
+            # TRL has a tool mask if the answers have tokens that tools wrote.
+            sampled = batch["tool_mask"][index][is_response] if "tool_mask" in batch else None
+            reward = float(rewards[index])
+            answers.append(GradedAnswer(prompt_ids, response_ids, reward, sampled=sampled, data=row))
         credited = self._assigner.advantages(answers, iteration=self.state.global_step)
-        batch["advantages"] = credited.padded(batch["completion_ids"].shape[1])  # the loss takes [B, T]
+        # TRL's loss also takes advantages of the shape [B, T], in place of one per answer.
+        batch["advantages"] = credited.padded(batch["completion_ids"].shape[1])
         return batch

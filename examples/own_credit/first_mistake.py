@@ -1,4 +1,4 @@
-"""A credit of one's own: a wrong answer pays for its first wrong line, and for nothing else."""
+"""A credit of your own: only the first wrong line of a wrong answer gets its negative advantage."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from treetune import (
 
 
 def is_right(line: str) -> bool:
-    """True for ``27+64=91``, and for the last line, ``#91``, which only repeats."""
-    sum_, _, result = line.strip().partition("=")
-    terms = sum_.split("+")
+    """True for ``27+64=91`` and for a line without a sum, such as ``#91``; false for ``27+64=92``."""
+    left, _, result = line.strip().partition("=")
+    terms = left.split("+")
     if not result:
         return True
-    return all(map(str.isdigit, [*terms, result])) and sum(map(int, terms)) == int(result)
+    are_numbers = all(text.isdigit() for text in [*terms, result])
+    return are_numbers and sum(map(int, terms)) == int(result)
 
 
 def first_wrong_step(codec: TextCodec, episode: Episode) -> slice | None:
@@ -40,11 +41,24 @@ def first_wrong_step(codec: TextCodec, episode: Episode) -> slice | None:
     return None
 
 
+def restrict_to_first_mistake(codec: TextCodec, episode: Episode) -> Episode:
+    """Sets the advantages to 0 but those of the first wrong line. If no line is wrong, all of them stay."""
+    mistake = first_wrong_step(codec, episode)
+    if mistake is None:
+        return episode
+    assert episode.advantages is not None
+    advantages = episode.advantages.copy()
+    advantages[: mistake.start] = 0.0
+    advantages[mistake.stop :] = 0.0
+    return replace(episode, advantages=advantages)
+
+
 @Credit.register("first_mistake")
 @dataclass(frozen=True, kw_only=True)
 class FirstMistake(GroupCredit):
-    """GRPO's advantage r − mean r for all tokens of a right answer. In a wrong one, the first line whose sum
-    is wrong gets it alone; where no line is, every token does."""
+    """The advantage of an answer is r − mean r, as in Dr. GRPO. All tokens of a correct answer get it. In a
+    wrong answer, only the first line with a wrong sum gets it, and the others get 0. If no line has a wrong
+    sum, all tokens get it."""
 
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
@@ -56,12 +70,7 @@ class FirstMistake(GroupCredit):
         episodes, _ = super().assign(context, trees)  # all tokens of an answer share its advantage
         credited = []
         for answer, episode in zip(answers_of(trees), episodes, strict=True):
-            mistake = None if answer.grade.correct else first_wrong_step(context.codec, episode)
-            if mistake is not None:
-                assert episode.advantages is not None
-                advantages = episode.advantages.copy()
-                advantages[: mistake.start] = 0.0
-                advantages[mistake.stop :] = 0.0
-                episode = replace(episode, advantages=advantages)
+            if not answer.grade.correct:
+                episode = restrict_to_first_mistake(context.codec, episode)
             credited.append(episode)
         return credited, advantage_metrics(context, credited)

@@ -1,4 +1,4 @@
-// GRPO on the reward.
+// GRPO with the function of reward.py as the reward. It starts from the weights that sft.jsonnet trains.
 (import 'quickstart/grpo.jsonnet') + (import 'task.libsonnet') + {
   experiment_name: 'own_data/grpo',
   model+: { name_or_path: $.directory + '/own_data/sft/checkpoints/last/policy' },

@@ -1,12 +1,18 @@
-"""Writes data/digits/train.jsonl and test.jsonl: numbers, and their digits in order."""
+"""Writes data/digits/train.jsonl and data/digits/test.jsonl: numbers, and their digits in ascending order.
+
+The first row: {"question": "60494>", "answer": "04469"}
+"""
 
 import json
 import random
 from pathlib import Path
 
-folder, rng = Path("data/digits"), random.Random(0)
+folder = Path("data/digits")
 folder.mkdir(parents=True, exist_ok=True)
-numbers = rng.sample(range(10_000, 100_000), 3200)
-for name, part in {"train": numbers[:3000], "test": numbers[3000:]}.items():
-    rows = [{"question": f"{number}>", "answer": "".join(sorted(str(number)))} for number in part]
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+numbers = random.Random(0).sample(range(10_000, 100_000), 3200)
+splits = {"train": numbers[:3000], "test": numbers[3000:]}
+for split, numbers_of_split in splits.items():
+    with open(folder / f"{split}.jsonl", "w") as file:
+        for number in numbers_of_split:
+            row = {"question": f"{number}>", "answer": "".join(sorted(str(number)))}
+            file.write(json.dumps(row) + "\n")

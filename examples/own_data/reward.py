@@ -1,9 +1,15 @@
-"""What an answer is worth."""
+"""The reward of an answer."""
 
 
 def score(response: str, gold: str) -> float | None:
-    """The share of digits that are in the right place; None where there is no answer."""
-    said = response.strip()
-    if not said:
+    """Returns the share of digits that are at their right position. None: the response contains no answer.
+
+    Example: ``score("04496", "04469")`` is 0.6. A digit too many or too few counts as wrong.
+    """
+    answer = response.strip()
+    if not answer:
         return None
-    return sum(one == right for one, right in zip(said, gold)) / max(len(said), len(gold))
+    right = 0
+    for digit, right_digit in zip(answer, gold):
+        right += digit == right_digit
+    return right / max(len(answer), len(gold))

@@ -1,6 +1,6 @@
-// A tiny model plays Nim, from random weights.
+// GRPO on games of Nim. The base is another game, with a tiny model that has random weights.
 (import 'multi_turn/guess_number.jsonnet') + {
-  imports: ['nim'],
+  imports: ['nim'],  // the file nim.py, next to this one
   directory: 'experiments/examples',
   experiment_name: 'own_environment/nim',
   engines: { policy: { type: 'in_process' } },

@@ -1,6 +1,6 @@
-// A chat with tools for a tiny model, as the templates of large ones have it: roles, tools, what they answered. What a
-// call is written with are tokens, as they are in vocabularies that have seen much JSON.
+// A chat with tools for a tiny model.
 {
+  // A chat template with roles and tools, as large models have it.
   chat: {
     template: std.join('', [
       '{% for tool in tools or [] %}<tools>{{ tool.function.name }}{% endfor %}',
@@ -8,11 +8,12 @@
       '{% if add_generation_prompt %}<assistant>{% endif %}',
     ]),
   },
+  // Tokens for the pieces of which a call consists. Vocabularies of large models have such pieces of JSON, too.
   added_tokens: [
     '<tools>', '<user>', '<assistant>', '<tool>', '<tool_call>', '</tool_call>', 'calculate', 'expression',
     '{"name":"', '","arguments":{"', '":"', '"}}',
   ],
-  // The rollout that calls the tool, in training and where SFT is measured.
+  // The rollout in which the model calls the tool: for training by GRPO and VinePPO, and for the evaluation of SFT.
   turns: {
     type: 'multi_turn',
     environment: {

@@ -1,4 +1,5 @@
-// GRPO by answers: from the weights of calculator_sft.jsonnet, which call right in some four of ten answers.
+// GRPO, with one advantage for a whole answer. It starts from the weights of calculator_sft.jsonnet, which make the right
+// calls in about four of ten answers.
 local calculator = import 'calculator.libsonnet';
 (import 'engines/in_process.jsonnet')
 + (import 'trainers/tiny_one_step.jsonnet')

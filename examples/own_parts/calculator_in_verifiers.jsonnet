@@ -1,4 +1,5 @@
-// calculator_grpo.jsonnet, in an environment of verifiers: python -m venv .verifiers && .verifiers/bin/pip install verifiers==0.1.14.
+// calculator_grpo.jsonnet with the calculator as an environment of verifiers. Install verifiers in a second Python:
+//     python -m venv .verifiers && .verifiers/bin/pip install verifiers==0.1.14
 (import 'calculator_grpo.jsonnet') + {
   experiment_name: 'calculator/in_verifiers',
   imports: ['verifiers_environments'],

@@ -1,4 +1,9 @@
-"""The calculator as an MCP server, which notes each call in the file that its argument names."""
+"""The calculator as an MCP server.
+
+    python calculator_server.py [FILE]
+
+With a FILE, it appends the expression of each call to it.
+"""
 
 import sys
 
@@ -11,8 +16,8 @@ server = MCPServer("calculator")
 @server.tool()
 def calculate(expression: str) -> int:
     """Multiplies or adds two whole numbers, such as 12*34 or 12+34."""
-    for name in sys.argv[1:]:
-        with open(name, "a") as file:
+    for path in sys.argv[1:]:
+        with open(path, "a") as file:
             file.write(f"{expression}\n")
     return calculator.calculate(expression)
 

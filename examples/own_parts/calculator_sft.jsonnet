@@ -1,4 +1,4 @@
-// A tiny model learns from single turns to call a calculator as large models do, natively. Its teacher slips.
+// Supervised fine-tuning: a tiny model learns to call a calculator, from single turns of a teacher who makes mistakes.
 local calculator = import 'calculator.libsonnet';
 (import 'models/tiny.jsonnet')
 + (import 'engines/in_process.jsonnet')

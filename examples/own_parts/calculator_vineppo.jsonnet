@@ -1,4 +1,5 @@
-// VinePPO by turns, to compare with calculator_grpo.jsonnet: a turn's credit is the difference that it made, by three continuations.
+// VinePPO with turns as steps, to compare with calculator_grpo.jsonnet: a turn's advantage is the value after it minus the
+// value before it, from three continuations each.
 (import 'calculator_grpo.jsonnet') + (import 'methods/vineppo.jsonnet') + {
   experiment_name: 'calculator/vineppo',
   credit+: { samples: 3, states: { type: 'turns' } },

@@ -1,3 +1,3 @@
-// The quickstart with a credit of one's own for tokens.
+// The quickstart with a credit of your own for tokens.
 local quickstart = import 'lib/quickstart.libsonnet';
 quickstart.policy_gradient('own_fading', { imports: ['my_package.fading'], credit: { type: 'fading', decay: 0.95 } })

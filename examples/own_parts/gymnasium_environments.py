@@ -1,4 +1,4 @@
-"""Environments of Gymnasium, and of GEM, which has the same interface."""
+"""Environments of Gymnasium, and of GEM, which has the same interface, as environments of treetune."""
 
 from __future__ import annotations
 
@@ -14,35 +14,38 @@ from treetune import Again, Environment, Finding, Game, Problem, Turn
 @Environment.register("gymnasium")
 @dataclass(frozen=True, kw_only=True)
 class Gymnasium(Game):
-    """An environment of Gymnasium's (the package `gymnasium`). A level is the seed that it is reset with, and
-    its first observation is the prompt. Where its actions are texts, the policy's turn is one. Where rewards
-    for a success don't add up to 1, no answer counts as correct.
+    """An environment of the package `gymnasium`. Each problem has a level, which is the seed of its `reset`.
+    The prompt is the first observation. The policy's turn is the action, or names one of `actions`. An answer
+    counts as correct if its rewards add up to 1 or more.
     """
 
     id: str
-    """The name that it is registered under."""
+    """The name under which it is registered."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of its constructor."""
     instructions: str = ""
-    """The beginning of the prompt."""
+    """The text before the first observation."""
     modules: tuple[str, ...] = ()
     """Modules that are imported first: those that register your own environments."""
     actions: tuple[str, ...] = ()
-    """Words for the actions 0, 1, …, where these are numbers."""
+    """The words for the actions 0, 1, …. Leave it out if the environment's actions are texts."""
     observe: Literal["observation", "rendered"] = "observation"
     """Whether the policy reads the observation, or the text of `render` (``arguments: {render_mode:
     'ansi'}``)."""
-    again: Again = "replay"  # type: ignore[misc]  # only who wrote it knows
-    """Whether the same seed and actions give the same answers (``replay``), or its object is pickled after
-    each turn (``copy``), or neither (``never``)."""
+    again: Again = "replay"  # type: ignore[misc]  # each environment needs its own
+    """How credit continues an answer from the middle. ``replay``: its actions are played again, which needs
+    the same observations for the same seed and actions. ``copy``: the object is pickled after each turn.
+    ``never``: not at all."""
 
     quick: ClassVar[bool] = False
     library: ClassVar[str] = "gymnasium"
 
     def check(self, experiment: Any) -> Iterable[Finding]:
         if importlib.util.find_spec(self.library) is None:
-            what = f"the package {self.library!r} isn't installed, which the environment {self.id!r} needs"
-            yield Finding(what, level="missing")
+            yield Finding(
+                f"the package {self.library!r} isn't installed, which the environment {self.id!r} needs",
+                level="missing",
+            )
 
     def prepare(self) -> None:
         for name in (self.library, *self.modules):
@@ -50,28 +53,32 @@ class Gymnasium(Game):
 
     def problem(self, id: str, level: int) -> Problem:
         self.prepare()
-        _, observation = self.begun(level)
+        _, observation = self.start(level)
         return Problem(id=id, prompt=self.instructions + observation, gold=self.id, data={"level": level})
 
     def reset(self, problem: Problem, seed: int) -> Any:
-        return self.begun(problem.data["level"])[0]
+        environment, _ = self.start(problem.data["level"])
+        return environment
 
     def step(self, state: Any, action: str) -> Turn:
-        read: Any = action
+        environment_action: Any = action
         if self.actions:
-            if action.strip() not in self.actions:
-                return Turn(f"There is no action {action.strip()!r}.")
-            read = self.actions.index(action.strip())
-        observation, reward, terminated, truncated, info = state.step(read)
-        return Turn(self.as_text(state, observation, info), bool(terminated or truncated), float(reward))
+            word = action.strip()
+            if word not in self.actions:
+                return Turn(f"There is no action {word!r}.")
+            environment_action = self.actions.index(word)
+        observation, reward, terminated, truncated, info = state.step(environment_action)
+        text = self.write_observation(state, observation, info)
+        return Turn(text, done=bool(terminated or truncated), reward=float(reward))
 
-    def begun(self, level: int) -> tuple[Any, str]:
-        """Returns the environment at the beginning of a level, and the text that it begins with."""
-        made = importlib.import_module(self.library).make(self.id, **self.arguments)
-        observation, info = made.reset(seed=level)
-        return made, self.as_text(made, observation, info)
+    def start(self, level: int) -> tuple[Any, str]:
+        """Returns a new environment at the start of a level, and the text of its first observation."""
+        library = importlib.import_module(self.library)
+        environment = library.make(self.id, **self.arguments)
+        observation, info = environment.reset(seed=level)
+        return environment, self.write_observation(environment, observation, info)
 
-    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
+    def write_observation(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
         """Returns the text that the policy reads."""
         return str(environment.render()) if self.observe == "rendered" else str(observation)
 
@@ -79,13 +86,14 @@ class Gymnasium(Game):
 @Environment.register("gem")
 @dataclass(frozen=True, kw_only=True)
 class Gem(Gymnasium):
-    """An environment of GEM's (the package `gem-llm`, Liu et al., arXiv:2510.01051). They share one generator
-    of chances in a process, so that they are copied and not played again."""
+    """An environment of GEM (the package `gem-llm`, Liu et al., arXiv:2510.01051). All environments in a
+    process share a random generator, so the same actions need not give the same observations: they are
+    copied, not replayed."""
 
     again: Again = "copy"  # type: ignore[misc]
 
     library: ClassVar[str] = "gem"
 
-    def as_text(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
+    def write_observation(self, environment: Any, observation: Any, info: Mapping[str, Any]) -> str:
         suffix = info.get("suffix")
         return f"{observation}\n{suffix}" if suffix else str(observation)

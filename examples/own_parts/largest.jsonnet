@@ -1,4 +1,4 @@
-// Supervised training from random weights on a task of one's own.
+// Supervised fine-tuning from random weights on a task of your own.
 (import 'quickstart/sft.jsonnet') + {
   imports: ['my_package.largest'],
   experiment_name: 'largest/sft',

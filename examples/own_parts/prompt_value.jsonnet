@@ -1,4 +1,4 @@
-// The quickstart's VinePPO with an estimator of one's own.
+// The quickstart's VinePPO with a value estimator of your own.
 (import 'quickstart/vineppo.jsonnet') + {
   imports: ['my_package.prompt_value'],
   experiment_name: 'quickstart/own_prompt_value',

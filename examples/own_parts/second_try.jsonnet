@@ -1,4 +1,4 @@
-// GRPO on the quickstart's task with a rollout of one's own.
+// The quickstart's GRPO with a rollout of your own.
 (import 'quickstart/grpo.jsonnet') + {
   imports: ['my_package.second_try'],
   experiment_name: 'quickstart/own_second_try',

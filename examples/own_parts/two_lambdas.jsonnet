@@ -1,4 +1,4 @@
-// The quickstart's PPO with a critic's credit of one's own.
+// The quickstart's PPO with a credit of your own that uses the critic.
 (import 'quickstart/ppo.jsonnet') + {
   imports: ['my_package.two_lambdas'],
   experiment_name: 'quickstart/own_two_lambdas',

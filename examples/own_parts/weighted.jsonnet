@@ -1,4 +1,4 @@
-// GRPO on the quickstart's task with an objective of one's own.
+// The quickstart's GRPO with an objective of your own.
 (import 'quickstart/grpo.jsonnet') + {
   imports: ['my_package.weighted'],
   experiment_name: 'quickstart/own_weighted',

@@ -163,9 +163,9 @@ class HalfHour:
         return output
 
     def watch_memory(self) -> None:
-        """Records the memory in use, for ever; for a thread."""
+        """Records the memory in use, without end. A thread runs this."""
         while True:
-            # nvidia-smi may be late once.
+            # nvidia-smi may fail or be late now and then.
             with contextlib.suppress(OSError, subprocess.SubprocessError):
                 self.memory.append((time.time(), memory_in_use(self.rehearse)))
             time.sleep(POLL_S)
@@ -191,7 +191,7 @@ class HalfHour:
             for step in content["steps"]:
                 rows = [(name, value) for name, value in step["rows"]]
                 self.outcomes.append(Outcome(step["name"], step["outcome"], step["seconds"], rows))
-            self.memory = [(at, used) for at, used in content["memory"]]
+            self.memory = [(seconds, used) for seconds, used in content["memory"]]
 
     def is_done(self, name: str) -> bool:
         return any(outcome.name == name and outcome.outcome == "ok" for outcome in self.outcomes)
@@ -229,7 +229,7 @@ def memory_in_use(rehearse: bool) -> int:
 # Configurations
 
 TREETUNE: Command = (sys.executable, "src/treetune/main.py")
-RUN: Command = (*TREETUNE, "run", "--num_gpus", "1")
+RUN: Command = (*TREETUNE, "run", "--ranks", "1")  # `--num_gpus` would refuse a rehearsal on a CPU
 REAL_MODEL = "pretrained/SmolLM2-135M-Instruct"
 RHO = "microsoft/rho-math-1b-v0.1"
 OUTLASTS = {"may_outlast_training": True}
@@ -240,7 +240,11 @@ REHEARSED = {
     "evaluation+": {"sets": [{"split": "validation", "samples": 1, "problems": 8}]},
     "trainer+": {"minibatch_size": 16, "schedule+": OUTLASTS},
 }
-"""Small counts, for a rehearsal on a CPU."""
+"""Changes for a rehearsal on a CPU: small counts."""
+
+
+LONGER_PROMPTS = {"context_length": 512}
+"""The tiny model's tokens are characters, so that a prompt of 170 tokens has 240 in a rehearsal."""
 
 
 def write_changes(half_hour: HalfHour, name: str, changes: dict[str, Any]) -> Path:
@@ -271,7 +275,7 @@ def real_model(half_hour: HalfHour, method: str, iterations: int, experiment: st
     The model stays in float32, as in the example. Its answers are short: without compilation and CUDA graphs,
     the server starts in half the time.
     """
-    policy = {"type": "vllm", "servers": "per_rank", "dtype": "float32"}
+    policy: dict[str, Any] = {"type": "vllm", "servers": "per_rank", "dtype": "float32"}
     if not half_hour.rehearse:
         policy |= {"gpu_memory_utilization": 0.4, "enforce_eager": True}
     changes: dict[str, Any] = {
@@ -285,14 +289,27 @@ def real_model(half_hour: HalfHour, method: str, iterations: int, experiment: st
         folder = half_hour.folder / "real-model"
         changes |= {
             "model+": {"name_or_path": str(folder)},
-            "context_length": 512,  # the tiny model's tokens are characters
             "rollout+": {"samples": 4, "max_tokens": 40, "unfinished_reward": 1.0},
             "plan": {},
+            **LONGER_PROMPTS,
             **REHEARSED,
             "problems_per_iteration": 4,
         }
     path = write_changes(half_hour, f"real_model_{experiment}", changes)
     return ("--configs", f"examples/real_model/{method}.jsonnet,{path}")
+
+
+def benchmarked_configurations(half_hour: HalfHour) -> str:
+    """Returns the folder of the configurations that the speeds of the pretrained model are measured with."""
+    example = ROOT / "examples/real_model"
+    if not half_hour.rehearse:
+        return str(example.relative_to(ROOT))
+    folder = half_hour.folder / "configurations/benchmarked"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("grpo", "vineppo"):
+        text = f"(import '{example / name}.jsonnet') + {json.dumps(LONGER_PROMPTS)}\n"
+        (folder / f"{name}.jsonnet").write_text(text)
+    return str(folder)
 
 
 def random_weights(half_hour: HalfHour, way: str) -> Command:
@@ -301,8 +318,12 @@ def random_weights(half_hour: HalfHour, way: str) -> Command:
     An answer that is cut off counts as correct, so that rewards differ.
     """
     precision = "float32" if half_hour.rehearse else "bfloat16"
-    policy: dict[str, Any] = {"servers": "per_rank", "weight_transfer": way, "dtype": precision}
-    policy["gpu_memory_utilization"] = 0.4
+    policy: dict[str, Any] = {
+        "servers": "per_rank",
+        "weight_transfer": way,
+        "dtype": precision,
+        "gpu_memory_utilization": 0.4,
+    }
     if way == "nccl":
         policy |= {"servers": "one", "devices": [1]}
     elif not half_hour.rehearse:
@@ -367,7 +388,7 @@ def paper_sized(half_hour: HalfHour) -> Command:
     return (arguments[0], f"{arguments[1]},{path}")
 
 
-# What is read from a run
+# Measurements of a run
 
 
 def read_metrics(half_hour: HalfHour, experiment: str) -> list[dict[str, float]]:
@@ -421,7 +442,9 @@ def read_memory(half_hour: HalfHour, experiment: str) -> Rows:
     most: dict[str, int] = {}
     for span in spans:
         if span.lane == "phases" and span.end is not None:
-            within = [used for at, used in half_hour.memory if span.start <= at <= span.end + POLL_S]
+            # Memory is recorded every POLL_S seconds, so the first record after the phase belongs to it.
+            until = span.end + POLL_S
+            within = [used for seconds, used in half_hour.memory if span.start <= seconds <= until]
             most[span.name] = max([most.get(span.name, 0), *within])
     return [(f"memory in {phase}, GiB", f"{used / GIB:.1f}") for phase, used in most.items() if used]
 
@@ -516,9 +539,10 @@ def list_steps(half_hour: HalfHour, gpus: int) -> list[Step]:
 
 
 def real_model_steps(half_hour: HalfHour) -> list[Step]:
-    """A pretrained model of 135 million weights: curves of GRPO and VinePPO, and speeds."""
-    made = "real model made"
-    rows_made = (sys.executable, "examples/real_model/make_rows.py")
+    """Returns steps with a pretrained model of 135 million weights: curves of GRPO and VinePPO; speeds."""
+    model_step = "real model made"  # the other steps need it
+    make_rows = (sys.executable, "examples/real_model/make_rows.py")
+    make: Command
     if half_hour.rehearse:
         model = half_hour.folder / "real-model"
         make = (sys.executable, "scripts/gpu/random_model.py", str(model), "--small", "--chat")
@@ -526,20 +550,19 @@ def real_model_steps(half_hour: HalfHour) -> list[Step]:
         model = ROOT / REAL_MODEL
         make = make_real_model(model)
     iterations = 2 if half_hour.rehearse else 10
-    steps = [Step(made, 40, 120, (rows_made, make), read_last_line("model"))]
+    steps = [Step(model_step, 40, 120, (make_rows, make), read_last_line("model"))]
     for title, method in (("GRPO", "grpo"), ("VinePPO", "vineppo")):
         command = (*RUN, *real_model(half_hour, method, iterations, method))
         read = read_training(f"real_model/{method}")
-        steps.append(Step(f"real model, {title}", 120, 240, (command,), read, needs=(made,)))
+        steps.append(Step(f"real model, {title}", 120, 240, (command,), read, needs=(model_step,)))
     for title, part, expected_s, limit_s in (
         ("engine against LLM.generate", "generation", 200, 300),
         ("training against PyTorch", "training", 60, 180),
         ("iteration against TRL", "iteration", 150, 300),
     ):
-        command = benchmark(half_hour, part, model, "examples/real_model")
-        steps.append(
-            Step(f"real model, {title}", expected_s, limit_s, (command,), read_ratios, needs=(made,))
-        )
+        command = benchmark(half_hour, part, model, benchmarked_configurations(half_hour))
+        name = f"real model, {title}"
+        steps.append(Step(name, expected_s, limit_s, (command,), read_ratios, needs=(model_step,)))
     return steps
 
 
@@ -573,8 +596,9 @@ def benchmark(half_hour: HalfHour, part: str, model: Path, configs: str = "") ->
 
 
 def random_weights_steps(half_hour: HalfHour) -> list[Step]:
-    """1.1 billion random weights of Rho-1B's sizes: every phase, and an iteration of the paper's size."""
-    made = "1.1B made"
+    """Returns steps with 1.1 billion random weights of Rho-1B's sizes: every phase, and an iteration of the
+    paper's size."""
+    model_step = "1.1B made"  # the other steps need it
     folder = str(half_hour.folder / "random-model")
     size = ("--small",) if half_hour.rehearse else ("--sizes", RHO)
     make = (sys.executable, "scripts/gpu/random_model.py", folder, *size)
@@ -582,14 +606,14 @@ def random_weights_steps(half_hour: HalfHour) -> list[Step]:
     paper = paper_sized(half_hour)
     plan = (*TREETUNE, "plan", *paper, "--json")
     return [
-        Step(made, 40, 120, (make,), read_last_line("model")),
+        Step(model_step, 40, 120, (make,), read_last_line("model")),
         Step(
             "1.1B, all phases with sleep",
             150,
             240,
             (phases,),
             read_training("random_weights/auto"),
-            needs=(made,),
+            needs=(model_step,),
         ),
         Step(
             "1.1B, an iteration of the paper's size",
@@ -597,16 +621,21 @@ def random_weights_steps(half_hour: HalfHour) -> list[Step]:
             420,
             ((*RUN, *paper),),
             read_training("random_weights/paper"),
-            needs=(made,),
+            needs=(model_step,),
         ),
         Step(
-            "1.1B, plan against measured", 10, 60, (plan,), read_plan("random_weights/paper"), needs=(made,)
+            "1.1B, plan against measured",
+            10,
+            60,
+            (plan,),
+            read_plan("random_weights/paper"),
+            needs=(model_step,),
         ),
     ]
 
 
 def resumption_step(half_hour: HalfHour) -> Step:
-    """Kills GRPO of the real model with SIGKILL after two iterations, and resumes it."""
+    """Returns the step that kills GRPO of the real model by SIGKILL after two iterations, and resumes it."""
     iterations, kill_after = (2, 1) if half_hour.rehearse else (4, 2)
     command = (*RUN, *real_model(half_hour, "grpo", iterations, "killed"))
     return Step(
@@ -622,7 +651,8 @@ def resumption_step(half_hour: HalfHour) -> Step:
 
 
 def flash_attention_step(half_hour: HalfHour) -> Step:
-    """The kernels of flash-attn. The package index has no wheel of it; without it, its tests are skipped."""
+    """Returns the step that tests the kernels of flash-attn. The package index has no wheel of it, and where
+    it is not installed, the tests are skipped."""
     marks = ("-m", "not gpu" if half_hour.rehearse else "gpu", "-k", "flash")
     command = (
         sys.executable,
@@ -639,7 +669,7 @@ def flash_attention_step(half_hour: HalfHour) -> Step:
 
 
 def other_steps(half_hour: HalfHour, gpus: int) -> list[Step]:
-    """Steps that have been seen on a GPU, and other ways of weight transfer."""
+    """Returns steps that have run on a GPU before, and other ways of weight transfer."""
     start = half_hour.folder / "experiments/quickstart/sft/checkpoints/last/policy"
     marks = ("-m", "not gpu", "-k", "not engine") if half_hour.rehearse else ("-m", "gpu")
     tests = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu", *marks)
@@ -689,9 +719,11 @@ def describe_steps(steps: Sequence[Step], minutes: float) -> str:
     lines = []
     total = 0.0
     for step in steps:
-        begins_at = total / 60
+        minutes_before = total / 60
         total += step.expected_s
-        late = "" if begins_at < minutes else f" (begins after {minutes:.0f} minutes, by these estimates)"
+        late = (
+            "" if minutes_before < minutes else f" (begins after {minutes:.0f} minutes, by these estimates)"
+        )
         lines.append(f"{step.name}: about {step.expected_s:.0f} s, at most {step.limit_s:.0f} s{late}")
         lines += [f"    {shlex.join(command)}" for command in step.commands]
         if step.kill_after is not None:
@@ -795,7 +827,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def temporary_half_hour(options: argparse.Namespace) -> Iterator[HalfHour]:
-    """Yields one for a dry run, whose configuration files are deleted afterwards."""
+    """Yields a `HalfHour` for a dry run. Its folder is deleted afterwards."""
     with tempfile.TemporaryDirectory() as folder:
         yield HalfHour(Path(folder), options.rehearse, time.monotonic(), options.vllms_scheduler)
 

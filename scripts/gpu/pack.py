@@ -61,7 +61,7 @@ WANTED = (
     "trl",
     "pytest",
 )
-"""What half_hour.py runs, next to the dependencies of the project itself."""
+"""The packages that half_hour.py runs, besides the dependencies of the project itself."""
 ON_THE_MACHINE = (
     "torch",
     "torchvision",
@@ -72,11 +72,11 @@ ON_THE_MACHINE = (
     "cuda-*",
     "setuptools",
 )
-"""Never packed: the machine's PyTorch works with its own Triton and CUDA libraries only."""
+"""Packages that are never packed: the machine's PyTorch needs its own Triton and CUDA libraries."""
 ONLY_FOR_GPUS = ("vllm", "liger-kernel")
 """Packages of requirements.txt that are packed although the CPU's set has none of that name."""
 BUILT_HERE = ("deepspeed",)
-"""Published as source only; their wheels hold Python files only, and fit any Python 3."""
+"""Packages that are published as source only. Their wheels have Python files only, which fit any Python 3."""
 
 UNUSED_KERNELS = {
     "vllm/vllm_flash_attn/_vllm_fa2_C*.so": "attention on GPUs older than Hopper",
@@ -115,15 +115,15 @@ class PieceWriter(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        rest = memoryview(data)
-        while rest:
+        unwritten = memoryview(data)
+        while unwritten:
             if self._free == 0:
                 self._begin_piece()
             assert self._file is not None
-            count = min(len(rest), self._free)
-            self._file.write(rest[:count])
+            count = min(len(unwritten), self._free)
+            self._file.write(unwritten[:count])
             self._free -= count
-            rest = rest[count:]
+            unwritten = unwritten[count:]
         return len(data)
 
     def _begin_piece(self) -> None:
@@ -203,7 +203,7 @@ def model_files(downloads: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel file and what its metadata asks for."""
+    """A wheel file, its package and the requirements in its metadata."""
 
     path: Path
     name: str
@@ -213,12 +213,10 @@ class Wheel:
     def read(path: Path) -> Wheel:
         name = parse_wheel_filename(path.name)[0]
         with zipfile.ZipFile(path) as archive:
-            inside = next(
-                (entry for entry in archive.namelist() if entry.endswith(".dist-info/METADATA")), None
-            )
-            if inside is None:
+            members = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            if not members:
                 raise ValueError(f"{path} has no METADATA: delete it, and pack again")
-            metadata = email.message_from_bytes(archive.read(inside))
+            metadata = email.message_from_bytes(archive.read(members[0]))
         lines = metadata.get_all("Requires-Dist") or []
         return Wheel(path, name, tuple(Requirement(line) for line in lines))
 
@@ -234,7 +232,7 @@ def wheel_files(downloads: Path, python: str, there: Mapping[str, Version], keep
     pins = pins_to_download()
     wanted = [Requirement(name) for name in WANTED] + project_requirements()
     wheels: dict[str, Wheel] = {}
-    # A wheel's own requirements are known when it is there.
+    # Only a downloaded wheel tells what it needs, so this downloads round by round until nothing is missing.
     while names := sorted(set(ask_for(wheels, wanted, python)) & set(pins) - set(wheels)):
         print(f"wheels: downloading {len(names)} packages", flush=True)
         for path in download_wheels(names, pins, downloads, python):
@@ -343,22 +341,23 @@ def choose_wheels(
 
     def is_there(name: str, requirements: Sequence[Requirement]) -> bool:
         version = there.get(name)
-        return version is not None and all(
-            requirement.specifier.contains(version, prereleases=True) for requirement in requirements
-        )
+        if version is None:
+            return False
+        specifiers = [requirement.specifier for requirement in requirements]
+        return all(specifier.contains(version, prereleases=True) for specifier in specifiers)
 
     asked = ask_for(wheels, wanted, python)
     missing = [name for name, requirements in asked.items() if not is_there(name, requirements)]
-    without = sorted(name for name in missing if name not in wheels and not is_on_the_machine(name))
-    if without:
-        # Kernels that vLLM compiles when it needs them, above all.
-        print(f"wheels: neither packed nor among the machine's packages: {', '.join(without)}")
+    unpacked = sorted(name for name in missing if name not in wheels and not is_on_the_machine(name))
+    if unpacked:
+        # Most of these are kernels that vLLM compiles when it needs them.
+        print(f"wheels: neither packed nor among the machine's packages: {', '.join(unpacked)}")
     return [wheels[name] for name in sorted(missing) if name in wheels]
 
 
 def read_versions(path: Path) -> dict[str, Version]:
     """Returns the versions of the packages in the output of ``pip freeze``; other lines are left out."""
-    versions = {}
+    versions: dict[str, Version] = {}
     for line in path.read_text().splitlines():
         name, separator, version = line.partition("==")
         with contextlib.suppress(InvalidVersion):

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a pack consists of."""
+    """The pieces of a pack, and the files in them."""
 
     pack: str
     limit: int

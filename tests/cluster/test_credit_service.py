@@ -31,7 +31,9 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from tests.columns import plain
-from tests.credit.test_library import answers_in_run, engine, graded
+from tests.credit.test_library import answers_in_run
+from tests.credit.test_library import as_graded_answer as graded
+from tests.credit.test_library import fake_engine as engine
 from tests.engine.fake_vllm import FakeVllm
 from tests.rollouts import tabular_mdp as mdp
 from treetune.cluster.credit_service import arrow
@@ -87,8 +89,8 @@ async def call(
     headers: Mapping[str, str] | None = None,
     disconnects_after: float | None = None,
 ) -> Reply:
-    """Sends a request to the application as uvicorn would."""
-    sent = {"authorization": f"Bearer {KEY}", "content-type": JSON, **(headers or {})}
+    """Send a request to the application as uvicorn would."""
+    all_headers = {"authorization": f"Bearer {KEY}", "content-type": JSON, **(headers or {})}
     parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     status = 0
     received = bytearray()
@@ -116,7 +118,7 @@ async def call(
         "raw_path": path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in sent.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in all_headers.items()],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 2),
     }
@@ -130,7 +132,7 @@ def post(app: ASGIApp, request: Any, **more: Any) -> Reply:
 
 
 def rows_of_run() -> list[dict[str, Any]]:
-    """Returns the answers of a run as a client sends them."""
+    """Return the answers of a run as a client sends them."""
     rows = []
     for trajectory in answers_in_run():
         answer = graded(trajectory)
@@ -162,7 +164,7 @@ def from_library(credit: Any) -> CreditedAnswers:
 def arrow_request(
     rows: list[dict[str, Any]], settings: Any, types: Mapping[str, Any] | None = None, **options: Any
 ) -> bytes:
-    """Returns answers and settings as an Arrow stream.
+    """Return answers and settings as an Arrow stream.
 
     Args:
         types: Other types of columns than pyarrow's own.
@@ -363,7 +365,7 @@ def test_other_paths_and_methods_are_refused(serve: Callable[..., ASGIApp]) -> N
 
 
 def servers_request(**settings: Any) -> dict[str, Any]:
-    """Returns a request whose continuations fit a fake server."""
+    """Return a request whose continuations fit a fake server."""
     rows = [{**row, "group": "only"} for row in rows_of_run()[:4]]
     common = {"credit": VINE, "sampling": {"max_tokens": mdp.LONGEST}, "unfinished_reward": 0.5}
     return {"answers": rows, **common, **settings}
@@ -521,10 +523,10 @@ def test_the_metrics_count_requests_and_their_cost(serve: Callable[..., ASGIApp]
     app = serve()
     cost = post(app, request_for(VINE)).json["cost"]
     post(app, b"{")
-    text = post(app, b"", path="/metrics", method="GET").body.decode()
+    metrics = post(app, b"", path="/metrics", method="GET").body.decode()
     parser = pytest.importorskip("prometheus_client.parser")
     samples = {}
-    for family in parser.text_string_to_metric_families(text):
+    for family in parser.text_string_to_metric_families(metrics):
         for sample in family.samples:
             samples[sample.name, sample.labels.get("status")] = sample.value
     assert samples["treetune_credit_requests_total", "200"] == 1
@@ -537,16 +539,16 @@ def test_the_metrics_count_requests_and_their_cost(serve: Callable[..., ASGIApp]
 def test_the_grades_of_one_request_are_not_used_for_another(serve: Callable[..., ASGIApp]) -> None:
     """Both have a problem of the same name, and other data for the grader."""
     app = serve(grader=LevelGrader())
-    first, second = ({**row, "data": {"level": 0}} for row in rows_of_run()[:2])
+    row, other_row = ({**row, "data": {"level": 0}} for row in rows_of_run()[:2])
     settings = {name: value for name, value in request_for(VINE).items() if name != "answers"}
-    easy = post(app, {"answers": [first, second], **settings}).json["values"]
-    hard_rows = [{**row, "data": {"level": 9}} for row in (first, second)]
+    easy = post(app, {"answers": [row, other_row], **settings}).json["values"]
+    hard_rows = [{**row, "data": {"level": 9}} for row in (row, other_row)]
     hard = post(app, {"answers": hard_rows, **settings}).json["values"]
     assert max(map(max, hard)) == 0.0 < min(map(min, easy))
 
 
 class LevelGrader(mdp.LetterGrader):
-    """Grades in threads, and its pool remembers the grades."""
+    """A grader that reads the problem's data, and whose pool remembers grades."""
 
     isolation = "service"
 
@@ -562,7 +564,7 @@ SECRET = "the content of a file"
 
 
 def attacks(file: Path) -> Iterator[Any]:
-    """Yields requests that try to read a file, to run code, to reach an address, or to break the service."""
+    """Yield requests that try to read a file, to run code, to reach an address, or to break the service."""
     programs = [
         f"importstr '{file}'",
         f"{{ type: importstr '{file}' }}",
@@ -623,7 +625,7 @@ def test_no_request_reads_a_file_runs_code_or_breaks_the_service(
     file = tmp_path / "secret.jsonnet"
     file.write_text(json.dumps(SECRET))
     app = serve(budget=5000)
-    post(app, request_for(VINE))  # what is imported late is imported now
+    post(app, request_for(VINE))  # so that late imports happen before `open` is refused
 
     def refuse(*arguments: Any, **named: Any) -> None:
         raise AssertionError(f"the request opened {arguments}")
@@ -664,12 +666,10 @@ def _may_be_text(hint: Any) -> bool:
     return hint in (str, Any, object) or any(map(_may_be_text, _arguments(hint)))
 
 
-def _mentions(hint: Any, wanted: Any) -> bool:
-    return (
-        typing.get_origin(hint) is wanted
-        or hint is wanted
-        or any(_mentions(h, wanted) for h in _arguments(hint))
-    )
+def _mentions(hint: Any, kind: Any) -> bool:
+    if hint is kind or typing.get_origin(hint) is kind:
+        return True
+    return any(_mentions(argument, kind) for argument in _arguments(hint))
 
 
 def _arguments(hint: Any) -> tuple[Any, ...]:
@@ -754,13 +754,13 @@ def test_a_text_of_data_that_is_not_json_is_refused(serve: Callable[..., ASGIApp
 
 def test_damaged_streams_never_make_the_service_fail(serve: Callable[..., ASGIApp]) -> None:
     app = serve()
-    whole = arrow_request(rows_of_run()[:2], {"credit": "rloo"})
-    draw = random.Random(0)
-    bodies = [whole[: draw.randrange(len(whole))] for _ in range(40)]
+    stream = arrow_request(rows_of_run()[:2], {"credit": "rloo"})
+    rng = random.Random(0)
+    bodies = [stream[: rng.randrange(len(stream))] for _ in range(40)]
     for _ in range(160):
-        damaged = bytearray(whole)
-        for _ in range(draw.randint(1, 4)):
-            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        damaged = bytearray(stream)
+        for _ in range(rng.randint(1, 4)):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         bodies.append(bytes(damaged))
     for body in bodies:
         assert post(app, body, headers=AS_ARROW).status in (200, 400)
@@ -792,7 +792,7 @@ def test_wrong_settings_of_the_owner_are_refused() -> None:
         CreditService(ServiceSettings(engine=lambda requests: []))
 
 
-def test_numbers_of_arrays_arrive_with_the_same_bits() -> None:
+def test_numbers_of_arrays_keep_their_bits_as_json() -> None:
     """The text of a float has as many digits as its value needs."""
     numbers = np.random.default_rng(0).standard_normal(1000) * 10.0 ** np.arange(-500, 500).clip(-300, 300)
     assert plain(np.array(json.loads(json.dumps(numbers.tolist())))) == plain(numbers)

@@ -1,4 +1,6 @@
-"""`treetune doctor` says of a machine what it lacks, each with its remedy."""
+"""Promises of `treetune doctor`: it compares versions with the lock file of this kind of machine, and tells
+each thing that the machine lacks with its remedy.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def test_versions_are_compared_with_the_lock_file_of_this_kind_of_machine(
     }
 
 
-def test_what_a_machine_lacks_is_told_with_its_remedy_and_the_rest_as_found(
+def test_each_thing_that_a_machine_lacks_is_told_with_its_remedy_and_the_others_as_ok(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def no_such_folder(path: str) -> None:
@@ -38,15 +40,15 @@ def test_what_a_machine_lacks_is_told_with_its_remedy_and_the_rest_as_found(
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("treetune.trainer.ranks.has_gpu", lambda: False)
     assert doctor.run() == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert f"ok   pytest: {pytest.__version__}" in lines and "ok   a sampled token: 7" in lines
+    printed = capsys.readouterr().out.splitlines()
+    assert f"ok   pytest: {pytest.__version__}" in printed and "ok   a sampled token: 7" in printed
     cores = len(os.sched_getaffinity(0))
-    assert f"{'ok  ' if cores > 1 else 'BAD '} cores: {cores}" in lines
-    for told, remedy in (
+    assert f"{'ok  ' if cores > 1 else 'BAD '} cores: {cores}" in printed
+    for check, remedy in (
         ("BAD  torch: ", "tested with 0.1"),
         ("BAD  /dev/shm: none", "mount a tmpfs"),
         ("BAD  accelerator: none", "'treetune[cpu]'"),
     ):
-        (place,) = [number for number, line in enumerate(lines) if line.startswith(told)]
-        assert remedy in lines[place + 1]
-    assert lines[-1].endswith(" checks failed") and lines[-1][0] >= "2"
+        (line_of_check,) = [number for number, line in enumerate(printed) if line.startswith(check)]
+        assert remedy in printed[line_of_check + 1]
+    assert printed[-1].endswith(" checks failed") and printed[-1][0] >= "2"

@@ -32,7 +32,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS":
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Starts the service on a free port. Yields its process and its address."""
+    """Start the service on a free port, and yield its process and its address."""
     command = [sys.executable, "-m", "treetune.main", "serve_credit", "--port", "0", *options]
     process = subprocess.Popen(
         command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -52,7 +52,7 @@ def serving(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait()
 
 
-def run(command: list[str], folder: Path) -> str:
+def run_command(command: list[str], folder: Path) -> str:
     done = subprocess.run(
         command, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60, check=False
     )
@@ -61,15 +61,15 @@ def run(command: list[str], folder: Path) -> str:
 
 
 def test_the_pages_request_and_the_client_get_advantages_and_the_service_ends_cleanly(tmp_path: Path) -> None:
-    request = next(text for info, text in PAGE.fences if info == "bash" and text.startswith("curl"))
+    curl_command = next(text for info, text in PAGE.fences if info == "bash" and text.startswith("curl"))
     beginning = next(text for info, text in PAGE.fences if info == 'text title="response"').strip()
     body = next(text for info, text in PAGE.fences if info == 'json title="request.json"')
     (tmp_path / "request.json").write_text(body)
     with serving(tmp_path, "--key-file", "credit.key") as (process, address):
         assert stat.S_IMODE((tmp_path / "credit.key").stat().st_mode) == 0o600
-        shown = request.replace("http://127.0.0.1:8200", address).replace("curl ", "curl -s ")
-        assert run(["bash", "-c", shown], tmp_path).startswith(beginning)
-        printed = run([sys.executable, "-S", str(CLIENT), address, "credit.key"], tmp_path)
+        curl_command = curl_command.replace("http://127.0.0.1:8200", address).replace("curl ", "curl -s ")
+        assert run_command(["bash", "-c", curl_command], tmp_path).startswith(beginning)
+        printed = run_command([sys.executable, "-S", str(CLIENT), address, "credit.key"], tmp_path)
         assert printed == "[[0.5, 0.5, 0.5], [-0.5, -0.5]]\n"
         (tmp_path / "wrong.key").write_text("wrong")
         refused = subprocess.run(
@@ -88,7 +88,7 @@ def test_the_service_ends_cleanly_on_ctrl_c_and_takes_its_key_from_the_environme
     monkeypatch.setitem(ENVIRONMENT, "TREETUNE_CREDIT_KEY", "a key of the environment")
     with serving(tmp_path) as (process, address):
         (tmp_path / "key").write_text("a key of the environment\n")
-        run([sys.executable, "-S", str(CLIENT), address, "key"], tmp_path)
+        run_command([sys.executable, "-S", str(CLIENT), address, "key"], tmp_path)
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert process.stdout is not None
@@ -96,7 +96,7 @@ def test_the_service_ends_cleanly_on_ctrl_c_and_takes_its_key_from_the_environme
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("options", "message"),
     [
         ([], r"give --key-file FILE.*TREETUNE_CREDIT_KEY"),
         (["--key-file", "open.key"], r"--key-file, open\.key, can be read by others: chmod 600"),
@@ -113,7 +113,7 @@ def test_the_service_ends_cleanly_on_ctrl_c_and_takes_its_key_from_the_environme
     ],
 )
 def test_a_command_line_that_cannot_be_served_is_refused(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("TREETUNE_CREDIT_KEY", raising=False)
@@ -122,7 +122,7 @@ def test_a_command_line_that_cannot_be_served_is_refused(
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with pytest.raises((ValueError, ConfigError, OSError), match=message):
-            serve_credit(parse(["serve_credit", *words]))
+            serve_credit(parse(["serve_credit", *options]))
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -1,8 +1,11 @@
-"""SLURM: no job is submitted twice by a busy controller, every reason why a job waits is reported, and the
-scripts of scripts/slurm and of `reproduce_table --slurm` ask a cluster for what is documented.
+"""Promises of running on SLURM:
 
-There is no cluster. sbatch, squeue, sacct, scontrol and srun are small programs that write down how they were
-called and answer as a test says; srun also runs its command, once for each node.
+* a busy controller is asked again, and no job is ever submitted twice;
+* the number of a job is read from any output, and every reason for which a job waits is reported;
+* the scripts of scripts/slurm and of `reproduce_table --slurm` request what is documented.
+
+There is no cluster. sbatch, squeue, sacct, scontrol and srun are small programs that record their calls and
+answer as a test says; srun also runs its command, once for each node.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ NOTHING: dict[str, Any] = {}
 
 
 class Commands:
-    """Answers of each program, one after the other; the last one is given again and again."""
+    """Programs of SLURM that give a test's answers one after the other; the last answer repeats."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.home, self.bin = home, home / "bin"
@@ -83,7 +86,7 @@ def test_a_controller_that_was_busy_is_asked_again(commands: Commands) -> None:
     jobs = commands.jobs()
     jobs.start([0, 1])
     assert jobs.alive() == {0, 1}, "they are not submitted yet"
-    assert any("Socket timed out" in words for words in jobs.waits().values())
+    assert any("Socket timed out" in message for message in jobs.waits().values())
     jobs.alive()
     assert len(commands.calls("sbatch")) == 3
     commands.answers("squeue", {"out": "17_0|RUNNING|None\n17_1|PENDING|Priority"})
@@ -97,8 +100,8 @@ def test_a_job_that_was_accepted_in_spite_of_the_timeout_is_not_submitted_again(
     jobs = commands.jobs()
     jobs.start([0, 1])
     assert jobs.alive() == {0, 1}
-    asked = commands.calls("sbatch")
-    assert len(asked) == 2 and "--array=0-1" in asked[0] and "--array=1 " in asked[1]
+    submissions = commands.calls("sbatch")
+    assert len(submissions) == 2 and "--array=0-1" in submissions[0] and "--array=1 " in submissions[1]
 
 
 def test_a_job_that_was_accepted_and_has_ended_is_not_submitted_again(commands: Commands) -> None:
@@ -177,9 +180,10 @@ def test_banners_are_ignored_and_pending_tasks_are_counted(commands: Commands) -
 
 
 def test_jobs_that_wait_or_are_held_are_reported_with_their_reason(commands: Commands) -> None:
-    held = "(launch failure requeued held)"
+    reason_of_hold = "(launch failure requeued held)"
     commands.answers(
-        "squeue", {"out": f"17_0|PENDING|Priority\n17_1|PENDING|JobHeldUser\n17_2|REQUEUE_HOLD|{held}"}
+        "squeue",
+        {"out": f"17_0|PENDING|Priority\n17_1|PENDING|JobHeldUser\n17_2|REQUEUE_HOLD|{reason_of_hold}"},
     )
     jobs = commands.jobs()
     assert jobs.alive() == {0, 1, 2}
@@ -326,10 +330,10 @@ def test_the_cluster_that_sbatch_submits_to_is_named_to_all_commands(
 
 
 @pytest.mark.parametrize(
-    ("shards", "text"), [([0, 1, 2, 5], "0-2,5"), ([3], "3"), ([7, 1], "1,7"), ([1, 2, 4, 5], "1-2,4-5")]
+    ("shards", "array"), [([0, 1, 2, 5], "0-2,5"), ([3], "3"), ([7, 1], "1,7"), ([1, 2, 4, 5], "1-2,4-5")]
 )
-def test_shards_are_written_as_an_array(shards: list[int], text: str) -> None:
-    assert array_ranges(shards) == text
+def test_shards_are_written_as_an_array(shards: list[int], array: str) -> None:
+    assert array_ranges(shards) == array
 
 
 def test_a_script_that_submits_itself_queues_one_wave_after_the_other(tmp_path: Path) -> None:
@@ -385,7 +389,7 @@ JOB = {
 
 
 class LoginNode:
-    """A checkout on a login node, whose programs write down how they were called."""
+    """A checkout on a login node, whose programs record their calls."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "a checkout"
@@ -421,7 +425,8 @@ class LoginNode:
         (self.path / "logs").mkdir(exist_ok=True)
         return self.run("../../../spool", *arguments, **slurm | environment)
 
-    def asked(self, tool: str) -> list[str]:
+    def calls_of(self, tool: str) -> list[str]:
+        """List the calls of a program, as command lines."""
         return [line for line in self.calls.read_text().splitlines() if line.startswith(f"{tool} ")]
 
 
@@ -435,7 +440,7 @@ def test_an_experiment_is_queued_with_the_documented_defaults(login: LoginNode) 
     assert done.returncode == 0, done.stderr
     assert done.stdout == "17\n", "what another job may depend on, and nothing else"
     assert "queued job 17 of quickstart/grpo: 4 x 8 GPUs, log logs/slurm-17.out" in done.stderr
-    (asked,) = login.asked("sbatch")
+    (submission,) = login.calls_of("sbatch")
     for options in (
         "--job-name=quickstart/grpo-3 --output=logs/slurm-%j.out --nodes=4 --ntasks-per-node=1",
         "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton",
@@ -443,8 +448,8 @@ def test_an_experiment_is_queued_with_the_documented_defaults(login: LoginNode) 
         "--requeue",
         "--signal=USR1@300",
     ):
-        assert options in asked
-    assert asked.endswith(" scripts/slurm/job.sh configs/quickstart/grpo.jsonnet")
+        assert options in submission
+    assert submission.endswith(" scripts/slurm/job.sh configs/quickstart/grpo.jsonnet")
     assert (login.path / "logs").is_dir()
 
 
@@ -456,17 +461,17 @@ def test_every_option_of_a_job_can_be_set(login: LoginNode) -> None:
         SBATCH_ARGUMENTS="--constraint=h100 --comment='two words'", SIGNAL_SECONDS="900",
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "19\n"), done.stderr
-    asked = login.asked("sbatch")
-    assert len(set(asked)) == 1 and len(asked) == 3, "one after the other, by their name"
+    submissions = login.calls_of("sbatch")
+    assert len(set(submissions)) == 1 and len(submissions) == 3, "one after the other, by their name"
     for options in (
         "--job-name=mine --output=logs/slurm-%j.out --nodes=1 ",
         "--gpus-per-node=2 --cpus-per-task=16 --mem=200G --time=1:00:00 --dependency=singleton,afterok:4 ",
         " --signal=USR1@900 ",
         "--partition=short --account=us --qos=low --constraint=h100 --comment=two words scripts/slurm/job.sh",
     ):
-        assert options in asked[0]
-    assert "--exclusive" not in asked[0]
-    assert asked[0].endswith("grpo.jsonnet run_evaluation run_analyzers")
+        assert options in submissions[0]
+    assert "--exclusive" not in submissions[0]
+    assert submissions[0].endswith("grpo.jsonnet run_evaluation run_analyzers")
 
 
 GRPO = "configs/quickstart/grpo.jsonnet"
@@ -492,16 +497,16 @@ def test_nothing_is_queued_that_cannot_run(
     done = login.run(*command.split(), LOGS="logs", **environment)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
-    assert login.asked("sbatch") == []
+    assert login.calls_of("sbatch") == []
 
 
 def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(login: LoginNode) -> None:
     done = login.job("a.jsonnet,b.jsonnet")
     assert done.returncode == 0, done.stderr
-    asked = login.calls.read_text().splitlines()
-    sruns = [i for i, line in enumerate(asked) if line.startswith("srun ")]
+    calls = login.calls.read_text().splitlines()
+    sruns = [i for i, line in enumerate(calls) if line.startswith("srun ")]
     assert len(sruns) == 2
-    train, evaluate = asked[: sruns[1]], asked[sruns[1] :]
+    train, evaluate = calls[: sruns[1]], calls[sruns[1] :]
     assert "--nodes=3 --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=1 bash" in train[0]
     for number, line in enumerate(train[1:]):
         launch = f"treetune run --node_rank {number} --nodes n7,n8,n9 --master_port 20123 --num_gpus 8"
@@ -511,15 +516,15 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(login: LoginNode) -
 
 def test_a_network_interface_is_named_to_both_libraries(login: LoginNode) -> None:
     login.job("a.jsonnet", "run_iteration_loop", SOCKET_IFNAME="ib0")
-    assert login.asked("treetune")[0].endswith(" by ib0 ib0")
+    assert login.calls_of("treetune")[0].endswith(" by ib0 ib0")
     login.job("a.jsonnet", "run_iteration_loop")
-    assert " by " not in login.asked("treetune")[0]
+    assert " by " not in login.calls_of("treetune")[0]
 
 
 def test_a_job_whose_training_fails_evaluates_nothing_and_says_so(login: LoginNode) -> None:
     done = login.job("a.jsonnet", FAIL_AT="run_iteration_loop")
     assert done.returncode == 7
-    assert len(login.asked("srun")) == 1
+    assert len(login.calls_of("srun")) == 1
 
 
 def test_a_job_without_its_packages_says_how_to_get_them_or_runs_in_a_container(login: LoginNode) -> None:
@@ -529,7 +534,7 @@ def test_a_job_without_its_packages_says_how_to_get_them_or_runs_in_a_container(
     login.tool(login.bin / "container", '#!/bin/bash\necho "container $*" >>"$CALLS"\n')
     done = login.job("a.jsonnet", "run_evaluation", RUN_IN="container exec x.sif")
     assert done.returncode == 0, done.stderr
-    assert login.asked("container")[0].startswith("container exec x.sif treetune run --node_rank 0 ")
+    assert login.calls_of("container")[0].startswith("container exec x.sif treetune run --node_rank 0 ")
 
 
 @pytest.mark.parametrize("form", ["parallel", "sequential"])
@@ -537,7 +542,7 @@ def test_a_form_is_fine_tuned_and_then_trained_from_that(login: LoginNode, form:
     (login.path / "mine.jsonnet").write_text("{ seed: 5 }")
     done = login.run("threadweaver.sh", form, CONFIGS="mine.jsonnet", LOGS="logs")
     assert (done.returncode, done.stdout) == (0, "18\n"), done.stderr
-    sft, rl = login.asked("sbatch")
+    sft, rl = login.calls_of("sbatch")
     assert f"--job-name=threadweaver/sft_{form}-5 " in sft and f"--job-name=threadweaver/{form}-5 " in rl
     assert "--nodes=1 " in sft and "--dependency=singleton " in sft
     assert "--nodes=4 " in rl and "--dependency=singleton,afterok:17 " in rl
@@ -550,5 +555,5 @@ def test_one_stage_can_be_queued_alone_on_other_nodes(login: LoginNode) -> None:
         "threadweaver.sh", "parallel", STAGES="rl", NODES="2", DEPENDENCY="afterany:4", LOGS="logs"
     )
     assert done.returncode == 0, done.stderr
-    (rl,) = login.asked("sbatch")
+    (rl,) = login.calls_of("sbatch")
     assert "threadweaver/parallel-" in rl and "--nodes=2 " in rl and "singleton,afterany:4 " in rl

@@ -1,4 +1,4 @@
-"""A small family tree to configure: what an experiment looks like, without any of its work."""
+"""Define small parts to configure, which have the shapes of an experiment's parts and do no work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shape(Registrable):
 @Shape.register("circle")
 @dataclass(frozen=True, kw_only=True)
 class Circle(Shape):
-    """A round one. `radius` is half its width."""
+    """A round shape. `radius` is half its width."""
 
     radius: Annotated[float, Gt(0)]
     colour: Literal["red", "green"] = "red"

@@ -1,5 +1,9 @@
-"""What the parts of the template do: run by a test in a process of its own, with the template's package on
-the path."""
+"""Test the parts of the template in examples/own_parts.
+
+`test_template_of_own_parts.py` runs this file in a process of its own, with the template's package on the
+path. It promises that rows, credit, rollout, objective, task and reward do what their docstrings say, and
+that a run goes through with all of them.
+"""
 
 from __future__ import annotations
 
@@ -48,45 +52,50 @@ def test_the_credit_compares_by_rank() -> None:
     context = mdp.context()
     trees, _ = SingleTurn(samples=4, max_tokens=mdp.LONGEST).run(context, mdp.problems(3))
     episodes, _ = Rank().assign(context, trees)
-    assert len(episodes) == 12 and abs(sum(float(one.advantages[0]) for one in episodes)) < 1e-9
+    assert len(episodes) == 12
+    assert abs(sum(float(episode.advantages[0]) for episode in episodes)) < 1e-9
 
 
 def test_the_rollout_asks_unsolved_problems_again() -> None:
     trees, _ = SecondTry(samples=2, max_tokens=mdp.LONGEST).run(mdp.context(), mdp.problems(12))
-    answers = [one for tree in trees for one in tree.leaves]
+    answers = [answer for tree in trees for answer in tree.leaves]
     groups: dict[str, list] = {}
-    for one in answers:
-        groups.setdefault(one.problem.id, []).append(one)
+    for answer in answers:
+        groups.setdefault(answer.problem.id, []).append(answer)
     assert {len(group) for group in groups.values()} == {2, 4}
     for group in groups.values():
-        assert [one.sample for one in group] == list(range(len(group)))
-        assert any(one.score > 0 for one in group[:2]) == (len(group) == 2)
-    assert len({one.id for one in answers}) == len(answers)
+        assert [answer.sample for answer in group] == list(range(len(group)))
+        solved_at_first = any(answer.score > 0 for answer in group[:2])
+        assert solved_at_first == (len(group) == 2)
+    assert len({answer.id for answer in answers}) == len(answers)
 
 
 def test_the_objective_weighs_by_the_sign_of_the_advantage() -> None:
     batch = SimpleNamespace(advantages_N=torch.tensor([2.0, -1.0]))
     logprobs, ratio = torch.zeros(2), torch.zeros(2)
     weighted = WeightedClippedPolicyGradient(positive_weight=0.5, negative_weight=3)
-    own, _ = weighted.surrogate(batch, logprobs, ratio)
-    plain, _ = ClippedPolicyGradient().surrogate(batch, logprobs, ratio)
-    assert own.tolist() == [plain[0].item() * 0.5, plain[1].item() * 3]
+    weighted_surrogate, _ = weighted.surrogate(batch, logprobs, ratio)
+    plain_surrogate, _ = ClippedPolicyGradient().surrogate(batch, logprobs, ratio)
+    assert weighted_surrogate.tolist() == [plain_surrogate[0].item() * 0.5, plain_surrogate[1].item() * 3]
 
 
 def test_the_task_is_graded_and_demonstrated() -> None:
     task = Largest(count=3, train_size=5)
     problem = task.problems("train")[0]
     assert task.problems("train") == task.problems("train")
-    taught = task.demonstration(problem, 1)
-    assert task.grader.grade(taught, problem).reward == 1 and task.grader.grade("#-1", problem).reward == 0
-    assert set(problem.prompt + taught) <= set(task.alphabet())
-    steps = task.step_boundaries(taught)
-    assert steps[0] == 0 and steps[-1] == len(taught) and len(steps) == 4
+    demonstration = task.demonstration(problem, 1)
+    assert (
+        task.grader.grade(demonstration, problem).reward == 1
+        and task.grader.grade("#-1", problem).reward == 0
+    )
+    assert set(problem.prompt + demonstration) <= set(task.alphabet())
+    steps = task.step_boundaries(demonstration)
+    assert steps[0] == 0 and steps[-1] == len(demonstration) and len(steps) == 4
 
 
 def test_the_reward_is_a_number_between_0_and_1() -> None:
-    said = ("so #100", "#95", "#50", "95", "#x")
-    assert [close(one, "100") for one in said] == [1, 0.5, 0, None, None]
+    responses = ("so #100", "#95", "#50", "95", "#x")
+    assert [close(response, "100") for response in responses] == [1, 0.5, 0, None, None]
 
 
 def test_a_run_goes_through_with_all_of_its_parts(tmp_path: Path) -> None:

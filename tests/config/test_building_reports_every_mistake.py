@@ -1,4 +1,9 @@
-"""The constructor's signature is the schema, and everything that is wrong is told at once."""
+"""Promises of building a configuration:
+
+* the signatures of the constructors are the schema: values, defaults and nested parts become objects by them;
+* every mistake is told, all at once, each at its key with a remedy, and with the file and line that set it;
+* a misspelled name is answered with the nearest right one, and swapped letters count as one edit.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +23,14 @@ from treetune.exceptions import ConfigError
 RIGHT = {"type": "drawing", "seed": 1, "directory": "x", "shape": {"type": "circle", "radius": 2}}
 
 
-def issues(**changes: Any) -> list[ConfigIssue]:
+def issues_of_change(**changes: Any) -> list[ConfigIssue]:
     with pytest.raises(ConfigError) as error:
         build(Picture, {**RIGHT, **changes})
     return list(error.value.issues)
 
 
-def only_issue(**changes: Any) -> ConfigIssue:
-    (issue,) = issues(**changes)
+def only_issue_of_change(**changes: Any) -> ConfigIssue:
+    (issue,) = issues_of_change(**changes)
     return issue
 
 
@@ -64,7 +69,7 @@ def test_a_whole_number_may_stand_for_a_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "words"),
+    ("changes", "key", "part_of_message"),
     [
         ({"seed": "3"}, "seed", "whole number"),
         ({"seed": True}, "seed", "whole number"),
@@ -93,14 +98,14 @@ def test_a_whole_number_may_stand_for_a_number() -> None:
         ({"tile": 3}, "configuration", "no multiple of tile 3"),
     ],
 )
-def test_one_mistake_is_one_issue_at_its_key(changes: dict[str, Any], key: str, words: str) -> None:
-    issue = only_issue(**changes)
+def test_one_mistake_is_one_issue_at_its_key(changes: dict[str, Any], key: str, part_of_message: str) -> None:
+    issue = only_issue_of_change(**changes)
     assert issue.key == key
-    assert words in issue.what
+    assert part_of_message in issue.what
 
 
 @pytest.mark.parametrize(
-    ("changes", "key", "words"),
+    ("changes", "key", "part_of_remedy"),
     [
         ({"shadw": True}, "shadw", "did you mean 'shadow'"),
         ({"shape": {"type": "circle", "radios": 1}}, "shape.radios", "did you mean 'radius'"),
@@ -115,25 +120,30 @@ def test_one_mistake_is_one_issue_at_its_key(changes: dict[str, Any], key: str, 
         ({"seed": "3"}, "seed", "write it without quotes: 3"),
     ],
 )
-def test_a_mistake_is_answered_with_what_was_meant(changes: dict[str, Any], key: str, words: str) -> None:
-    issue = only_issue(**changes)
+def test_a_mistake_is_answered_with_what_was_meant(
+    changes: dict[str, Any], key: str, part_of_remedy: str
+) -> None:
+    issue = only_issue_of_change(**changes)
     assert issue.key == key
-    assert words in str(issue.remedy)
+    assert part_of_remedy in str(issue.remedy)
 
 
 @pytest.mark.parametrize("text", ["1.2.3", "..", ".5", "-"])
 def test_a_text_that_is_no_number_is_not_offered_without_quotes(text: str) -> None:
-    assert "without quotes" not in str(only_issue(seed=text).remedy)
+    assert "without quotes" not in str(only_issue_of_change(seed=text).remedy)
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_their_keys() -> None:
-    keys = [issue.key for issue in issues(seed="x", shape={"type": "circle", "radius": -1}, zoom=1, extra={})]
+    keys = [
+        issue.key
+        for issue in issues_of_change(seed="x", shape={"type": "circle", "radius": -1}, zoom=1, extra={})
+    ]
     assert keys == ["extra.type", "seed", "shape.radius", "zoom"]
 
 
 def test_a_constructor_is_not_called_with_wrong_values() -> None:
     # size % tile would raise a TypeError on these.
-    assert [issue.key for issue in issues(size="8", tile=3)] == ["size"]
+    assert [issue.key for issue in issues_of_change(size="8", tile=3)] == ["size"]
 
 
 def test_issues_name_the_file_and_line_that_set_the_key(
@@ -179,11 +189,11 @@ def test_each_item_of_a_tuple_has_the_keys_of_its_own_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "other", "edits"),
+    ("word", "other_word", "edits"),
     [("", "ab", 2), ("gpro", "grpo", 1), ("gpro", "gspo", 2), ("rlo", "rloo", 1), ("ca", "abc", 3)],
 )
-def test_a_swap_of_neighbouring_letters_is_one_edit(text: str, other: str, edits: int) -> None:
-    assert count_edits(text, other) == count_edits(other, text) == edits
+def test_a_swap_of_neighbouring_letters_is_one_edit(word: str, other_word: str, edits: int) -> None:
+    assert count_edits(word, other_word) == count_edits(other_word, word) == edits
 
 
 @pytest.mark.parametrize(

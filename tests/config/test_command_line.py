@@ -1,4 +1,11 @@
-"""What the command line answers, and with which exit code."""
+"""Promises of the command line's answers and exit codes:
+
+* `print_config`, `check_config` and `explain_config` answer on standard output, and nothing else is there;
+* a wrong configuration ends with 2 before anything runs, a failure with 1, an interruption with 130;
+* a failure is one message, its traceback is in the run's log, and `--debug` shows it;
+* of several ranks the first one tells a mistake that all of them see;
+* a Python without the packages is told how to install them.
+"""
 
 from __future__ import annotations
 
@@ -32,21 +39,21 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Commands(ModuleType):
-    """Stands in for the room that carries out commands: what it was called with, and what it raises."""
+    """Stand in for the packages that carry out commands: record each call, and raise `error` if it is set."""
 
     def __init__(self) -> None:
         super().__init__("commands")
         self.calls: list[tuple[Any, ...]] = []
         self.error: BaseException | None = None
 
-    def run(self, *given: Any) -> int:
-        self.calls.append(given)
+    def run(self, *arguments: Any) -> int:
+        self.calls.append(arguments)
         if self.error is not None:
             raise self.error
         return 0
 
-    def make_table(self, *given: Any) -> int:
-        return self.run("make_table", *given)
+    def make_table(self, *arguments: Any) -> int:
+        return self.run("make_table", *arguments)
 
 
 @pytest.fixture
@@ -68,7 +75,7 @@ def test_print_config_prints_the_object_and_nothing_else(capsys: pytest.CaptureF
     assert err == ""
 
 
-def test_check_config_is_content_or_tells_every_mistake_and_ends_with_2(
+def test_check_config_says_fine_or_tells_every_mistake_and_ends_with_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main("check_config") == 0
@@ -81,13 +88,13 @@ def test_check_config_is_content_or_tells_every_mistake_and_ends_with_2(
 
 def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--override", "{ shape+: { radius: 3 } }", "explain_config", "shape.radius") == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == ["shape.radius", "=", "3"]
-    assert lines[-2:] == [["circle.jsonnet:2", "2"], ["--override", "3"]]
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["shape.radius", "=", "3"]
+    assert rows[-2:] == [["circle.jsonnet:2", "2"], ["--override", "3"]]
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
+    ("key", "explanations"),
     [
         ("shape.radius", ["a number greater than 0; it must be given", "`radius` is half its width."]),
         ("shape.colour", ['one of "red", "green"; by default "red"', 'shape.colour = "red"  (the default']),
@@ -96,11 +103,11 @@ def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_explain_config_says_type_bounds_default_and_meaning(
-    key: str, words: list[str], capsys: pytest.CaptureFixture[str]
+    key: str, explanations: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("explain_config", key) == 0
     out = capsys.readouterr().out
-    assert [word for word in words if word not in out] == []
+    assert [explanation for explanation in explanations if explanation not in out] == []
 
 
 def test_the_override_that_explain_config_prints_can_be_typed_into_a_shell(
@@ -128,9 +135,9 @@ def test_explain_config_lists_the_keys_of_a_part(capsys: pytest.CaptureFixture[s
     assert "(the default)" in rows["colour"]
 
 
-def test_a_default_that_is_a_part_is_told_as_a_configuration_would_say_it() -> None:
-    told = json.dumps([Frame(width=1), Circle(radius=2), Path("a/b")], default=as_plain)
-    assert json.loads(told) == [
+def test_a_default_that_is_a_part_is_printed_as_a_configuration_would_write_it() -> None:
+    printed = json.dumps([Frame(width=1), Circle(radius=2), Path("a/b")], default=as_plain)
+    assert json.loads(printed) == [
         {"width": 1, "tags": ["plain"]},
         {"type": "circle", "radius": 2, "colour": "red"},
         "a/b",
@@ -169,17 +176,19 @@ def test_a_command_gets_the_checked_experiment_and_nothing_runs_with_a_wrong_one
     assert len(commands.calls) == 1
 
 
-def test_a_table_has_no_use_for_the_seed_of_the_environment(
+def test_a_table_ignores_the_seed_of_the_environment(
     commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APP_SEED", "3")
     monkeypatch.setenv("APP_DIRECTORY", "there")
     assert command_line.main(["--configs", "wall.jsonnet", "make_table"]) == 0
-    assert [given[1] for given in commands.calls] == [Wall(rows=("a",), directory="there")]
+    assert [root for _, root, *_ in commands.calls] == [Wall(rows=("a",), directory="there")]
 
 
 @pytest.mark.parametrize(("config", "command"), [("circle", "make_table"), ("wall", "run_iteration_loop")])
-def test_a_table_is_no_experiment(config: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_for_experiments_refuses_a_table_and_the_other_way_round(
+    config: str, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command_line.main(["--configs", f"{config}.jsonnet", command]) == 2
     kind = "an experiment" if config == "circle" else "a table"
     assert f"and this configuration is {kind}" in capsys.readouterr().err
@@ -204,7 +213,7 @@ def test_a_failure_is_one_message_and_its_traceback_goes_to_the_log(
     assert log.read_text().startswith("before\nTraceback")
 
 
-def test_debug_shows_the_traceback_and_a_bug_is_not_dressed_up_as_a_message(
+def test_debug_shows_the_traceback_and_a_failed_assertion_is_never_shortened_to_a_message(
     commands: Commands, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands.error = RuntimeError("died")

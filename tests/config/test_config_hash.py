@@ -1,4 +1,8 @@
-"""The hash of a configuration is its identity."""
+"""Promises of a configuration's hash, by which runs and caches recognise it:
+
+* it is the same for the same content, in every order of keys, process and release;
+* different content has a different hash, and what JSON can't hold has none.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +29,9 @@ def test_the_hash_is_the_same_in_every_process_and_release() -> None:
     assert config_hash({"type": "x", "n": 1}) == "ab76218585f7e9f49ef699c607c9c2c0"
 
 
-@pytest.mark.parametrize("other", [{"a": 2}, {"a": "1"}, {"a": True}, {"a": [1]}, {"b": 1}, {}])
-def test_different_content_has_a_different_hash(other: dict[str, object]) -> None:
-    assert config_hash(other) != config_hash({"a": 1})
+@pytest.mark.parametrize("different", [{"a": 2}, {"a": "1"}, {"a": True}, {"a": [1]}, {"b": 1}, {}])
+def test_different_content_has_a_different_hash(different: dict[str, object]) -> None:
+    assert config_hash(different) != config_hash({"a": 1})
 
 
 def test_what_json_cannot_hold_has_no_hash() -> None:

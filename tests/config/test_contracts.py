@@ -1,4 +1,11 @@
-"""Parts that don't go together are all told, each with key and remedy, before anything heavy is imported."""
+"""Promises of the check that the parts of an experiment fit together (`needs`, `gives` and `check`):
+
+* all mistakes of keys, types and combinations are told at once, each with its key and once;
+* a need is met by the nearest part that gives its feature, and an unreadable value is neither guessed nor
+  asked;
+* a finding is a mistake, a warning, or a lack of this machine, and only a mistake refuses a configuration;
+* the documents list every feature.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +52,7 @@ def test_what_depends_on_a_value_that_could_not_be_read_is_not_guessed() -> None
     assert issue.key == "credit.type"
 
 
-def test_one_lack_is_one_finding_whoever_needs_it() -> None:
+def test_a_missing_feature_is_one_finding_however_many_parts_need_it() -> None:
     issues = issues_of(VINEPPO, "{rollout: {type: 'demonstrations'}}")
     assert len(issues) == 1
     assert "'monte_carlo'" in issues[0].what
@@ -75,13 +82,13 @@ class Warmth(Feature):
         return isinstance(needed, Warmth) and self.degrees >= needed.degrees
 
 
-class Guest(Registrable):
+class Inhabitant(Registrable):
     pass
 
 
-@Guest.register("stove")
+@Inhabitant.register("stove")
 @dataclass(frozen=True)
-class Stove(Guest):
+class Stove(Inhabitant):
     degrees: int = 20
 
     @property
@@ -89,9 +96,9 @@ class Stove(Guest):
         return (Warmth(self.degrees),)
 
 
-@Guest.register("cat")
+@Inhabitant.register("cat")
 @dataclass(frozen=True)
-class Cat(Guest):
+class Cat(Inhabitant):
     needs = (Need(Warmth(18), "it sleeps"),)
 
     def check(self, experiment: House) -> Iterable[Finding]:
@@ -101,47 +108,49 @@ class Cat(Guest):
 
 @dataclass(frozen=True)
 class Room(Part):
-    guests: tuple[Guest, ...] = ()
+    guests: tuple[Inhabitant, ...] = ()
 
 
 @dataclass(frozen=True)
 class House(Part):
-    guests: tuple[Guest, ...] = ()
+    guests: tuple[Inhabitant, ...] = ()
     inner: Room = Room()
     dogs: int = 0
 
 
-def told(root: House) -> list[str]:
+def messages_of_findings(root: House) -> list[str]:
     return [f"{'.'.join(key)}: {finding.what}" for key, finding in findings(root)]
 
 
 def test_a_need_is_met_by_what_stands_beside_the_part_or_beside_what_holds_it() -> None:
-    assert told(House(guests=(Cat(), Stove()))) == []
-    assert told(House(guests=(Stove(),), inner=Room((Cat(),)))) == []
+    assert messages_of_findings(House(guests=(Cat(), Stove()))) == []
+    assert messages_of_findings(House(guests=(Stove(),), inner=Room((Cat(),)))) == []
     lacking = "guests 'cat' (it sleeps) needs 18 degrees, and nothing here gives that"
-    assert told(House(guests=(Cat(),))) == [f"guests.0: {lacking}"]
-    assert told(House(guests=(Cat(),), inner=Room((Stove(),)))) != []
+    assert messages_of_findings(House(guests=(Cat(),))) == [f"guests.0: {lacking}"]
+    assert messages_of_findings(House(guests=(Cat(),), inner=Room((Stove(),)))) != []
 
 
-def test_what_stands_nearest_decides() -> None:
+def test_the_nearest_part_that_gives_a_feature_decides() -> None:
     cold = House(guests=(Stove(30),), inner=Room((Cat(), Stove(5))))
-    (only,) = told(cold)
+    (only,) = messages_of_findings(cold)
     assert only.endswith("needs 18 degrees, and what is given is 5 degrees")
 
 
-def test_a_part_says_what_a_declaration_can_not() -> None:
-    assert told(House(guests=(Cat(), Stove()), dogs=2)) == ["dogs: 2 dogs are too many for a cat"]
+def test_a_part_can_check_by_a_method_what_it_cannot_declare() -> None:
+    assert messages_of_findings(House(guests=(Cat(), Stove()), dogs=2)) == [
+        "dogs: 2 dogs are too many for a cat"
+    ]
 
 
-def test_what_is_unknown_may_give_anything_and_is_asked_nothing() -> None:
-    assert told(House(guests=(Cat(), UNKNOWN))) == []
-    assert told(House(guests=(Cat(), Stove(UNKNOWN)), dogs=UNKNOWN)) == []
+def test_an_unreadable_value_meets_every_need_and_raises_when_it_is_used() -> None:
+    assert messages_of_findings(House(guests=(Cat(), UNKNOWN))) == []
+    assert messages_of_findings(House(guests=(Cat(), Stove(UNKNOWN)), dogs=UNKNOWN)) == []
     for use in (lambda: UNKNOWN > 3, lambda: UNKNOWN.label, lambda: list(UNKNOWN), lambda: f"{UNKNOWN}"):
         with pytest.raises(Incomplete):
             use()
 
 
-def test_a_message_of_an_exception_is_parted_into_what_and_remedy() -> None:
+def test_a_message_of_an_exception_is_divided_into_mistake_and_remedy() -> None:
     finding = Finding.of(ValueError("two: three: do this"), "a.b")
     assert (finding.what, finding.remedy, finding.path(("x",))) == ("two: three", "do this", ("x", "a", "b"))
 
@@ -174,7 +183,7 @@ class Heater(Part):
 def test_a_part_says_what_this_machine_lacks_in_the_same_way_as_what_is_wrong() -> None:
     room = {"within": [Heater(), Heater(plug="none")]}
     assert missing_requirements([room], House()) == ["there is no round socket here: buy an adapter"]
-    assert missing_requirements([room], House(), kind=Guest) == []
+    assert missing_requirements([room], House(), kind=Inhabitant) == []
     # Without a root, a part says what it can say before it looks at it.
     assert missing_requirements([Heater()]) == ["there is no round socket here: buy an adapter"]
 
@@ -186,24 +195,26 @@ def test_warnings_are_told_and_refuse_nothing(capsys: pytest.CaptureFixture[str]
         " source: {type: 'hub', name: 'a/b', revision: 'c'}}}"
     )
     assert main(["--configs", str(config), "check_config", "--config-only"]) == 0, capsys.readouterr().err
-    told = " ".join(capsys.readouterr().err.split())
-    assert told.count("note: the rows of the data set are not checked") == 1
+    notes = " ".join(capsys.readouterr().err.split())
+    assert notes.count("note: the rows of the data set are not checked") == 1
 
 
 @pytest.mark.parametrize("former", ["missing", "notes", "remarks"])
-def test_a_part_with_a_method_that_nobody_asks_any_more_is_refused_by_name(
+def test_a_part_with_a_method_that_is_no_longer_called_is_refused_by_name(
     former: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Guest, "_parts", Guest.registered())  # what is registered here is gone afterwards
-    part = type("Hamster", (Guest,), {former: lambda self, experiment: ["it sleeps by day"]})
+    monkeypatch.setattr(
+        Inhabitant, "_parts", Inhabitant.registered()
+    )  # what is registered here is gone afterwards
+    part = type("Hamster", (Inhabitant,), {former: lambda self, experiment: ["it sleeps by day"]})
     with pytest.raises(TypeError, match=f"has `{former}`, which is no longer called: yield .*Finding"):
-        Guest.register("hamster")(part)
-    assert "hamster" not in Guest.registered()
+        Inhabitant.register("hamster")(part)
+    assert "hamster" not in Inhabitant.registered()
     # A key of that name is a part's own affair.
-    Guest.register("parrot")(type("Parrot", (Guest,), {former: ("it talks",)}))
+    Inhabitant.register("parrot")(type("Parrot", (Inhabitant,), {former: ("it talks",)}))
 
 
-def test_the_documents_say_who_gives_and_who_needs_each_feature() -> None:
+def test_the_documents_list_every_feature() -> None:
     page = (Path(__file__).parents[2] / "docs" / "dev" / "architecture.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     named = {name for row in rows for name in re.findall(r"\w+", row)}

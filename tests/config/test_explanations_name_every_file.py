@@ -1,5 +1,10 @@
-"""`explain_config` tells which files set a key, in the order in which they are merged; and a file whose every
-key is overridden by later files is reported."""
+"""Promises of `explain_config`:
+
+* it lists the files, overrides and variables that set a key in the order in which they are merged, with
+  lines, also where an import, a local name or a library stands between;
+* the last setting of a leaf in the list is the leaf's value;
+* a file whose every key is overridden by later files is reported, and no other file is.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +28,11 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(**files: str) -> None:
-    for name, text in files.items():
-        Path(f"{name}.jsonnet").write_text(text)
+    for name, content in files.items():
+        Path(f"{name}.jsonnet").write_text(content)
 
 
-def explained(
+def places_and_values(
     key: str, *configs: str, overrides: tuple[str, ...] = (), **environ: str
 ) -> list[tuple[str, Any]]:
     config = load([f"{name}.jsonnet" for name in configs], overrides, environ)
@@ -37,14 +42,14 @@ def explained(
 def test_files_overrides_and_the_environment_come_in_the_order_of_merging_with_lines() -> None:
     write(a="{\n  t: { x: 1 }, seed: 1,\n}", b="{ t+: { x: 2 } }")
     places = [("a.jsonnet:2", 1), ("b.jsonnet:1", 2), ("--override", 3)]
-    assert explained("t.x", "a", "b", overrides=("{ t+: { x: 3 } }",)) == places
-    assert explained("seed", "a", APP_SEED="5")[-1] == ("environment variable APP_SEED", 5)
+    assert places_and_values("t.x", "a", "b", overrides=("{ t+: { x: 3 } }",)) == places
+    assert places_and_values("seed", "a", APP_SEED="5")[-1] == ("environment variable APP_SEED", 5)
 
 
 def test_imports_come_before_what_the_file_adds_to_them_and_twice_where_they_are_merged_twice() -> None:
     write(base="{ x: 1 }", a="(import 'base.jsonnet') + { x: 2 }")
     places = ["base.jsonnet:1", "a.jsonnet:1", "base.jsonnet:1"]
-    assert [place for place, _ in explained("x", "a", "base")] == places
+    assert [place for place, _ in places_and_values("x", "a", "base")] == places
 
 
 def test_modules_are_looked_for_next_to_imported_files_and_not_next_to_shipped_ones(tmp_path: Path) -> None:
@@ -59,24 +64,27 @@ def test_modules_are_looked_for_next_to_imported_files_and_not_next_to_shipped_o
 
 def test_an_import_that_is_added_on_the_right_comes_last() -> None:
     write(late="{ x: 1 }", a="{ x: 2, t: { y: 1 } } + (import 'late.jsonnet')")
-    assert [place for place, _ in explained("x", "a")] == ["a.jsonnet:1", "late.jsonnet:1"]
+    assert [place for place, _ in places_and_values("x", "a")] == ["a.jsonnet:1", "late.jsonnet:1"]
 
 
 def test_an_import_below_a_key_sets_the_keys_below_it() -> None:
     write(ppo="{ clip: 0.2 }", a="{ t: { objective: (import 'ppo.jsonnet') + { k: 1 } } }")
-    assert explained("t.objective.clip", "a") == [("ppo.jsonnet:1", 0.2)]
-    assert explained("t.objective", "a") == [("ppo.jsonnet", {"clip": 0.2}), ("a.jsonnet:1", {"k": 1})]
+    assert places_and_values("t.objective.clip", "a") == [("ppo.jsonnet:1", 0.2)]
+    assert places_and_values("t.objective", "a") == [
+        ("ppo.jsonnet", {"clip": 0.2}),
+        ("a.jsonnet:1", {"k": 1}),
+    ]
 
 
 def test_a_local_name_of_an_import_is_followed() -> None:
     write(base="{ x: 1 }", a="local base = import 'base.jsonnet';\nbase { x+: 1 }")
-    assert explained("x", "a") == [("base.jsonnet:1", 1), ("a.jsonnet:2", COMPUTED)]
+    assert places_and_values("x", "a") == [("base.jsonnet:1", 1), ("a.jsonnet:2", COMPUTED)]
 
 
 def test_a_library_is_called_and_not_merged() -> None:
     Path("lib.libsonnet").write_text("{ double(x): 2 * x }")
     write(a="local lib = import 'lib.libsonnet';\n{ x: lib.double(4) }")
-    assert explained("x", "a") == [("a.jsonnet:2", 8)]
+    assert places_and_values("x", "a") == [("a.jsonnet:2", 8)]
 
 
 def test_files_that_a_library_puts_together_are_named_in_the_order_of_merging() -> None:
@@ -85,37 +93,37 @@ def test_files_that_a_library_puts_together_are_named_in_the_order_of_merging() 
         "local near = import 'near.jsonnet';\nlocal far = import 'far.jsonnet';\n"
         "function(name) far + near + { t+: { x: 3 }, name: name }"
     )
-    assert explained("t.x", "mine") == [
+    assert places_and_values("t.x", "mine") == [
         ("far.jsonnet:1", 1),
         ("near.jsonnet:1", 2),
         ("lib.libsonnet:3, called by mine.jsonnet", 3),
     ]
-    assert explained("name", "mine") == [("lib.libsonnet:3, called by mine.jsonnet", "three")]
+    assert places_and_values("name", "mine") == [("lib.libsonnet:3, called by mine.jsonnet", "three")]
 
 
 def test_a_file_that_a_library_puts_on_the_right_comes_last() -> None:
     write(late="{ x: 1 }", mine="(import 'lib.libsonnet')()")
     Path("lib.libsonnet").write_text("function() { x: 2 } + (import 'late.jsonnet')")
-    assert [place for place, _ in explained("x", "mine")] == [
+    assert [place for place, _ in places_and_values("x", "mine")] == [
         "lib.libsonnet:1, called by mine.jsonnet",
         "late.jsonnet:1",
     ]
 
 
-def test_a_value_that_leans_on_other_files_is_called_computed() -> None:
+def test_a_value_that_depends_on_other_files_is_called_computed() -> None:
     write(a="{ n: 2 }", b="{ x: $.n * 10,\n  y: 1 }", c="{ x: super.x + 1 }")
-    assert explained("x", "a", "b", "c") == [("b.jsonnet:1", COMPUTED), ("c.jsonnet:1", COMPUTED)]
-    assert explained("y", "a", "b", "c") == [("b.jsonnet:2", 1)]
+    assert places_and_values("x", "a", "b", "c") == [("b.jsonnet:1", COMPUTED), ("c.jsonnet:1", COMPUTED)]
+    assert places_and_values("y", "a", "b", "c") == [("b.jsonnet:2", 1)]
     write(alone="{ n: 2, x: $.n * 10 }", other="{ n: 3 }")
-    assert explained("x", "alone", "other") == [("alone.jsonnet:1", COMPUTED)]
+    assert places_and_values("x", "alone", "other") == [("alone.jsonnet:1", COMPUTED)]
 
 
 def test_a_key_in_a_list_is_found() -> None:
     write(item="{ x: 1 }", a="{ rows: [{ x: 0 }, import 'item.jsonnet'] }")
-    assert explained("rows.1.x", "a") == [("item.jsonnet:1", 1)]
+    assert places_and_values("rows.1.x", "a") == [("item.jsonnet:1", 1)]
 
 
-def test_of_repeated_objects_each_has_its_own_lines() -> None:
+def test_objects_with_the_same_keys_have_their_own_lines() -> None:
     rows = "{ x: 0,\n rows: [\n{ x: 1 },\n{ x: [2] }] }"
     assert [lexer.field_line(rows, path) for path in (("x",), ("rows", "0", "x"), ("rows", "1", "x"))] == [
         1,
@@ -129,7 +137,7 @@ def test_of_repeated_objects_each_has_its_own_lines() -> None:
     assert [lexer.field_line(either, path) for path in (("x",), ("t", "x"))] == [1, 2]
 
 
-def test_imports_in_comments_and_texts_are_none() -> None:
+def test_imports_in_comments_and_texts_do_not_count() -> None:
     comments = "// import 'a'\n/* import 'b' */ # import 'c'\n"
     texts = """{ x: 'import "d"', y: import "e", z: |||\n  import 'f'\n||| }"""
     assert lexer.imports(comments + texts) == ["e"]
@@ -168,14 +176,14 @@ def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -
     explanation = Explanation(config)
     for path in key_paths(config.data):
         value = explanation.value(path)
-        places = explanation.settings(path)
+        settings_of_path = explanation.settings(path)
         assert value is not MISSING
-        assert places, path
-        assert places[-1].source.endswith(".jsonnet")
+        assert settings_of_path, path
+        assert settings_of_path[-1].source.endswith(".jsonnet")
         if not isinstance(value, dict):
-            assert places[-1].value == value
+            assert settings_of_path[-1].value == value
             setters = [n for n, layer in enumerate(layers) if path in key_paths(layer)]
-            assert [place.source for place in places] == [f"{n}.jsonnet" for n in setters]
+            assert [setting.source for setting in settings_of_path] == [f"{n}.jsonnet" for n in setters]
 
 
 # Files that change nothing
@@ -183,18 +191,20 @@ def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -
 EXPERIMENT = "{ seed: 1, credit: { type: 'a', n: 1 }, trainer: { rate: 1 } }"
 
 
-def notes(*texts: str) -> list[str]:
+def notes_on_stack(*texts: str) -> list[str]:
     """On a stack of files that are called 0, 1, 2…"""
     write(**{str(number): text for number, text in enumerate(texts)})
     return list(overridden(load([f"{number}.jsonnet" for number in range(len(texts))], environ={})))
 
 
-def test_a_file_that_others_override_is_told_with_them() -> None:
-    (note,) = notes("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
+def test_a_file_that_others_override_is_reported_with_them() -> None:
+    (note,) = notes_on_stack("{ credit: { type: 'b' }, trainer+: { rate: 2 } }", EXPERIMENT)
     assert note.startswith("0.jsonnet changes nothing")
-    for words in ("credit.type", "by 1.jsonnet", "put it after that"):
-        assert words in note
-    (note,) = notes(EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }")
+    for part in ("credit.type", "by 1.jsonnet", "put it after that"):
+        assert part in note
+    (note,) = notes_on_stack(
+        EXPERIMENT, "{ credit: { type: 'b' } }", "{ seed: 2 }", "{ credit: { type: 'c' } }"
+    )
     assert note.startswith("1.jsonnet changes nothing")
     assert "by 3.jsonnet" in note
 
@@ -210,11 +220,11 @@ def test_a_file_that_others_override_is_told_with_them() -> None:
         (EXPERIMENT,),
     ],
 )
-def test_a_file_that_does_something_is_not_told(texts: tuple[str, ...]) -> None:
-    assert notes(*texts) == []
+def test_a_file_that_changes_something_is_not_reported(texts: tuple[str, ...]) -> None:
+    assert notes_on_stack(*texts) == []
 
 
-def test_check_config_says_so_and_is_content(capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_config_notes_such_a_file_and_succeeds(capsys: pytest.CaptureFixture[str]) -> None:
     configs = "credit/group.jsonnet,quickstart/vineppo.jsonnet"
     assert command_line.main(["--configs", configs, "check_config", "--config-only"]) == 0
     err = capsys.readouterr().err

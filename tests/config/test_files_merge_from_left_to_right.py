@@ -1,4 +1,10 @@
-"""Files, environment and overrides become one object, and what can't be evaluated says why."""
+"""Promises of reading a configuration:
+
+* files, the environment and overrides become one object, and each later one wins over the earlier ones;
+* shipped files have the same names from every folder, and an import is relative to the importing file first;
+* an error in Jsonnet is told with file, line, column, text and the key that is evaluated;
+* the configuration that is evaluated as one text equals the one that Jsonnet evaluates with its imports.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +32,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("egg.jsonnet").write_text("(import 'wrong.jsonnet') + {}")
 
 
-def message(*configs: str, overrides: tuple[str, ...] = (), **environ: str) -> str:
+def message_of_failed_load(*configs: str, overrides: tuple[str, ...] = (), **environ: str) -> str:
     with pytest.raises(ConfigError) as error:
         load(configs, overrides, environ)
     return str(error.value)
@@ -42,24 +48,27 @@ def test_our_files_have_the_same_name_from_everywhere() -> None:
     assert load(names[:1], [], {}).data == load(names[1:], [], {}).data
     Path("mine.jsonnet").write_text("import 'configs/quickstart/sft.jsonnet'")
     assert load(["mine.jsonnet"], [], {}).data == load(names[:1], [], {}).data
-    assert "configs/quickstart/sft.jsonnet" in message("configs/quickstart/sftt.jsonnet").split("remedy")[1]
+    assert (
+        "configs/quickstart/sft.jsonnet"
+        in message_of_failed_load("configs/quickstart/sftt.jsonnet").split("remedy")[1]
+    )
 
 
 def test_examples_are_found_by_their_name_from_everywhere() -> None:
     assert load(["examples/own_parts/rank.jsonnet"], [], {}).data["experiment_name"] == "quickstart/own_rank"
 
 
-def test_yaml_and_json_are_taken_as_they_are_and_a_plus_in_yaml_merges() -> None:
+def test_yaml_and_json_are_read_as_data_and_a_plus_in_yaml_merges() -> None:
     Path("whole.json").write_text('{"seed": 1, "trainer": {"rate": 0.1, "steps": 10}}')
     Path("part.yaml").write_text("trainer+:\n  rate: 3e-6  # a number\nwords: ['1', é]\n")
     data = load(["whole.json", "part.yaml"], [], {}).data
     assert data == {"seed": 1, "trainer": {"rate": 3e-6, "steps": 10}, "words": ["1", "é"]}
     Path("importing.jsonnet").write_text("(import 'whole.json') + (import 'part.yaml')")
     assert load(["importing.jsonnet"], [], {}).data == data
-    places = Explanation(load(["whole.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
-    assert [one.source for one in places] == ["whole.json", "part.yaml"]
+    settings = Explanation(load(["whole.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
+    assert [setting.source for setting in settings] == ["whole.json", "part.yaml"]
     Path("torn.yaml").write_text("a: [1\n")
-    assert "torn.yaml:2:1: this can't be read as YAML: expected ',' or ']'" in message(
+    assert "torn.yaml:2:1: this can't be read as YAML: expected ',' or ']'" in message_of_failed_load(
         "base.jsonnet", "torn.yaml"
     )
 
@@ -76,19 +85,19 @@ def test_every_missing_variable_is_named_with_its_line_and_command_and_only_thos
     Path("variable.jsonnet").write_text(
         "{\n  a: std.extVar('APP_A'),\n  b: std.extVar('APP_B'), h: std.extVar('HOME') }"
     )
-    text = message("variable.jsonnet", HOME="/root")
-    for words in ("variable.jsonnet:2", "export APP_A=", "variable.jsonnet:3", "export APP_B=", "APP_HOME"):
-        assert words in text
+    message = message_of_failed_load("variable.jsonnet", HOME="/root")
+    for part in ("variable.jsonnet:2", "export APP_A=", "variable.jsonnet:3", "export APP_B=", "APP_HOME"):
+        assert part in message
 
 
 @pytest.mark.parametrize("value", ["one", "1.5", "", "1e3", "99999999999999999999"])
 def test_a_seed_that_is_no_whole_number_is_an_error(value: str) -> None:
-    text = message("base.jsonnet", APP_SEED=value)
-    assert "APP_SEED" in text and "whole number" in text
+    message = message_of_failed_load("base.jsonnet", APP_SEED=value)
+    assert "APP_SEED" in message and "whole number" in message
 
 
 def test_an_empty_directory_is_an_error() -> None:
-    assert "unset APP_DIRECTORY" in message("base.jsonnet", APP_DIRECTORY="")
+    assert "unset APP_DIRECTORY" in message_of_failed_load("base.jsonnet", APP_DIRECTORY="")
 
 
 def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_they_are_to_configs(
@@ -106,13 +115,13 @@ def test_imports_are_relative_to_the_importing_file_and_files_to_here_before_the
 
 
 def test_a_missing_file_is_told_with_the_nearest_ones_and_where_it_was_looked_for() -> None:
-    text = message("bsae.jsonnet")
-    assert "did you mean base.jsonnet" in text
-    assert str(layers.CONFIGS / "bsae.jsonnet") in text
+    message = message_of_failed_load("bsae.jsonnet")
+    assert "did you mean base.jsonnet" in message
+    assert str(layers.CONFIGS / "bsae.jsonnet") in message
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "parts_of_message"),
     [
         ("{ a: 1,\n  b: }", ["wrong.jsonnet:2", "unexpected"]),
         ("{\n\n  a: c }", ["wrong.jsonnet:3", "Unknown variable"]),
@@ -130,15 +139,15 @@ def test_a_missing_file_is_told_with_the_nearest_ones_and_where_it_was_looked_fo
         ),
     ],
 )
-def test_an_error_in_jsonnet_has_file_line_and_text(text: str, words: list[str]) -> None:
+def test_an_error_in_jsonnet_has_file_line_and_text(text: str, parts_of_message: list[str]) -> None:
     Path("wrong.jsonnet").write_text(text)
-    shown = message("base.jsonnet", "wrong.jsonnet")
-    assert [word for word in [*words, "wrong.jsonnet"] if word not in shown] == [], shown
-    assert "RUNTIME ERROR" not in shown
+    message = message_of_failed_load("base.jsonnet", "wrong.jsonnet")
+    assert [part for part in [*parts_of_message, "wrong.jsonnet"] if part not in message] == [], message
+    assert "RUNTIME ERROR" not in message
 
 
 def test_an_error_in_an_override_is_placed_there() -> None:
-    assert "--override 2:1" in message("base.jsonnet", overrides=("{}", "{ a: "))
+    assert "--override 2:1" in message_of_failed_load("base.jsonnet", overrides=("{}", "{ a: "))
 
 
 def test_an_error_in_a_library_names_the_key_and_the_file_that_set_it() -> None:
@@ -147,46 +156,48 @@ def test_an_error_in_a_library_names_the_key_and_the_file_that_set_it() -> None:
         "{ context: 10,\n  rollout: { sets: [{ max_tokens: longest($.context, 2) }] } }"
     )
     Path("wrong.jsonnet").write_text("{\n  context: null }")
-    shown = " ".join(message("user.jsonnet", "wrong.jsonnet").split())
-    assert "longest.libsonnet:2:3" in shown
-    assert "in the value of rollout.sets.max_tokens (user.jsonnet:3:35)" in shown
-    assert "it is made from context, which wrong.jsonnet:2 sets (null)" in shown
+    message = " ".join(message_of_failed_load("user.jsonnet", "wrong.jsonnet").split())
+    assert "longest.libsonnet:2:3" in message
+    assert "in the value of rollout.sets.max_tokens (user.jsonnet:3:35)" in message
+    assert "it is made from context, which wrong.jsonnet:2 sets (null)" in message
 
 
-def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
+def test_a_long_line_is_cut_around_the_error() -> None:
     Path("wrong.jsonnet").write_text("{ a: [" + "1, " * 100 + "], b 2, c: [" + "1, " * 100 + "] }")
-    lines = message("wrong.jsonnet").splitlines()
-    place = next(number for number, line in enumerate(lines) if line.strip() == "^")
-    text, mark = lines[place - 1 : place + 1]
-    assert len(text) <= 104
-    assert text[mark.index("^")] == "2"
+    message = message_of_failed_load("wrong.jsonnet").splitlines()
+    line_of_mark = next(number for number, line in enumerate(message) if line.strip() == "^")
+    excerpt, mark = message[line_of_mark - 1 : line_of_mark + 1]
+    assert len(excerpt) <= 104
+    assert excerpt[mark.index("^")] == "2"
 
 
-# Evaluated as one text, a configuration is what it is with its imports
+# Evaluation as one text, which is faster than Jsonnet's own imports
 
 VARIABLES = {"APP_SEED": "1", "APP_DIRECTORY": "somewhere"}
 SHIPPED = sorted(
     path.relative_to(CONFIGS)
     for path in layers.configurations(CONFIGS)
     if path.parent.name in ("configs", "quickstart", "countdown")
-)[::12]
+)[::12]  # each takes a second
 
 
-def both_ways(monkeypatch: pytest.MonkeyPatch, *configs: str) -> dict[str, Any]:
-    """The result, found alike with imports and without."""
-    fast = load(configs, environ=VARIABLES).data
+def load_flattened_and_with_imports(monkeypatch: pytest.MonkeyPatch, *configs: str) -> dict[str, Any]:
+    """Load configurations as one text, assert that Jsonnet's imports give the same, and return the result."""
+    flattened = load(configs, environ=VARIABLES).data
     with monkeypatch.context() as patch:
         patch.setattr(jsonnet, "evaluate_flattened", jsonnet._evaluate_with_imports)
-        assert load(configs, environ=VARIABLES).data == fast
-    return fast
+        assert load(configs, environ=VARIABLES).data == flattened
+    return flattened
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=str)
-def test_shipped_configurations_are_the_same_in_one_text(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    both_ways(monkeypatch, str(path))
+def test_a_shipped_configuration_is_the_same_when_it_is_evaluated_as_one_text(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_flattened_and_with_imports(monkeypatch, str(path))
 
 
-def test_names_roots_and_folders_stay_those_of_each_file(
+def test_local_names_the_root_and_relative_imports_stay_those_of_each_file_in_one_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "deep").mkdir()
@@ -198,15 +209,23 @@ def test_names_roots_and_folders_stay_those_of_each_file(
         "d.jsonnet": "{ y+: 1, text: (import 'deep/c.libsonnet').text }",
         "asks.jsonnet": "{ me: std.thisFile, unused:: import 'none' }",
     }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    given = {"seed": 1, "directory": "somewhere"}
-    alone = both_ways(monkeypatch, "a.jsonnet")
-    assert alone == {**given, "x": 1, "y": 2, "late": 1, "lib": 4, "root": 5}
-    assert both_ways(monkeypatch, "a.jsonnet", "d.jsonnet") == alone | {"y": 3, "text": "import 'nothing'"}
-    assert both_ways(monkeypatch, "asks.jsonnet") == {**given, "me": str(tmp_path / "asks.jsonnet")}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    from_environment = {"seed": 1, "directory": "somewhere"}
+    alone = load_flattened_and_with_imports(monkeypatch, "a.jsonnet")
+    assert alone == {**from_environment, "x": 1, "y": 2, "late": 1, "lib": 4, "root": 5}
+    assert load_flattened_and_with_imports(monkeypatch, "a.jsonnet", "d.jsonnet") == alone | {
+        "y": 3,
+        "text": "import 'nothing'",
+    }
+    assert load_flattened_and_with_imports(monkeypatch, "asks.jsonnet") == {
+        **from_environment,
+        "me": str(tmp_path / "asks.jsonnet"),
+    }
 
 
-def test_nothing_shipped_needs_the_slow_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shipped_table_is_evaluated_as_one_text_and_never_with_imports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(jsonnet, "_evaluate_with_imports")
     assert load(["tables/vineppo_main.jsonnet"], environ={}).data["name"] == "vineppo_main"

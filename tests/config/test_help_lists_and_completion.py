@@ -1,4 +1,12 @@
-"""The command line: help with examples, suggestions for misspelled words, lists of parts, completion."""
+"""Promises of the command line to somebody who types at it:
+
+* every command has help with an example, and every example of the help is a command of files that exist;
+* a misspelled command or option is answered with the nearest right one, in two lines;
+* files may follow a command or stand in `--configs`, and options may stand before or after the command;
+* `list_parts` and `describe` tell the parts, with those that a configuration imports;
+* the shell completes commands, files, parts and keys;
+* a package that brings wrong commands is a note and ends no command.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +31,13 @@ EXAMPLES = [example for command in COMMANDS.values() for example in command.exam
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_example_of_the_help_is_a_command_of_files_that_are_there(example: str) -> None:
-    program, *words = shlex.split(example)
+    program, *arguments = shlex.split(example)
     assert program == "treetune"
-    options = parse(words)
-    assert options.command in [BY_NAME[word].name for word in words if word in BY_NAME]
-    for name in [name for text in options.configs or () for name in text.split(",")]:
-        find_file(name, ROOT)  # raises where there is none
+    options = parse(arguments)
+    assert options.command in [BY_NAME[argument].name for argument in arguments if argument in BY_NAME]
+    for comma_separated in options.configs or ():
+        for name in comma_separated.split(","):
+            find_file(name, ROOT)  # raises where there is none
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -70,13 +79,13 @@ def test_the_first_help_fits_a_screen_and_leads_to_every_command(capsys: pytest.
 @pytest.mark.parametrize("short", SHORT.values())
 def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) -> None:
     command = BY_NAME[short]
-    words = ["x" for argument in command.arguments if argument.required]
-    assert parse([short, *words]) == parse([command.name, *words])
-    assert parse([short, *words]).command == command.name
+    arguments = ["x" for argument in command.arguments if argument.required]
+    assert parse([short, *arguments]) == parse([command.name, *arguments])
+    assert parse([short, *arguments]).command == command.name
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--config", "a.jsonnet", "check_config"], "No such option '--config'. Did you mean '--configs'?"),
         (["--configs=a", "check_config", "--overide={}"], "'--overide'. Did you mean '--override'?"),
@@ -92,10 +101,10 @@ def test_a_short_name_is_the_command_whose_old_name_goes_on_working(short: str) 
     ],
 )
 def test_a_misspelled_word_is_answered_with_the_nearest_right_one(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
-        parse(words)
+        parse(arguments)
     err = capsys.readouterr().err
     assert end.value.code == 2
     assert message in err
@@ -103,7 +112,7 @@ def test_a_misspelled_word_is_answered_with_the_nearest_right_one(
 
 
 @pytest.mark.parametrize(
-    ("words", "files"),
+    ("arguments", "files"),
     [
         (["run", "a.jsonnet"], ["a.jsonnet"]),
         (["run", "a.jsonnet", "b.yaml", "evaluate"], ["a.jsonnet", "b.yaml"]),
@@ -120,17 +129,17 @@ def test_a_misspelled_word_is_answered_with_the_nearest_right_one(
     ],
 )
 def test_files_follow_a_command_as_well_as_the_option_and_keep_their_order(
-    words: list[str], files: list[str]
+    arguments: list[str], files: list[str]
 ) -> None:
-    options = parse(words)
+    options = parse(arguments)
     assert options.configs == files
-    if "evaluate" in words:
+    if "evaluate" in arguments:
         assert options.what == "evaluate"
     if options.command == "explain_config":
         assert options.key == "trainer.learning_rate"
 
 
-def test_a_command_without_a_configuration_keeps_its_words() -> None:
+def test_arguments_of_a_command_without_a_configuration_are_not_taken_for_files() -> None:
     assert parse(["view", "a.json"]).paths == ("a.json",)
     assert parse(["parts", "credit"]).family == "credit"
 
@@ -141,7 +150,7 @@ def test_an_option_of_several_words_takes_those_up_to_the_next_option() -> None:
 
 
 def test_options_before_the_command_count_as_those_after_it() -> None:
-    words = [
+    before_and_with_the_command = [
         "--override",
         "{a: 1}",
         "--debug",
@@ -150,7 +159,7 @@ def test_options_before_the_command_count_as_those_after_it() -> None:
         "a.jsonnet",
         "run_iteration_loop",
     ]
-    options = parse([*words, "--configs", "b.jsonnet", "--override", "{b: 2}"])
+    options = parse([*before_and_with_the_command, "--configs", "b.jsonnet", "--override", "{b: 2}"])
     assert options.configs == ["a.jsonnet", "b.jsonnet"]
     assert options.override == ["{a: 1}", "{b: 2}"] and options.debug
 
@@ -182,8 +191,8 @@ def test_list_parts_knows_those_that_a_configuration_imports(
         "    def open(self, *_): ...\n    def log(self, *_): ...\n    def close(self, *_): ...\n"
     )
     (tmp_path / "mine.jsonnet").write_text("{ imports: ['listed_part'] }")
-    words = [sys.executable, str(MAIN), "--configs", str(tmp_path / "mine.jsonnet"), "list_parts", "sink"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    command = [sys.executable, str(MAIN), "--configs", str(tmp_path / "mine.jsonnet"), "list_parts", "sink"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "nowhere" in done.stdout
     assert "(of listed_part) Keeps nothing." in done.stdout
 
@@ -233,6 +242,7 @@ def test_key_paths_of_the_configuration_on_the_line_are_completed() -> None:
 
 def test_a_shell_that_asks_is_answered_with_commands_and_parts() -> None:
     def completions(*words: str) -> list[str]:
+        # Bash hands the words over in these variables; the last word is the one to complete.
         variables = {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
         environ = os.environ | variables | {"_TREETUNE_COMPLETE": "bash_complete"}
         command = [sys.executable, "-m", "treetune.main"]
@@ -281,11 +291,11 @@ def test_a_package_whose_commands_are_wrong_is_a_note_and_ends_no_command(tmp_pa
     info = tmp_path / "installed-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
-    lines = ["[treetune.commands]"]
+    entry_points = ["[treetune.commands]"]
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
-        lines.append(f"{name} = {name}")
-    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+        entry_points.append(f"{name} = {name}")
+    (info / "entry_points.txt").write_text("\n".join(entry_points) + "\n")
     program = (
         f"import sys; sys.path.append({str(tmp_path)!r})\n"
         "from treetune.main import main; sys.exit(main(['hello']))"
@@ -298,11 +308,7 @@ def test_a_package_whose_commands_are_wrong_is_a_note_and_ends_no_command(tmp_pa
         (note,) = [line for line in done.stderr.splitlines() if f"the commands of {name} " in line]
         assert note.startswith("note: ") and reason in note
     notes = [line for line in done.stderr.splitlines() if "of namesakes is left out" in line]
-    for name, owner in {
-        "hello": "greeting",
-        "check": "treetune",
-        "plan": "treetune",
-        "help": "treetune",
-    }.items():
+    owners = {"hello": "greeting", "check": "treetune", "plan": "treetune", "help": "treetune"}
+    for name, owner in owners.items():
         [note] = [note for note in notes if f"the command {name!r} " in note]
         assert f"since {owner} has a command of this name: rename it" in note

@@ -1,4 +1,8 @@
-"""The schema that editors are given says of a configuration what `check_config` says, as far as one can."""
+"""Promises of the JSON schema for editors:
+
+* it accepts and rejects the same configurations as `check_config`, as far as a schema can see their mistakes;
+* `treetune schema` prints it, with types, bounds, meanings and defaults.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ SHIPPED = (
     "threadweaver/parallel",
 )  # fmt: skip
 OTHER_VALUES = (None, True, 0, -1, 1, 0.5, 10**9, "", "strange", "3", [], ["a"], {}, {"type": "strange"})
-SEEN_BY_A_SCHEMA = ("unknown key of", "missing, should be", "missing: `type` says", "should be")
+VISIBLE_TO_A_SCHEMA = ("unknown key of", "missing, should be", "missing: `type` says", "should be")
 
 
 @cache
@@ -39,48 +43,48 @@ def validator() -> Draft202012Validator:
     return Draft202012Validator(schema)
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths_of_values(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all keys and items."""
     for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
         yield (*path, name)
         if isinstance(inner, dict | list):
-            yield from places(inner, (*path, name))
+            yield from paths_of_values(inner, (*path, name))
 
 
-def mutated(data: dict[str, Any], types: list[str], rng: random.Random) -> tuple[str, dict[str, Any]]:
-    """One change of a configuration: a key goes, comes, is misspelt, or gets another value or type."""
+def mutate(data: dict[str, Any], types: list[str], rng: random.Random) -> tuple[str, dict[str, Any]]:
+    """Change one key of a configuration: drop, add or misspell it, or give it another value or type."""
     changed = copy.deepcopy(data)
-    # What is imported is Python's, and what stands below a task of a mixture may be anybody's.
-    *above, last = rng.choice([path for path in places(changed) if path[0] != "imports"])
+    # The schema doesn't know which Python modules exist.
+    *above, key = rng.choice([path for path in paths_of_values(changed) if path[0] != "imports"])
     holder: Any = changed
     for name in above:
         holder = holder[name]
     kind = rng.choice(["drop", "add", "misspell", "value", "value", "number", "type"])
     if kind == "drop":
-        holder.pop(last)
+        holder.pop(key)
     elif kind == "add" and isinstance(holder, dict):
         holder["strange_key"] = rng.choice(OTHER_VALUES)
     elif kind == "misspell" and isinstance(holder, dict):
-        holder[f"{last}s"] = holder.pop(last)
-    elif kind == "type" and isinstance(holder[last], dict):
-        holder[last]["type"] = rng.choice(types)
-    elif kind == "number" and type(holder[last]) in (int, float):
-        holder[last] = rng.choice([-holder[last], holder[last] * 1000, holder[last] + 0.5, str(holder[last])])
+        holder[f"{key}s"] = holder.pop(key)
+    elif kind == "type" and isinstance(holder[key], dict):
+        holder[key]["type"] = rng.choice(types)
+    elif kind == "number" and type(holder[key]) in (int, float):
+        holder[key] = rng.choice([-holder[key], holder[key] * 1000, holder[key] + 0.5, str(holder[key])])
     else:
-        holder[last] = copy.deepcopy(rng.choice(OTHER_VALUES))
-    return f"{kind} at {'.'.join(map(str, [*above, last]))}", changed
+        holder[key] = copy.deepcopy(rng.choice(OTHER_VALUES))
+    return f"{kind} at {'.'.join(map(str, [*above, key]))}", changed
 
 
-def mistakes(data: dict[str, Any]) -> list[str]:
+def visible_mistakes(data: dict[str, Any]) -> list[str]:
     """Those that `check_config` tells and that a schema can see."""
-    known = [family for family in root_families() if str(data.get("type")) in family.registered()]
+    of_this_type = [family for family in root_families() if str(data.get("type")) in family.registered()]
     try:
-        build((known or root_families())[0], data)
+        build((of_this_type or root_families())[0], data)
     except ConfigError as error:
         return [
             f"{issue.key}: {issue.what}"
             for issue in error.issues
-            if issue.what.startswith(SEEN_BY_A_SCHEMA)
+            if issue.what.startswith(VISIBLE_TO_A_SCHEMA)
             or ("there is no" in issue.what and (issue.key or "").endswith("type"))
         ]
     except ValueError:  # of a part's check, which is asked where no value was wrong by itself
@@ -93,23 +97,25 @@ def test_schema_and_check_config_agree_on_500_mutations_of_shipped_configuration
     types = sorted({name for family in Registrable.__subclasses__() for name in family.registered()})
     shipped = {name: loaded(name).data for name in SHIPPED}
     assert [name for name, data in shipped.items() if not validator().is_valid(data)] == []
-    apart, wrong = [], 0
+    disagreements, rejected = [], 0
     for _ in range(MUTATIONS):
         name = rng.choice(SHIPPED)
-        what, data = mutated(shipped[name], types, rng)
-        told, seen = mistakes(data), not validator().is_valid(data)
-        wrong += seen
-        if bool(told) != seen:
-            errors = [f"{one.json_path}: {one.message[:80]}" for one in validator().iter_errors(data)]
-            apart.append(f"{name}, {what}: check_config {told}, schema {errors}")
-    assert not apart, "\n".join([f"{len(apart)} of {MUTATIONS}:", *apart])
-    assert MUTATIONS / 4 < wrong < MUTATIONS, "half of the mutations are mistakes"
+        mutation, data = mutate(shipped[name], types, rng)
+        mistakes = visible_mistakes(data)
+        is_rejected = not validator().is_valid(data)
+        rejected += is_rejected
+        if bool(mistakes) != is_rejected:
+            errors = [f"{error.json_path}: {error.message[:80]}" for error in validator().iter_errors(data)]
+            disagreements.append(f"{name}, {mutation}: check_config {mistakes}, schema {errors}")
+    assert not disagreements, "\n".join([f"{len(disagreements)} of {MUTATIONS}:", *disagreements])
+    # About half of the mutations are mistakes; with far fewer, agreement would say little.
+    assert MUTATIONS / 4 < rejected < MUTATIONS
 
 
 def test_the_command_prints_types_bounds_meanings_and_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     shared = json.loads(capsys.readouterr().out)["$defs"]
-    credit = next(one for title, one in shared.items() if title.endswith(" monte_carlo"))
+    credit = next(definition for title, definition in shared.items() if title.endswith(" monte_carlo"))
     samples = credit["properties"]["samples"]
     assert (samples["type"], samples["exclusiveMinimum"], samples["default"]) == ("integer", 0, 9)
     assert samples["description"].startswith("Continuations of a state")

@@ -1,4 +1,10 @@
-"""`treetune check` ends with 2 if a file, a column, a model folder or a GPU is missing on this machine."""
+"""Promises of `treetune check` about the machine on which it runs:
+
+* it ends with 2 and names the key if a file, a model folder or a GPU is missing here, and only notes this
+  with `--config-only`, for the run may be for another machine;
+* a missing column is a mistake on every machine, and batches that don't divide are a note;
+* a run that lacks a device ends before it starts.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +39,7 @@ def _experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "words"),
+    ("override", "key", "part_of_message"),
     [
         ("{ task+: { train: ['trian.jsonl'] } }", "task.train", "did you mean train.jsonl?"),
         (
@@ -51,12 +57,14 @@ def _experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_is_missing_here_is_told_with_its_key_unless_the_run_is_for_another_machine(
-    override: str, key: str, words: str, capsys: pytest.CaptureFixture[str]
+    override: str, key: str, part_of_message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", "mine.jsonnet"]) == 0, capsys.readouterr().err
     assert main(["check", "mine.jsonnet", "--override", override]) == 2
     message = " ".join(capsys.readouterr().err.split())
-    assert message.startswith("missing on this machine") and f"{key}: " in message and words in message
+    assert (
+        message.startswith("missing on this machine") and f"{key}: " in message and part_of_message in message
+    )
     assert main(["check", "mine.jsonnet", "--override", override, "--config-only"]) == 0
     assert f"note: missing here: {key}: " in " ".join(capsys.readouterr().err.split())
 

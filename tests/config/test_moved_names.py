@@ -1,4 +1,9 @@
-"""A user's module that imports an old name of this package is told the new one."""
+"""Promises to users of former versions of this package:
+
+* a module that imports a former name is told the present one, with its file and line;
+* a module that exists today, or a library that isn't installed, is never taken for a former name;
+* a class that overrides a method by its former name is refused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
 
 
 @pytest.mark.parametrize("old", MOVED)
-def test_what_has_moved_is_where_the_table_says_and_no_longer_at_its_old_place(old: str) -> None:
+def test_a_moved_module_exists_under_its_new_name_alone(old: str) -> None:
     new = present_name(old)
     assert new is not None and importlib.util.find_spec(new) is not None
     with contextlib.suppress(ModuleNotFoundError):  # the package above it is gone too
@@ -38,7 +43,7 @@ def test_modules_of_today_are_not_said_to_have_moved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "words"),
+    ("statement", "part_of_message"),
     [
         ("from treetune_domains.environments.base import Game", "write `from treetune import Game`"),
         (
@@ -78,7 +83,9 @@ def test_modules_of_today_are_not_said_to_have_moved() -> None:
         ),
     ],
 )
-def test_an_import_of_an_old_name_is_told_the_new_one(statement: str, words: str, tmp_path: Path) -> None:
+def test_an_import_of_an_old_name_is_told_the_new_one(
+    statement: str, part_of_message: str, tmp_path: Path
+) -> None:
     (tmp_path / "old_names.py").write_text(f'"""A part of a user\'s."""\n\n{statement}\n')
     (tmp_path / "experiment.jsonnet").write_text(
         "(import 'quickstart/vineppo.jsonnet') + { imports: ['old_names'], experiment_name: 'old' }"
@@ -88,11 +95,11 @@ def test_an_import_of_an_old_name_is_told_the_new_one(statement: str, words: str
         cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 2
-    assert words in " ".join(done.stderr.split())
+    assert part_of_message in " ".join(done.stderr.split())
     assert "old_names.py:3" in done.stderr
 
 
-def test_a_library_that_a_module_of_ours_lacks_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
+def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
     (tmp_path / "needs_much.py").write_text("from treetune import Task\nimport not_installed_anywhere\n")
     folders.search_in([tmp_path], ["needs_much"])
     with pytest.raises(ValueError, match="not_installed_anywhere is not installed") as error:

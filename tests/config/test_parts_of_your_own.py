@@ -1,4 +1,11 @@
-"""A user's modules are found, checked like ours, and what is wrong with them is one clear message."""
+"""Promises to a user who writes parts in modules of his own:
+
+* `imports` finds them in the working directory, beside the configuration, or by an installed package's entry
+  points;
+* their keys are checked and suggested like those of our parts;
+* a module that is missing, fails or registers something that is no part is told with file, line and remedy;
+* a run notes each of them with a hash of its text.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +27,7 @@ from treetune.exceptions import ConfigError
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
 
-PART = '''
+TRIANGLE_PART = '''
 from dataclasses import dataclass
 
 from tests.config.example_parts import Shape
@@ -34,62 +41,63 @@ class Triangle(Shape):
     corners: int = 3
 '''
 
-TRIANGLE = """{ type: 'drawing', seed: 1, directory: 'x', imports: ['own_shapes.triangle'],
+EXPERIMENT = """{ type: 'drawing', seed: 1, directory: 'x', imports: ['own_shapes.triangle'],
   shape: { type: 'triangle' } }"""
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Each test has its own working directory, and forgets what it imported."""
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    Path("experiment.jsonnet").write_text(TRIANGLE)
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give each test a working directory, and forget afterwards what it imported and registered."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    Path("experiment.jsonnet").write_text(EXPERIMENT)
     monkeypatch.setattr(Shape, "_parts", Shape.registered())
     monkeypatch.setattr(folders, "_OWN", folders.OwnFolders())
-    before, finders = set(sys.modules), list(sys.meta_path)
-    yield here
-    sys.meta_path[:] = finders
-    for name in set(sys.modules) - before:
+    modules_before, finders_before = set(sys.modules), list(sys.meta_path)
+    yield folder
+    sys.meta_path[:] = finders_before
+    for name in set(sys.modules) - modules_before:
         del sys.modules[name]
 
 
-def write(folder: Path, text: str = PART, module: str = "own_shapes/triangle.py") -> None:
+def write_module(folder: Path, text: str = TRIANGLE_PART, module: str = "own_shapes/triangle.py") -> None:
     (folder / module).parent.mkdir(parents=True, exist_ok=True)
     (folder / module).write_text(textwrap.dedent(text))
 
 
-def built(*overrides: str, file: str = "experiment.jsonnet") -> Any:
+def build_experiment(*overrides: str, file: str = "experiment.jsonnet") -> Any:
     config = load([file], overrides, {})
     return build(Picture, config.data, Explanation(config))
 
 
-def told(*overrides: str) -> str:
+def message_of_failed_build(*overrides: str) -> str:
     with pytest.raises(ConfigError) as error:
-        built(*overrides)
+        build_experiment(*overrides)
     return " ".join(str(error.value).split())
 
 
 @pytest.mark.parametrize("also_here", [False, True])
 def test_a_part_is_found_in_the_working_directory_and_then_beside_the_configuration(
-    also_here: bool, here: Path, tmp_path: Path
+    also_here: bool, working_folder: Path, tmp_path: Path
 ) -> None:
-    there = tmp_path / "there"
-    write(there)
+    configurations = tmp_path / "there"
+    write_module(configurations)
     if also_here:
-        write(here, PART.replace("= 3", "= 4"))
-    (there / "experiment.jsonnet").write_text(TRIANGLE)
-    assert built(file=str(there / "experiment.jsonnet")).shape.corners == (4 if also_here else 3)
+        write_module(working_folder, TRIANGLE_PART.replace("= 3", "= 4"))
+    (configurations / "experiment.jsonnet").write_text(EXPERIMENT)
+    experiment = build_experiment(file=str(configurations / "experiment.jsonnet"))
+    assert experiment.shape.corners == (4 if also_here else 3)
 
 
-def test_a_package_brings_all_modules_in_it_that_register_a_part(here: Path) -> None:
-    write(here)
-    write(here, "raise RuntimeError('nobody asked')", "own_shapes/other.py")
-    assert built("{ imports: ['own_shapes'] }").shape.corners == 3
+def test_a_package_brings_all_modules_in_it_that_register_a_part(working_folder: Path) -> None:
+    write_module(working_folder)
+    write_module(working_folder, "raise RuntimeError('nobody asked')", "own_shapes/other.py")
+    assert build_experiment("{ imports: ['own_shapes'] }").shape.corners == 3
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "part_of_message"),
     [
         ("{ shape+: { cornres: 4 } }", "shape.cornres: unknown key of shape 'triangle'"),
         ("{ shape+: { cornres: 4 } }", "did you mean 'corners'"),
@@ -99,23 +107,22 @@ def test_a_package_brings_all_modules_in_it_that_register_a_part(here: Path) -> 
         ("{ imports: ['own_shapes/triangle.py'] }", "write 'own_shapes.triangle'"),
     ],
 )
-def test_own_parts_are_checked_and_offered_like_ours(override: str, words: str, here: Path) -> None:
-    write(here)
-    assert words in told(override)
+def test_own_parts_are_checked_and_offered_like_ours(
+    override: str, part_of_message: str, working_folder: Path
+) -> None:
+    write_module(working_folder)
+    assert part_of_message in message_of_failed_build(override)
 
 
-def test_a_missing_module_is_told_with_the_places_that_were_looked_in(here: Path) -> None:
-    text = told()
-    for words in (
-        "imports.0: there is no module 'own_shapes'",
-        "experiment.jsonnet:1",
-        f"{here} (the working directory)",
-    ):
-        assert words in text
+def test_a_missing_module_is_told_with_the_places_that_were_looked_in(working_folder: Path) -> None:
+    message = message_of_failed_build()
+    assert "imports.0: there is no module 'own_shapes'" in message
+    assert "experiment.jsonnet:1" in message
+    assert f"{working_folder} (the working directory)" in message
 
 
 @pytest.mark.parametrize(
-    ("text", "line", "words"),
+    ("module", "line", "part_of_message"),
     [
         ("import math\nmath.sin('x')\n", 2, "TypeError"),
         ("def f(:\n    pass\n", 1, "SyntaxError"),
@@ -124,16 +131,16 @@ def test_a_missing_module_is_told_with_the_places_that_were_looked_in(here: Path
     ],
 )
 def test_an_exception_in_a_module_is_told_with_file_and_line(
-    text: str, line: int, words: str, here: Path
+    module: str, line: int, part_of_message: str, working_folder: Path
 ) -> None:
-    write(here, text)
-    message = told()
+    write_module(working_folder, module)
+    message = message_of_failed_build()
     assert f"own_shapes/triangle.py:{line}" in message
-    assert words in message
+    assert part_of_message in message
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "parts_of_message"),
     [
         (
             (
@@ -159,15 +166,15 @@ def test_an_exception_in_a_module_is_told_with_file_and_line(
         (("corners: int", "corners: memoryview"), ["can't be the type of a configuration's values"]),
     ],
 )
-def test_a_module_whose_part_is_none_is_told_what_is_wrong_with_it(
-    change: tuple[str, str], words: list[str], here: Path
+def test_a_module_whose_class_is_no_part_is_told_what_is_wrong_with_it(
+    change: tuple[str, str], parts_of_message: list[str], working_folder: Path
 ) -> None:
-    write(here, PART.replace(*change))
-    text = told()
-    assert [word for word in [*words, "imports.0"] if word not in text] == [], text
+    write_module(working_folder, TRIANGLE_PART.replace(*change))
+    message = message_of_failed_build()
+    assert [part for part in [*parts_of_message, "imports.0"] if part not in message] == [], message
 
 
-STUBS = '''
+PART_WITHOUT_CORNER = '''
 from dataclasses import dataclass
 
 from tests.config.example_parts import Shape
@@ -188,29 +195,29 @@ class Triangle(Polygon):
 '''
 
 
-def test_a_part_without_a_method_that_its_base_class_leaves_to_it_is_told_which(here: Path) -> None:
-    write(here, f"{STUBS}\n    def korner(self, number): ...\n")
-    text = told()
-    assert "shape 'triangle' (own_shapes/triangle.py) is missing methods that every shape has" in text
-    assert "write corner(self, number) in class Triangle" in text
+def test_a_part_without_a_method_that_its_base_class_leaves_to_it_is_told_which(working_folder: Path) -> None:
+    write_module(working_folder, f"{PART_WITHOUT_CORNER}\n    def korner(self, number): ...\n")
+    message = message_of_failed_build()
+    assert "shape 'triangle' (own_shapes/triangle.py) is missing methods that every shape has" in message
+    assert "write corner(self, number) in class Triangle" in message
 
 
 @pytest.mark.parametrize("method", ["corner(self, number)", "outline(self)"])
-def test_a_method_is_needed_only_by_what_calls_it(method: str, here: Path) -> None:
-    write(here, f"{STUBS}\n    def {method}: ...\n")
-    assert type(built().shape).__name__ == "Triangle"
+def test_a_part_may_leave_out_a_method_that_nothing_calls(method: str, working_folder: Path) -> None:
+    write_module(working_folder, f"{PART_WITHOUT_CORNER}\n    def {method}: ...\n")
+    assert type(build_experiment().shape).__name__ == "Triangle"
 
 
-def test_own_modules_are_noted_with_a_hash_that_changes_with_them_and_no_folder_passes_for_one(
-    here: Path,
+def test_own_modules_are_noted_with_a_hash_that_changes_with_them_and_a_mere_folder_is_no_module(
+    working_folder: Path,
 ) -> None:
-    write(here, f"import own_helper\n{PART}")
-    write(here, "", "own_helper.py")
-    (here / "wandb_runs_of_mine").mkdir()
-    built()
+    write_module(working_folder, f"import own_helper\n{TRIANGLE_PART}")
+    write_module(working_folder, "", "own_helper.py")
+    (working_folder / "wandb_runs_of_mine").mkdir()
+    build_experiment()
     before = folders.own_modules()
     assert before.keys() == {"own_shapes.triangle", "own_helper"}
-    write(here, "x = 1", "own_helper.py")
+    write_module(working_folder, "x = 1", "own_helper.py")
     after = folders.own_modules()
     assert [name for name in before if before[name] != after[name]] == ["own_helper"]
     with pytest.raises(ModuleNotFoundError):
@@ -219,12 +226,10 @@ def test_own_modules_are_noted_with_a_hash_that_changes_with_them_and_no_folder_
 
 def test_an_installed_package_names_its_parts_in_its_entry_points(tmp_path: Path) -> None:
     """In a process of its own: installed packages are looked through once."""
-    part = PART.replace("tests.config.example_parts", "treetune.tasks.graders.base").replace(
-        "Shape", "Grader"
-    )
-    write(
-        tmp_path / "site", part + "\n    def grade(self, response, problem): ...\n", "installed_triangle.py"
-    )
+    # The process knows no Shape, so the triangle is registered as a grader.
+    part = TRIANGLE_PART.replace("tests.config.example_parts", "treetune.tasks.graders.base")
+    part = part.replace("Shape", "Grader") + "\n    def grade(self, response, problem): ...\n"
+    write_module(tmp_path / "site", part, "installed_triangle.py")
     info = tmp_path / "site" / "installed_triangle-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-triangle\nVersion: 1\n")

@@ -1,4 +1,9 @@
-"""The reference has everything that a configuration can choose, with the words that stand at the keys."""
+"""Promises of the reference of parts and keys:
+
+* it has a page for every family and a meaning for every key;
+* a key's meaning is the text below its field, or the sentences of the nearest class's docstring that name it;
+* an entry has types, bounds and defaults.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Base:
-    """What is built on. `width` is in metres (Muster et al. 2020, eq. 3). Its `colour` is red."""
+    """The base class. `width` is in metres (Muster et al. 2020, eq. 3). Its `colour` is red."""
 
     width: Annotated[float, Gt(0)] = 1.0
     colour: str = "red"
@@ -46,9 +51,11 @@ def test_the_reference_has_a_page_for_every_family_and_a_meaning_for_every_key()
         "from treetune.cli.pages import pages\n"
         "from treetune.config import reference\n"
         "import treetune.parts\n"
-        "found = [one for entries in reference.describable().values() for one in entries]\n"
-        "bare = [f'{one.place}.{key.name}' for one in found for key in one.keys if not key.meaning]\n"
-        "json.dump([pages(), sorted(set(bare))], sys.stdout)"
+        "unexplained = set()\n"
+        "for entries in reference.describable().values():\n"
+        "    for entry in entries:\n"
+        "        unexplained |= {f'{entry.place}.{key.name}' for key in entry.keys if not key.meaning}\n"
+        "json.dump([pages(), sorted(unexplained)], sys.stdout)"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,

@@ -1,4 +1,9 @@
-"""Every experiment and table under configs/ is right, and a broken one is told so in one screen."""
+"""Promises of the experiments and tables under configs/:
+
+* `check_config` finds nothing wrong with any of them;
+* a quickstart experiment and its publication take credit, objective and selection from the same definition;
+* one mistake in an experiment, a file or a variable is told once, with its remedy, within one screen.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,8 @@ SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 DEFINITIONS = {"methods", "presets", "credit", "objectives", "selections", "rollouts"}
 
 LINES = Path(__file__).with_name("told_in_one_screen.tsv").read_text().splitlines()
-BROKEN = {name: rest for name, *rest in (line.split("\t") for line in LINES if not line.startswith("#"))}
+ROWS = [line.split("\t") for line in LINES if not line.startswith("#")]
+BROKEN = {name: (override, message) for name, override, message in ROWS}
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +36,14 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def external_variables() -> set[str]:
-    """What configurations read from the environment, but for what every run has."""
-    found = {"APP_SEED"}
+    """Collect the variables that configurations read from the environment, but for those of every run."""
+    variables = {"APP_SEED"}
     for path in CONFIGS.rglob("*sonnet"):
         tokens = list(lexer.tokens(path.read_text()))
+        # A call is three tokens and more: extVar ( 'NAME' …
         calls = zip(tokens, tokens[1:], tokens[2:], strict=False)
-        found |= {variable.value for call, _, variable in calls if call.text == "extVar"}
-    return found - {"APP_DIRECTORY", "APP_EXPERIMENT_NAME"}
+        variables |= {variable.value for function, _, variable in calls if function.text == "extVar"}
+    return variables - {"APP_DIRECTORY", "APP_EXPERIMENT_NAME"}
 
 
 @pytest.mark.parametrize("name", whole_configurations())
@@ -50,38 +57,38 @@ def test_a_shipped_configuration_is_right(
     )
 
 
-def test_the_quickstart_is_among_them() -> None:
+def test_the_quickstart_is_among_the_checked_configurations() -> None:
     assert {f"configs/quickstart/{name}.jsonnet" for name in ("sft", "vineppo")} <= {*whole_configurations()}
 
 
-def test_no_name_is_two_methods() -> None:
-    methods, presets = (
-        {path.stem for path in configurations(CONFIGS / room)} for room in ("methods", "presets")
-    )
+def test_no_method_and_no_preset_share_a_name() -> None:
+    methods = {path.stem for path in configurations(CONFIGS / "methods")}
+    presets = {path.stem for path in configurations(CONFIGS / "presets")}
     assert methods & presets == set()
 
 
 @pytest.mark.parametrize("method", ["vineppo", "ppo", "grpo", "rloo", "restem", "dpo_positive"])
 def test_the_quickstart_and_the_paper_call_the_same_definition(method: str) -> None:
-    small, large = (
-        Explanation(loaded(name)) for name in (f"quickstart/{method}", f"polIter_rho1bSft2_{method}_MATH")
-    )
+    small = Explanation(loaded(f"quickstart/{method}"))
+    large = Explanation(loaded(f"polIter_rho1bSft2_{method}_MATH"))
     for key in (("credit", "type"), ("selection", "type"), ("restart",), ("trainer", "objective", "type")):
         assert (small.value(key), small.source(key)) == (large.value(key), large.source(key))
 
 
 @pytest.mark.parametrize("name", [path.stem for path in configurations(CONFIGS / "quickstart")])
-def test_what_a_quickstart_experiment_is_comes_from_a_definition(name: str) -> None:
+def test_credit_and_objective_of_a_quickstart_experiment_come_from_a_definition(name: str) -> None:
     explanation = Explanation(loaded(f"quickstart/{name}"))
     for key in (("credit", "type"), ("trainer", "objective", "type")):
         source = explanation.source(key)
-        assert (
-            source is not None and source.removeprefix(relative(CONFIGS) + "/").split("/")[0] in DEFINITIONS
-        )
+        assert source is not None
+        folder = source.removeprefix(relative(CONFIGS) + "/").split("/")[0]
+        assert folder in DEFINITIONS
 
 
-def assert_told(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """One screen on standard error that holds the words; exit code 2; no traceback."""
+def assert_told_in_one_screen(
+    arguments: list[str], parts_of_message: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Assert exit code 2 and one message of a screen's size that has all the parts and no traceback."""
     code = command_line.main(arguments)
     out, err = capsys.readouterr()
     assert (code, out) == (2, "")
@@ -89,33 +96,34 @@ def assert_told(arguments: list[str], words: list[str], capsys: pytest.CaptureFi
     lines = err.splitlines()
     assert len(lines) <= SCREEN_LINES
     assert max(map(len, lines)) <= SCREEN_COLUMNS
-    one_line = " ".join(err.split())
-    assert [word for word in words if word not in one_line] == [], err
+    message = " ".join(err.split())
+    assert [part for part in parts_of_message if part not in message] == [], err
     assert "mistakes" not in lines[0], f"one mistake, told as several:\n{err}"
 
 
-@pytest.mark.parametrize(("override", "words"), BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize(("override", "message"), BROKEN.values(), ids=BROKEN)
 def test_one_mistake_in_an_experiment_is_told_in_one_screen(
-    override: str, words: str, capsys: pytest.CaptureFixture[str]
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--configs", VINEPPO, "--override", override, "check_config"]
-    assert_told(arguments, words.split(" ... "), capsys)
+    assert_told_in_one_screen(arguments, message.split(" ... "), capsys)
 
 
 @pytest.mark.parametrize("mistake", ["unknown key", "unknown type", "error in Jsonnet", "no type"])
 def test_a_mistake_in_a_file_is_told_with_file_and_line(
     mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    override, words = BROKEN[mistake]
+    override, message = BROKEN[mistake]
     file = tmp_path / "mine.jsonnet"
     file.write_text("// mine\n" + override)
-    in_file = [word for word in words.split(" ... ") if not word.startswith("--override")]
+    # The place differs: the file and its second line in place of the override.
+    parts_of_message = [part for part in message.split(" ... ") if not part.startswith("--override")]
     arguments = ["--configs", f"{VINEPPO},{file}", "run_iteration_loop"]
-    assert_told(arguments, [*in_file, "mine.jsonnet:2"], capsys)
+    assert_told_in_one_screen(arguments, [*parts_of_message, "mine.jsonnet:2"], capsys)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("content", "parts_of_message"),
     [
         (
             "{ seed: std.parseInt(std.extVar('APP_SHARD')) }",
@@ -130,19 +138,19 @@ def test_a_mistake_in_a_file_is_told_with_file_and_line(
     ],
 )
 def test_a_file_that_cannot_be_evaluated_is_told_in_one_screen(
-    text: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, parts_of_message: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "mine.jsonnet"
-    file.write_text(text)
-    assert_told(["--configs", f"{VINEPPO},{file}", "check_config"], words, capsys)
+    file.write_text(content)
+    arguments = ["--configs", f"{VINEPPO},{file}", "check_config"]
+    assert_told_in_one_screen(arguments, parts_of_message, capsys)
 
 
 def test_a_missing_file_and_a_seed_that_is_no_number_are_told_in_one_screen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_told(
-        ["--configs", "vinepo.jsonnet", "check_config"], ["vinepo.jsonnet", VINEPPO, "looked for"], capsys
-    )
+    missing_file = ["vinepo.jsonnet", VINEPPO, "looked for"]
+    assert_told_in_one_screen(["--configs", "vinepo.jsonnet", "check_config"], missing_file, capsys)
     monkeypatch.setenv("APP_SEED", "one")
-    words = ["APP_SEED", "whole number", "export APP_SEED=1"]
-    assert_told(["--configs", VINEPPO, "print_config"], words, capsys)
+    wrong_seed = ["APP_SEED", "whole number", "export APP_SEED=1"]
+    assert_told_in_one_screen(["--configs", VINEPPO, "print_config"], wrong_seed, capsys)

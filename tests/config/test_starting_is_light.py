@@ -1,4 +1,9 @@
-"""The command line starts as a script from anywhere, without heavy imports, and ends quietly."""
+"""Promises of the start and the end of the command line:
+
+* it starts as a script from any folder and imports nothing heavy before a run begins;
+* it hides no package of a user that has the name of one of ours;
+* it ends without a traceback when the reader of its output goes away.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ HEAVY = {
 }  # fmt: skip
 
 
-def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_python(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("APP_", "PYTHONPATH"))
     }
@@ -40,7 +45,7 @@ def test_nothing_heavy_is_imported_before_a_run_begins(command: list[str], tmp_p
         "except SystemExit as end: code = end.code\n"
         f"print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]), file=sys.stderr)"
     )
-    done = run("-c", script, cwd=tmp_path)
+    done = run_python("-c", script, cwd=tmp_path)
     assert json.loads(done.stderr.splitlines()[-1]) == [0, []], done.stderr
 
 
@@ -48,7 +53,7 @@ def test_every_module_that_registers_a_part_is_imported_and_light(tmp_path: Path
     script = (
         f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); import treetune.parts\nprint(*sys.modules)"
     )
-    imported = set(run("-c", script, cwd=tmp_path).stdout.split())
+    imported = set(run_python("-c", script, cwd=tmp_path).stdout.split())
     registering = {
         ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
         for path in (ROOT / "src").rglob("*.py")
@@ -59,7 +64,7 @@ def test_every_module_that_registers_a_part_is_imported_and_light(tmp_path: Path
     assert imported.isdisjoint(HEAVY)
 
 
-def test_a_script_does_not_hide_packages_that_are_called_like_our_rooms(tmp_path: Path) -> None:
+def test_a_script_does_not_hide_packages_that_have_the_names_of_ours(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("")
     script = (
@@ -69,7 +74,7 @@ def test_a_script_does_not_hide_packages_that_are_called_like_our_rooms(tmp_path
         "except SystemExit: pass\n"
         "import models; print(models.__file__, file=sys.stderr)"
     )
-    assert run("-c", script, cwd=ROOT).stderr.strip() == str(tmp_path / "models" / "__init__.py")
+    assert run_python("-c", script, cwd=ROOT).stderr.strip() == str(tmp_path / "models" / "__init__.py")
 
 
 def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:
@@ -81,4 +86,4 @@ def test_a_reader_that_goes_away_gets_no_traceback(tmp_path: Path) -> None:
     )  # fmt: skip
     os.close(writer)
     assert done.stderr == ""
-    assert done.returncode == 141
+    assert done.returncode == 141  # as a shell counts the end by SIGPIPE: 128 + 13

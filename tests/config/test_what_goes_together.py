@@ -1,4 +1,11 @@
-"""What makes no sense together is told with its key, its file and a remedy, before anything starts."""
+"""Promises of the combinations of the package's parts:
+
+* a combination that makes no sense is refused with its key, its file and a remedy (the rows of
+  `refused.tsv`);
+* combinations that papers and documents use are accepted;
+* an environment is asked once what it needs, and its answer comes before a run;
+* a key by which another library calls a setting is answered with ours.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +27,8 @@ from treetune.rollouts.single_turn import SingleTurn
 
 sys.path.append(str(Path(__file__).parents[2] / "examples/own_parts"))  # which a line imports from
 LINES = Path(__file__).with_name("refused.tsv").read_text().splitlines()
-REFUSED = {name: rest for name, *rest in (line.split("\t") for line in LINES if not line.startswith("#"))}
+ROWS = [line.split("\t") for line in LINES if not line.startswith("#")]
+REFUSED = {name: columns for name, *columns in ROWS}
 
 THREADS = "threadweaver/tiny/rl_parallel_published"
 TREE = "quickstart/tree"
@@ -31,14 +39,18 @@ SERVED = "engines+: {judge: {model: 'm', server: {type: 'vllm'}, context_length:
 MONTE_CARLO = "shaping: [], credit: {type: 'monte_carlo', samples: 3, "
 
 
-@pytest.mark.parametrize(("configs", "override", "keys", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_go_together_says_what_can(configs: str, override: str, keys: str, words: str) -> None:
+@pytest.mark.parametrize(("configs", "override", "keys", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_combination_that_makes_no_sense_is_refused_with_what_does(
+    configs: str, override: str, keys: str, message: str
+) -> None:
     issues = issues_of(configs, override)
     assert sorted(str(issue.key) for issue in issues) == sorted(keys.split())
     assert all(issue.source and issue.remedy for issue in issues), issues
-    told = [f"{issue.what} {issue.remedy}" for issue in issues if issue.key == keys.split()[0]]
-    expected = ".*".join(map(re.escape, words.split(" ... ")))
-    assert any(re.search(expected, " ".join(message.split())) for message in told), told
+    first_key = keys.split()[0]
+    messages = [f"{issue.what} {issue.remedy}" for issue in issues if issue.key == first_key]
+    one_line_each = [" ".join(text.split()) for text in messages]
+    expected = ".*".join(map(re.escape, message.split(" ... ")))
+    assert any(re.search(expected, line) for line in one_line_each), messages
 
 
 @pytest.mark.parametrize(
@@ -77,7 +89,7 @@ def test_what_can_not_go_together_says_what_can(configs: str, override: str, key
         ("multi_turn/maze_tree", f"{{{MONTE_CARLO} states: {{type: 'turns'}}}}}}", Turns()),
     ],
 )
-def test_what_is_made_for_each_other_goes_together(configs: str, override: str, feature: Feature) -> None:
+def test_a_combination_that_makes_sense_is_accepted(configs: str, override: str, feature: Feature) -> None:
     assert feature in experiment_of(configs, override).rollout.gives
 
 
@@ -99,10 +111,10 @@ def test_published_trees_go_on_the_right_of_an_experiment(preset: str) -> None:
 
 def test_an_evaluation_samples_answers_that_have_nothing_to_do_with_each_other() -> None:
     root = experiment_of(TREE)
-    assert {type(one.rollout(root)) for one in root.evaluation.sets} == {SingleTurn}
+    assert {type(each_set.rollout(root)) for each_set in root.evaluation.sets} == {SingleTurn}
 
 
-def test_what_an_environment_needs_and_is_not_there_is_told_before_a_run(tmp_path: Path) -> None:
+def test_a_missing_file_of_an_environment_is_told_before_a_run(tmp_path: Path) -> None:
     search = f"{{type: 'search', corpus: ['{tmp_path}/passages.jsonl']}}"
     experiment = experiment_of(TURNS[1], f"{{rollout+: {{environment+: {{tools: [{search}]}}}}}}")
     assert experiment.missing_for_grades() == [f"{tmp_path}/passages.jsonl isn't there, which is searched"]

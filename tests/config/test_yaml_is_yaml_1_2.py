@@ -1,4 +1,11 @@
-"""YAML files: what a text without quotes means (YAML 1.2's core schema), and mistakes with file and line."""
+"""Promises of YAML configurations:
+
+* a text without quotes means what the core schema of YAML 1.2 says, so `no` is a text and `010` is ten;
+* aliases and merges are resolved, and `key+:` merges into what stands on the left;
+* a file that a configuration can't hold is refused with line, column and remedy, and nothing in it is
+  executed;
+* what aliases repeat is bounded, so that a small file can't fill the memory.
+"""
 
 import json
 from pathlib import Path
@@ -21,19 +28,19 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def loaded(text: str, *left: str) -> dict[str, Any]:
+def load_yaml(text: str, *files_on_the_left: str) -> dict[str, Any]:
     Path("part.yaml").write_text(text, newline="")
-    return load([*left, "part.yaml"], [], {}).data
+    return load([*files_on_the_left, "part.yaml"], [], {}).data
 
 
-def message_on(text: str) -> str:
+def message_of_failed_load(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        loaded(text)
+        load_yaml(text)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("written", "value"),
+    ("text_in_yaml", "value"),
     [
         *[(number, 0.5) for number in (".5", "+.5", "0.5", "5e-1", "5.E-1")],
         *[("-.5", -0.5), ("1.", 1.0), ("+2", 2), ("010", 10), ("0o17", 15), ("0x1F", 31), ("1e3", 1000)],
@@ -55,26 +62,26 @@ def message_on(text: str) -> str:
         ],
     ],
 )
-def test_a_text_without_quotes_is_what_the_core_schema_says(written: str, value: object) -> None:
-    answer = loaded(f"a: {written}\n")["a"]
-    assert (answer, type(answer) is bool) == (value, type(value) is bool)
+def test_a_text_without_quotes_is_what_the_core_schema_says(text_in_yaml: str, value: object) -> None:
+    loaded = load_yaml(f"a: {text_in_yaml}\n")["a"]
+    assert (loaded, type(loaded) is bool) == (value, type(value) is bool)
 
 
 def test_aliases_and_merges_are_resolved_and_the_objects_own_keys_win() -> None:
     text = "a: &a {x: 1, y: [1, 2]}\nb: *a\nc:\n  <<: *a\n  x: 3\nd:\n  <<: [{x: 7}, *a]\n'<<': kept\n"
     a = {"x": 1, "y": [1, 2]}
-    assert loaded(text) == {"a": a, "b": a, "c": {**a, "x": 3}, "d": {**a, "x": 7}, "<<": "kept"}
+    assert load_yaml(text) == {"a": a, "b": a, "c": {**a, "x": 3}, "d": {**a, "x": 7}, "<<": "kept"}
 
 
 def test_a_plus_merges_into_the_left_also_from_an_alias_and_in_an_import() -> None:
     Path("left.json").write_text(json.dumps({"trainer": {"rate": 1, "steps": 10}, "more": {"k": {"m": 1}}}))
     text = "base: &base\n  k+: {n: 2}\ntrainer+:\n  rate: .5\nmore+: *base\n"
-    data = loaded(text, "left.json")
+    data = load_yaml(text, "left.json")
     assert data["trainer"] == {"rate": 0.5, "steps": 10} and data["more"] == {"k": {"m": 1, "n": 2}}
     Path("importing.jsonnet").write_text("(import 'left.json') + (import 'part.yaml')")
     assert load(["importing.jsonnet"], [], {}).data == data
-    places = Explanation(load(["left.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
-    assert [one.place for one in places] == ["left.json:1", "part.yaml:4"]
+    settings = Explanation(load(["left.json", "part.yaml"], [], {})).settings(("trainer", "rate"))
+    assert [setting.place for setting in settings] == ["left.json:1", "part.yaml:4"]
 
 
 @pytest.mark.parametrize(
@@ -114,25 +121,24 @@ def test_a_plus_merges_into_the_left_also_from_an_alias_and_in_an_import() -> No
 def test_what_a_configuration_cannot_hold_is_refused_with_its_place_and_a_remedy(
     text: str, expected: str
 ) -> None:
-    message = message_on(text)
+    message = message_of_failed_load(text)
     assert expected in message and "remedy" in message
 
 
 def test_what_aliases_repeat_is_bounded() -> None:
+    # Each name holds its predecessor ten times, so that the last would hold 10**10 values.
     names = "abcdefghij"
-    lists = "".join(
-        f"{name}: &{name} [{', '.join([f'*{before}' if before else 'x'] * 10)}]\n"
-        for before, name in zip(("", *names), names, strict=False)
-    )
-    assert "more than 100,000 values" in message_on(lists)
-    merges = "".join(
-        f"{name}: &{name} {{<<: [{', '.join([f'*{before}' if before else '{x: 1}'] * 10)}]}}\n"
-        for before, name in zip(("", *names), names, strict=False)
-    )
-    assert loaded(merges)["j"] == {"x": 1}
+    lists, merges = "", ""
+    for before, name in zip(("", *names), names, strict=False):
+        items = ", ".join([f"*{before}" if before else "x"] * 10)
+        lists += f"{name}: &{name} [{items}]\n"
+        objects = ", ".join([f"*{before}" if before else "{x: 1}"] * 10)
+        merges += f"{name}: &{name} {{<<: [{objects}]}}\n"
+    assert "more than 100,000 values" in message_of_failed_load(lists)
+    assert load_yaml(merges)["j"] == {"x": 1}, "an object that is merged ten times is still one object"
 
 
-def test_a_mistake_in_an_imported_file_is_told_with_who_imports_it() -> None:
+def test_a_mistake_in_an_imported_file_is_told_with_the_file_that_imports_it() -> None:
     Path("part.yaml").write_text("a: 1\na: 2\n")
     Path("importing.jsonnet").write_text("import 'part.yaml'")
     with pytest.raises(ConfigError) as caught:
@@ -143,12 +149,10 @@ def test_a_mistake_in_an_imported_file_is_told_with_who_imports_it() -> None:
 
 def test_a_system_message_of_null_is_none_in_the_prompt_too() -> None:
     model = {"type": "pretrained", "name_or_path": "a-model"}
-    chats = {}
-    for written in ("~", "null", "'~'"):
-        text = f"model:\n  chat:\n    system: {written}\n"
-        chats[written] = build(ModelSource, model | loaded(text)["model"]).chat
-    prompts = {
-        written: codec_of(bpe_tokenizer(), chat=chat).framed("2 + 2?") for written, chat in chats.items()
-    }
+    prompts = {}
+    for system in ("~", "null", "'~'"):
+        text = f"model:\n  chat:\n    system: {system}\n"
+        chat = build(ModelSource, model | load_yaml(text)["model"]).chat
+        prompts[system] = codec_of(bpe_tokenizer(), chat=chat).framed("2 + 2?")
     assert "system" not in prompts["~"] and prompts["null"] == prompts["~"]
     assert "<|im_start|>system\n~<|im_end|>" in prompts["'~'"]

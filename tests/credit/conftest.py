@@ -1,4 +1,4 @@
-"""What tests of credit share with those of domains."""
+"""Fixtures that tests of credit share with those of domains."""
 
 from tests.domains.conftest import environments
 

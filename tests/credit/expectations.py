@@ -1,5 +1,5 @@
-"""Exact expectations over all answers, or all trees, and all that could be sampled of them, in the language
-that can be enumerated."""
+"""Exact expectations in the language of `tabular_mdp`: over all answers or trees, and over everything that
+could be sampled for their credit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from treetune.vocabulary import Column, Trajectory
 
 
 class Choices:
-    """Goes through everything that could be drawn, one way after the other, with its probability."""
+    """Goes through everything that could be drawn, one outcome after the other, with its probability.
+
+    Each pass of `ways` answers the calls of `draw` with the next combination of choices.
+    """
 
     def __init__(self) -> None:
         self._way: list[tuple[int, int]] = []
@@ -47,13 +50,15 @@ class Choices:
                 self._way.pop()
             if not self._way:
                 return
-            choice, of = self._way.pop()
-            self._way.append((choice + 1, of))
+            choice, number_of_choices = self._way.pop()
+            self._way.append((choice + 1, number_of_choices))
 
 
 class ChoosingEngine(mdp.TabularEngine):
-    """Its continuations are drawn: one that earns 1 or one that earns 0, by what the state is worth. Those of
-    the other problems come from their seeds."""
+    """Draws one continuation of a state that earns 1 or one that earns 0, by the value of the state.
+
+    Continuations of the other problems come from their seeds.
+    """
 
     def __init__(self, choices: Choices) -> None:
         super().__init__()
@@ -63,15 +68,19 @@ class ChoosingEngine(mdp.TabularEngine):
         if plain(request.prompt_ids)[0] != mdp.encode("0")[0]:
             return super()._completion(request, rng, sample)
         prefix = mdp.response_part(request.prompt_ids)
-        of_reward = {mdp.reward(answer): answer for answer in mdp.answers(prefix, mdp.budget(request))}
+        answer_by_reward = {mdp.reward(answer): answer for answer in mdp.answers(prefix, mdp.budget(request))}
         chance = mdp.value(prefix, mdp.budget(request))
-        drawn = self._choices.draw([chance, 1 - chance]) if len(of_reward) == 2 else None
-        answer = of_reward[1.0 - drawn] if drawn is not None else next(iter(of_reward.values()))
+        is_wrong = self._choices.draw([chance, 1 - chance]) if len(answer_by_reward) == 2 else None
+        answer = (
+            answer_by_reward[1.0 - is_wrong]
+            if is_wrong is not None
+            else next(iter(answer_by_reward.values()))
+        )
         return mdp.completion(answer[len(prefix) :])
 
 
 class DrawingEngine(ChoosingEngine):
-    """Draws whole continuations, in the order in which they are asked for, with their log-probs."""
+    """Draws whole continuations, in the order of their requests, with their log-probs."""
 
     def _completion(self, request: Request, rng: Any, sample: int) -> Completion:
         prefix = mdp.response_part(request.prompt_ids)
@@ -82,7 +91,7 @@ class DrawingEngine(ChoosingEngine):
 
 
 def trees(rollout: TreeRollout) -> Iterator[tuple[Tree, float]]:
-    """All trees that a rollout could grow, with their probabilities."""
+    """Yields all trees that a rollout could grow, with their probabilities."""
     choices = Choices()
     for _ in choices.ways():
         ((tree,), _) = rollout.run(mdp.context(engine=DrawingEngine(choices)), mdp.problems(1))
@@ -90,7 +99,7 @@ def trees(rollout: TreeRollout) -> Iterator[tuple[Tree, float]]:
 
 
 class DrawnStates:
-    """The random generator of a branching, which goes through all that it could draw."""
+    """Replaces the random generator of a branching, and goes through all that it could draw."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -101,7 +110,7 @@ class DrawnStates:
 
 
 def critic_of(value: Callable[[mdp.Ids], float]) -> Critic:
-    """A critic that holds states to be worth this, by the tokens of the answer so far."""
+    """Returns a critic with this value for each state, by the tokens of the answer so far."""
 
     def of_answer(answer: Trajectory) -> Column:
         ids = plain(answer.response_ids)
@@ -111,7 +120,7 @@ def critic_of(value: Callable[[mdp.Ids], float]) -> Critic:
 
 
 def knows_length_alone(prefix: mdp.Ids) -> float:
-    """The mean value of all states as long as this one."""
+    """Returns the mean value of all states of this length."""
     chances: dict[mdp.Ids, float] = {}
     for answer, chance in mdp.answers().items():
         if len(answer) > len(prefix):
@@ -121,8 +130,10 @@ def knows_length_alone(prefix: mdp.Ids) -> float:
 
 
 def half_informed_logprob(prefix: mdp.Ids, token: int) -> float:
-    """Of a model that mixes the policy half and half with one that knows that the answer will earn 1 (by
-    Bayes' rule)."""
+    """Returns the log-prob of a model that mixes the policy half and half with an informed policy.
+
+    The informed policy knows that the answer will earn 1, by Bayes' rule.
+    """
     before, after = mdp.value(prefix), mdp.value((*prefix, token))
     ratio = after / before if before else 1.0
     return math.log(mdp.policy(prefix)[token] * (1 + ratio) / 2)
@@ -141,11 +152,11 @@ REWARD_MODEL = ReferenceScores(half_informed_logprobs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded(ValueEstimator):
-    """Keeps what another estimator has said last."""
+class RecordingEstimator(ValueEstimator):
+    """Records the last values of another estimator."""
 
     over: ValueEstimator
-    said: list[tuple[Valuation, list[StepValues]]] = field(default_factory=list)
+    last_values: list[tuple[Valuation, list[StepValues]]] = field(default_factory=list)
 
     def budget(self, samples: int) -> Budget:
         return self.over.budget(samples)
@@ -154,24 +165,26 @@ class Recorded(ValueEstimator):
         return self.over.first_states(states)
 
     def values(self, valuation: Valuation) -> list[StepValues]:
-        found = self.over.values(valuation)
-        self.said[:] = [(valuation, found)]
-        return found
+        values = self.over.values(valuation)
+        self.last_values[:] = [(valuation, values)]
+        return values
 
 
-def bias_and_cosine(found: mdp.Gradient, exact: mdp.Gradient) -> tuple[float, float]:
-    """The length of the difference as a share of the exact gradient's, and the cosine."""
-    assert found.keys() <= exact.keys()
+def bias_and_cosine(gradient: mdp.Gradient, exact: mdp.Gradient) -> tuple[float, float]:
+    """Returns the length of the difference as a share of the exact gradient's, and the cosine."""
+    assert gradient.keys() <= exact.keys()
     length = math.hypot(*exact.values())
-    off = math.hypot(*(found.get(key, 0.0) - slope for key, slope in exact.items()))
-    along = sum(found.get(key, 0.0) * slope for key, slope in exact.items())
-    return off / length, along / (length * math.hypot(*found.values()))
+    off = math.hypot(*(gradient.get(key, 0.0) - slope for key, slope in exact.items()))
+    along = sum(gradient.get(key, 0.0) * slope for key, slope in exact.items())
+    return off / length, along / (length * math.hypot(*gradient.values()))
 
 
 @dataclass
 class Expectation:
-    """Of the gradient and its squared length, and of values by state: Σ p·value and Σ p over all answers that
-    come to one and know its value."""
+    """The expectation of a gradient, of its squared length, and of values by state.
+
+    `values` holds Σ p·value and Σ p over all answers that reach a state and have a value of it.
+    """
 
     gradient: mdp.Gradient = field(default_factory=dict)
     square: float = 0.0
@@ -183,13 +196,12 @@ class Expectation:
 
     @property
     def variance(self) -> float:
-        """Of the gradient of one answer, or of a group's mean."""
+        """Returns the variance of the gradient of one answer, or of a group's mean."""
         return self.square - math.fsum(slope * slope for slope in self.gradient.values())
 
     @property
     def value_bias(self) -> float:
-        """The root of the mean square, over states as often as they are come to, of the difference of a
-        value's expectation from the true value."""
+        """Returns the root mean square of the bias of a value, over states as often as they are reached."""
         weights = math.fsum(weight for _, weight in self.values.values())
         squares = [
             weight * (total / weight - mdp.value(state)) ** 2
@@ -202,19 +214,22 @@ def expectation(
     credit: Credit,
     group_size: int,
     critic: Critic | None = None,
-    others: Sequence[Trajectory] = (),
+    other_answers: Sequence[Trajectory] = (),
     logprobs: bool = False,
 ) -> Expectation:
-    """Over all groups of answers to one problem and all that could be drawn of their states, beside fixed
-    answers to other problems. With `logprobs` the answers have the policy's.
+    """Returns the expectation over all groups of answers to one problem, and over all draws of their credit.
 
-    A group stands for all its orders.
+    Each combination of answers stands for all its orders.
+
+    Args:
+        others: Fixed answers to other problems, which credit sees beside each group.
+        logprobs: Whether the answers have the policy's log-probs.
     """
-    recorded: Recorded | None = None
+    recording: RecordingEstimator | None = None
     if isinstance(credit, MonteCarlo) and not credit.siblings_count_into_prompt_value:
-        recorded = Recorded(over=credit.values)
-        credit = replace(credit, values=recorded)
-    found = Expectation()
+        recording = RecordingEstimator(over=credit.values)
+        credit = replace(credit, values=recording)
+    total = Expectation()
     for group in itertools.combinations_with_replacement(mdp.answers(), group_size):
         orders = len(set(itertools.permutations(group)))
         chance = orders * math.prod(mdp.answers()[answer] for answer in group)
@@ -225,28 +240,29 @@ def expectation(
         choices = Choices()
         for _ in choices.ways():
             context = mdp.context(engine=ChoosingEngine(choices), services=[critic] if critic else [])
-            episodes, _ = credit.assign(context, trees_of([*answers, *others]))
+            episodes, _ = credit.assign(context, trees_of([*answers, *other_answers]))
             weight = chance * choices.probability
             mean: mdp.Gradient = {}
             for episode in episodes[: len(answers)]:
                 mdp.add(mean, mdp.gradient_of(episode), 1 / group_size)
-            mdp.add(found.gradient, mean, weight)
-            found.square += weight * math.fsum(slope * slope for slope in mean.values())
-            if recorded is not None:
-                _add_values(found.values, *recorded.said[0], weight)
-    return found
+            mdp.add(total.gradient, mean, weight)
+            total.square += weight * math.fsum(slope * slope for slope in mean.values())
+            if recording is not None:
+                _add_values(total.values, *recording.last_values[0], weight)
+    return total
 
 
 def _add_values(
-    total: dict[mdp.Ids, list[float]],
+    sums_by_state: dict[mdp.Ids, list[float]],
     valuation: Valuation,
-    found: Sequence[StepValues],
+    values: Sequence[StepValues],
     weight: float,
 ) -> None:
-    """Of the first problem's answers."""
-    for answer, along in zip(valuation.answers, found, strict=True):
-        for at, value in zip(answer.states, along, strict=True):
-            if value is not None and at.tree == 0:
-                sums = total.setdefault(plain(answer.trajectory.response_ids)[: at.length], [0.0, 0.0])
+    """Adds the values of the first problem's answers to the sums by state."""
+    for answer, values_of_answer in zip(valuation.answers, values, strict=True):
+        for state, value in zip(answer.states, values_of_answer, strict=True):
+            if value is not None and state.tree == 0:
+                ids = plain(answer.trajectory.response_ids)[: state.length]
+                sums = sums_by_state.setdefault(ids, [0.0, 0.0])
                 sums[0] += weight * value.value
                 sums[1] += weight

@@ -1,8 +1,15 @@
-"""The expected gradient of credit for trees, over all trees that could be grown, against the exact one; the
-presets of published trees against plain references of what their authors' code computes."""
+"""Credit for trees.
+
+These tests promise:
+
+* The expected gradient over all trees that could be grown is the exact one, for each credit and branching
+  that is declared unbiased. For the others it is as far off as stated.
+* The presets of published trees train what plain references of their authors' code train.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from functools import cache
 from statistics import mean, stdev
@@ -45,7 +52,7 @@ from treetune.tree import Tree
 from treetune.vocabulary import Fork, Grade, Segment, Trajectory
 
 SAMPLES, MAX_TOKENS = 2, 3
-"""Few enough to enumerate all trees; cut answers are graded."""
+"""Few enough to enumerate all trees. The grader also grades answers that were cut at the limit."""
 
 EVERY_TOKEN = EveryNTokens(tokens=1)
 TWO_WAYS = AtStates(states=StepBoundaries(), ways=(2,))
@@ -63,18 +70,18 @@ def trees(branching: Branching) -> list[tuple[Tree, float]]:
 
 
 def context() -> RolloutContext:
-    """Its continuations are all that could be sampled."""
+    """Returns a context whose engine returns all continuations, each as often as it is likely."""
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
     return mdp.context(engine=mdp.ExactEngine(), sampling=sampling, unfinished_reward=None)
 
 
-def of_credit(branching: Branching, credit: Credit) -> tuple[float, float]:
-    """How far off the expected gradient is, and its cosine."""
-    found: mdp.Gradient = {}
-    for tree, probability in trees(branching):
-        for episode in credit.assign(context(), [tree])[0]:
-            mdp.add(found, mdp.gradient_of(episode), probability / SAMPLES)
-    return bias_and_cosine(found, mdp.exact_gradient(MAX_TOKENS, lambda answer: answer.count(mdp.A) >= 2))
+def measure_credit(branching: Branching, credit: Credit) -> tuple[float, float]:
+    """Returns the bias of the expected gradient, and its cosine."""
+    gradient: mdp.Gradient = {}
+    for make_tree, probability in trees(branching):
+        for episode in credit.assign(context(), [make_tree])[0]:
+            mdp.add(gradient, mdp.gradient_of(episode), probability / SAMPLES)
+    return bias_and_cosine(gradient, mdp.exact_gradient(MAX_TOKENS, lambda answer: answer.count(mdp.A) >= 2))
 
 
 def _name(part: object) -> str | None:
@@ -84,42 +91,46 @@ def _name(part: object) -> str | None:
 
 
 @pytest.mark.parametrize("branching", [TWO_WAYS, TWICE, WIDE], ids=repr)
-def test_what_a_branch_is_worth_less_its_siblings_is_unbiased(branching: Branching) -> None:
+def test_the_value_of_a_branch_minus_that_of_its_siblings_is_unbiased(branching: Branching) -> None:
     assert branching.unbiased
     for prior in (0.0, 2.0):
-        assert of_credit(branching, TreeCredit(prior=prior))[0] < 1e-9
+        assert measure_credit(branching, TreeCredit(prior=prior))[0] < 1e-9
 
 
-def test_every_branching_that_is_registered_is_held_against_the_exact_gradient() -> None:
-    known = {type(one) for one in (TWO_WAYS, TWICE, WIDE)}
-    says_so = {part for part in Branching.registered().values() if part.unbiased}
-    assert says_so == known
-    # Resets are in `test_resets_of_wrong_answers`, and states that are drawn in `test_trees_of_turns`.
+def test_every_registered_branching_is_compared_with_the_exact_gradient() -> None:
+    unbiased = {type(branching) for branching in (TWO_WAYS, TWICE, WIDE)}
+    declared_unbiased = {part for part in Branching.registered().values() if part.unbiased}
+    assert declared_unbiased == unbiased
+    # Resets are tested in `test_resets_of_wrong_answers`, and random states in `test_trees_of_turns`.
     biased = {LeastSure, LastStates, RandomStates, ResetsOfWrongAnswers}
-    assert set(Branching.registered().values()) == known | biased
+    assert set(Branching.registered().values()) == unbiased | biased
 
 
-def test_without_branches_it_is_the_mean_of_the_others() -> None:
+def test_without_branches_tree_credit_is_rloo() -> None:
     answers = [mdp.trajectory(mdp.encode(text), sample=i) for i, text in enumerate(["a;a?", "b?", "a;a;a?"])]
-    ours, theirs = (mdp.credited(credit, answers)[0] for credit in (TreeCredit(), Rloo()))
-    assert [one.advantages.tolist() for one in ours] == [one.advantages.tolist() for one in theirs]
-    assert all(one.trained.all() for one in ours)
+    tree_episodes, rloo_episodes = (
+        mdp.assign_credit(credit, answers)[0] for credit in (TreeCredit(), Rloo())
+    )
+    assert [episode.advantages.tolist() for episode in tree_episodes] == [
+        episode.advantages.tolist() for episode in rloo_episodes
+    ]
+    assert all(episode.trained.all() for episode in tree_episodes)
 
 
 @pytest.mark.parametrize("branching", [TWO_WAYS, THREE_WAYS, WIDE], ids=repr)
 @pytest.mark.parametrize("states", [StepBoundaries(), EVERY_TOKEN], ids=repr)
-def test_siblings_value_what_follows_in_a_tree_without_bias(branching: Branching, states: StateRule) -> None:
-    assert of_credit(branching, MonteCarlo(values=Siblings(), states=states))[0] < 1e-9
+def test_values_from_siblings_in_a_tree_are_unbiased(branching: Branching, states: StateRule) -> None:
+    assert measure_credit(branching, MonteCarlo(values=Siblings(), states=states))[0] < 1e-9
 
 
 @pytest.mark.parametrize("aware", [False, True])
-def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) -> None:
+def test_values_from_continuations_in_a_tree_are_unbiased(aware: bool) -> None:
     credit = MonteCarlo(
         samples=mdp.EXACT_SAMPLES,
         values=FreshContinuations(count_siblings=aware),
         siblings_count_into_prompt_value=not aware,
     )
-    assert of_credit(TWO_WAYS, credit)[0] < 1e-9
+    assert measure_credit(TWO_WAYS, credit)[0] < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -138,14 +149,15 @@ def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) ->
     ],
     ids=_name,
 )
-def test_what_is_biased_is_as_far_off_as_stated(
+def test_the_bias_of_each_other_credit_is_as_stated(
     branching: Branching, credit: TreeCredit, bias: float, cosine: float
 ) -> None:
-    assert of_credit(branching, credit) == pytest.approx((bias, cosine), abs=1e-4)
+    assert measure_credit(branching, credit) == pytest.approx((bias, cosine), abs=1e-4)
 
 
 REWARDS = {"A/1/x": 1.0, "A/1/y": 0.0, "A/2": 1.0, "B/1": 0.0, "B/2": 0.0, "C": 0.5}
-"""By the nodes that an answer goes through. B's branches are as good as each other, A/2 is better than A."""
+"""The rewards of answers, each named by the nodes that it goes through. B/1 and B/2 are equally good; A/2 is
+better than A."""
 
 PROBABILITIES = {
     "A": (0.5, 0.95, 0.2),
@@ -158,109 +170,122 @@ PROBABILITIES = {
     "B/2": (0.7,),
     "C": (0.5, 0.5, 0.93, 0.5),
 }
-"""Of each node's tokens, when they were sampled."""
+"""The probabilities of each node's tokens, when they were sampled."""
 
 
-def way(answer: str) -> list[str]:
-    names = answer.split("/")
-    return ["/".join(names[: end + 1]) for end in range(len(names))]
+def path_of(answer: str) -> list[str]:
+    """Returns the nodes that an answer goes through: ``A/1/x`` gives ``A``, ``A/1`` and ``A/1/x``."""
+    parts = answer.split("/")
+    return ["/".join(parts[: end + 1]) for end in range(len(parts))]
 
 
-def below(node: str) -> list[str]:
+def answers_below(node: str) -> list[str]:
     return [answer for answer in REWARDS if not node or answer == node or answer.startswith(f"{node}/")]
 
 
-def tree() -> Tree:
+def make_tree() -> Tree:
     problem = mdp.problems(1)[0]
-    parts = {
-        name: Segment([3 + number] * len(chances), logprobs=[math.log(p) for p in chances], policy_version=0)
-        for number, (name, chances) in enumerate(PROBABILITIES.items())
-    }
+    segment_by_node = {}
+    for number, (name, chances) in enumerate(PROBABILITIES.items()):
+        # Each node has a token id of its own, so that different nodes never look like one.
+        logprobs = [math.log(p) for p in chances]
+        segment_by_node[name] = Segment([3 + number] * len(chances), logprobs=logprobs, policy_version=0)
     grown = Tree(problem, (1,))
     for sample, (name, reward) in enumerate(REWARDS.items()):
-        nodes = way(name)
-        shared = {other: [one for one in way(other) if one in nodes] for other in list(REWARDS)[:sample]}
+        nodes = path_of(name)
+        shared = {}
+        for other in list(REWARDS)[:sample]:
+            shared[other] = [node for node in path_of(other) if node in nodes]
         nearest = max(shared, key=lambda other: len(shared[other]), default="")
         fork = None
         if shared.get(nearest):
             tokens = sum(len(PROBABILITIES[node]) for node in shared[nearest])
             fork = Fork(list(REWARDS).index(nearest), tokens)
-        segments = tuple(parts[node] for node in nodes)
+        segments = tuple(segment_by_node[node] for node in nodes)
         length = sum(len(segment.token_ids) for segment in segments)
         grade = Grade(reward, "ok")
         grown.take(Trajectory(problem, sample, (1,), segments, "stop", name, grade, (length,), fork=fork))
     return grown
 
 
-def trained(preset: str) -> list[list[tuple[str, float]]]:
-    """Of each answer that is trained on, each trained token's node and advantage, as the preset trains it."""
+def train_with_preset(preset: str) -> list[list[tuple[str, float]]]:
+    """Returns the node and the advantage of each trained token, for each answer that the preset trains on."""
     config = load(["quickstart/grpo.jsonnet", f"presets/{preset}.jsonnet"], [], environ={})
     root = build(Runtime, config.data, Explanation(config))
     assert isinstance(root, PolicyIteration)
     context = mdp.context()
-    episodes, _ = root.selection.select(context, root.credit.assign(context, [tree()])[0])
-    found, advantages = [], []
+    all_episodes, _ = root.credit.assign(context, [make_tree()])
+    episodes, _ = root.selection.select(context, all_episodes)
+    trained_nodes = []
+    advantages: list[float] = []
     for episode in episodes:
-        nodes = [node for node in way(episode.text) for _ in PROBABILITIES[node]]
-        found.append([node for node, is_trained in zip(nodes, episode.trained, strict=True) if is_trained])
+        nodes = nodes_of_tokens(episode.text)
+        trained_nodes.append([node for node, is_trained in zip(nodes, episode.trained) if is_trained])
         advantages += episode.advantages[episode.trained].tolist()
-    left = iter(normalise(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist())
-    return [[(node, next(left)) for node in nodes] for nodes in found]
+    normalised = iter(normalise(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist())
+    return [[(node, next(normalised)) for node in nodes] for nodes in trained_nodes]
 
 
-def whole(of_nodes: dict[str, dict[str, float]]) -> list[list[tuple[str, float]]]:
-    """Of each answer all tokens, with the advantages of its nodes."""
-    return [
-        [(node, of_nodes[answer][node]) for node in way(answer) for _ in PROBABILITIES[node]]
-        for answer in REWARDS
-    ]
+def nodes_of_tokens(answer: str) -> list[str]:
+    """Returns the node of each token of the answer."""
+    nodes: list[str] = []
+    for node in path_of(answer):
+        nodes += [node] * len(PROBABILITIES[node])
+    return nodes
 
 
-def whitened(rows: list[list[tuple[str, float]]]) -> list[list[tuple[str, float]]]:
-    values = [value for row in rows for _, value in row]
+def rows_of_all_tokens(advantages: dict[str, dict[str, float]]) -> list[list[tuple[str, float]]]:
+    """Returns the node and the advantage of each token of each answer, by the advantages of its nodes."""
+    return [[(node, advantages[answer][node]) for node in nodes_of_tokens(answer)] for answer in REWARDS]
+
+
+def whiten(rows: list[list[tuple[str, float]]]) -> list[list[tuple[str, float]]]:
+    values = [value for _, value in itertools.chain.from_iterable(rows)]
     centre, deviation = mean(values), math.sqrt(stdev(values) ** 2 + 1e-8)
     return [[(node, (value - centre) / deviation) for node, value in row] for row in rows]
 
 
-def assert_same(ours: Any, theirs: Any) -> None:
-    assert [[node for node, _ in row] for row in ours] == [[node for node, _ in row] for row in theirs]
-    for mine, other in zip(ours, theirs, strict=True):
-        assert [value for _, value in mine] == pytest.approx([value for _, value in other], abs=1e-5)
+def assert_same_rows(rows: Any, expected_rows: Any) -> None:
+    nodes, expected_nodes = ([[node for node, _ in row] for row in side] for side in (rows, expected_rows))
+    assert nodes == expected_nodes
+    for row, expected_row in zip(rows, expected_rows, strict=True):
+        assert [value for _, value in row] == pytest.approx([value for _, value in expected_row], abs=1e-5)
 
 
-def test_treerl_holds_an_answer_against_the_others_and_divides_each_value_by_its_own_root() -> None:
-    alone = {
-        answer: reward - mean(other for name, other in REWARDS.items() if name != answer)
-        for answer, reward in REWARDS.items()
-    }
+def test_treerl_compares_an_answer_with_the_others_and_divides_each_value_by_its_root() -> None:
+    leave_one_out = {}
+    for answer, reward in REWARDS.items():
+        leave_one_out[answer] = reward - mean(other for name, other in REWARDS.items() if name != answer)
 
-    def state(node: str) -> float:
-        return mean(alone[answer] for answer in below(node)) / math.sqrt(len(below(node)))
+    def state_value(node: str) -> float:
+        return mean(leave_one_out[answer] for answer in answers_below(node)) / math.sqrt(
+            len(answers_below(node))
+        )
 
     advantages: dict[str, dict[str, float]] = {}
     for answer in REWARDS:
-        own = advantages[answer] = {}
-        before, last = "", 0.0
-        for node in way(answer):
-            gained = state(node) - state(before)
-            if before and abs(gained) < 1e-8:
-                gained = last
-            own[node] = gained + state(node)
-            before, last = node, gained
-    assert_same(trained("treerl"), whole(advantages))
+        advantages_of_answer = advantages[answer] = {}
+        parent, last_gain = "", 0.0
+        for node in path_of(answer):
+            gain = state_value(node) - state_value(parent)
+            if parent and abs(gain) < 1e-8:
+                gain = last_gain
+            advantages_of_answer[node] = gain + state_value(node)
+            parent, last_gain = node, gain
+    assert_same_rows(train_with_preset("treerl"), rows_of_all_tokens(advantages))
 
 
-def test_treepo_averages_over_the_groups_of_all_beginnings_and_whitens_over_all_tokens() -> None:
+def test_treepo_averages_over_the_groups_of_all_prefixes_and_whitens_over_all_tokens() -> None:
     advantages = {}
     for answer, reward in REWARDS.items():
-        groups = [below(node) for node in ("", *way(answer))]
-        gaps = [reward - mean(REWARDS[one] for one in group) for group in groups if len(group) > 1]
-        advantages[answer] = dict.fromkeys(way(answer), mean(gaps))
-    assert_same(trained("treepo"), whitened(whole(advantages)))
+        groups = [answers_below(node) for node in ("", *path_of(answer))]
+        gaps = [reward - mean(REWARDS[name] for name in group) for group in groups if len(group) > 1]
+        advantages[answer] = dict.fromkeys(path_of(answer), mean(gaps))
+    assert_same_rows(train_with_preset("treepo"), whiten(rows_of_all_tokens(advantages)))
 
 
 def test_tree_grpo_adds_grpo_within_each_tree_to_grpo_over_all_answers() -> None:
-    def standardised(answer: str, group: list[str]) -> float:
+    def standardise(answer: str, group: list[str]) -> float:
         rewards = [REWARDS[other] for other in group]
         if len(rewards) == 1:
             return 0.0
@@ -268,10 +293,10 @@ def test_tree_grpo_adds_grpo_within_each_tree_to_grpo_over_all_answers() -> None
 
     advantages = {}
     for answer in REWARDS:
-        tree_of_answer = below(answer[0])  # A, B or C: the answers that grew from the same answer
-        total = standardised(answer, list(REWARDS)) + standardised(answer, tree_of_answer)
-        advantages[answer] = dict.fromkeys(way(answer), total)
-    assert_same(trained("tree_grpo"), whole(advantages))
+        tree_of_answer = answers_below(answer[0])  # A, B or C: the answers that grew from the same answer
+        total = standardise(answer, list(REWARDS)) + standardise(answer, tree_of_answer)
+        advantages[answer] = dict.fromkeys(path_of(answer), total)
+    assert_same_rows(train_with_preset("tree_grpo"), rows_of_all_tokens(advantages))
 
 
 def test_spo_tree_leaves_out_segments_without_advantage_and_likely_tokens() -> None:
@@ -279,18 +304,21 @@ def test_spo_tree_leaves_out_segments_without_advantage_and_likely_tokens() -> N
         if node in REWARDS:
             return REWARDS[node]
         depth = node.count("/") + 2 if node else 1
-        following = [one for one in PROBABILITIES if one.startswith(node) and one.count("/") + 1 == depth]
-        return mean(value(one) for one in following)
+        following = [
+            child for child in PROBABILITIES if child.startswith(node) and child.count("/") + 1 == depth
+        ]
+        return mean(value(child) for child in following)
 
-    rows, seen = [], set()
+    rows, trained_before = [], set()
     for answer in REWARDS:
         row = []
-        for node in way(answer):
+        for node in path_of(answer):
             advantage = value(node) - value(node.rpartition("/")[0])
-            if node not in seen and advantage != 0:
+            if node not in trained_before and advantage != 0:
                 row += [(node, advantage) for probability in PROBABILITIES[node] if probability < 0.9]
-            seen.add(node)
+            trained_before.add(node)
         if row:
             rows.append(row)
-    assert {node for row in rows for node, _ in row} == PROBABILITIES.keys() - {"B/1", "B/2"}
-    assert_same(trained("spo_tree"), whitened(rows))
+    trained_nodes = {node for node, _ in itertools.chain.from_iterable(rows)}
+    assert trained_nodes == PROBABILITIES.keys() - {"B/1", "B/2"}
+    assert_same_rows(train_with_preset("spo_tree"), whiten(rows))

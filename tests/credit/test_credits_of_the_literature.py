@@ -1,5 +1,11 @@
-"""Credits of the literature: each gives what a plain reference of its public code or formula gives, and its
-expected gradient is the exact one where it says so, and as far off as stated where it doesn't."""
+"""Credits of the literature, one published method each.
+
+These tests promise:
+
+* Each credit gives the advantages that a plain reference of its public code or its formula gives.
+* The expected gradient of an unbiased credit is the exact one. The bias of every other credit is as stated.
+* Each credit of the literature stands in the table of expected gradients.
+"""
 
 from __future__ import annotations
 
@@ -57,138 +63,156 @@ from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
 
 
-def along(answer: Trajectory | Episode) -> tuple[np.ndarray, np.ndarray]:
+def squares_and_entropies(answer: Trajectory | Episode) -> tuple[np.ndarray, np.ndarray]:
+    """Returns Σ p² and −Σ p log p of the policy's distribution of each token."""
     ids = plain(answer.response_ids)
-    chances = [list(mdp.policy(ids[:t]).values()) for t in range(len(ids))]
-    squares = [sum(p * p for p in one) for one in chances]
-    return np.array(squares), np.array([-sum(p * math.log(p) for p in one) for one in chances])
+    squares = []
+    entropies = []
+    for t in range(len(ids)):
+        chances = mdp.policy(ids[:t]).values()
+        squares.append(sum(p * p for p in chances))
+        entropies.append(-sum(p * math.log(p) for p in chances))
+    return np.array(squares), np.array(entropies)
 
 
-DISTRIBUTIONS = Distributions(lambda answers: [along(one) for one in answers])
+DISTRIBUTIONS = Distributions(lambda answers: [squares_and_entropies(answer) for answer in answers])
 CRITIC = critic_of(knows_length_alone)
 
 
-def group(texts: str, problem: int = 0) -> list[Trajectory]:
-    """Answers to a problem with the policy's log-probs; each ends with the end token."""
-    answers = [(*mdp.encode(text), mdp.EOS) for text in texts.split()]
-    of = mdp.problems(problem + 1)[problem]
-    return [mdp.trajectory(one, of, i, logprobs=mdp.policy_logprobs(one)) for i, one in enumerate(answers)]
+def make_group(texts: str, problem_number: int = 0) -> list[Trajectory]:
+    """Returns answers to one problem, one for each text, with the end token and the policy's log-probs."""
+    problem = mdp.problems(problem_number + 1)[problem_number]
+    answers = []
+    for sample, text in enumerate(texts.split()):
+        ids = (*mdp.encode(text), mdp.EOS)
+        answers.append(mdp.trajectory(ids, problem, sample, logprobs=mdp.policy_logprobs(ids)))
+    return answers
 
 
-def credited(credit: Credit, answers: Sequence[Trajectory], *services: object) -> list[Episode]:
+def assign_credit(credit: Credit, answers: Sequence[Trajectory], *services: object) -> list[Episode]:
     return credit.assign(mdp.context(services=services), trees_of(answers))[0]
 
 
 UNSURE = [1.0, 0.5, 0.2, 0.7, 0.95, 0.8]
+"""Probabilities of the six tokens of an answer, four of them below 0.9."""
 HICRA = HierarchyAware(over=Rloo(), phrases=(";A",))
 RTMC = MonteCarlo(samples=1, values=RolloutTree())
 
-GROUP = group("a;a;b a;b;b a;a b")
-OTHERS = group("a;a b b;a;a a;b;a", 1) + group("b;b;b a;a;a", 2)
+GROUP = make_group("a;a;b a;b;b a;a b")
+OTHERS = make_group("a;a b b;a;a a;b;a", 1) + make_group("b;b;b a;a;a", 2)
+"""Answers to two other problems, from which a baseline over problems also learns."""
+GROUPS = [GROUP, OTHERS[:4], OTHERS[4:]]
+
+
+def share_of_rank(context: RolloutContext) -> list[Trajectory]:
+    """Returns the answers to the problems that this rank works on."""
+    ranks = context.ranks
+    answers: list[Trajectory] = []
+    for number, group in enumerate(GROUPS):
+        if number * ranks.world_size // len(GROUPS) == ranks.rank:
+            answers += group
+    return answers
 
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_the_optimal_token_baseline_weighs_answers_by_the_energy_of_their_paths(exact: bool) -> None:
-    """verl's: B_t over the answers that are so long; 0 where only the longest is left."""
+    """verl's: B_t is over the answers that have a token t, and 0 where only the longest answer has one."""
     credit = OptimalTokenBaseline(squared_norms="exact" if exact else "of_sampled")
-    answers = group("a;a;b a;b b a;a")
+    answers = make_group("a;a;b a;b b a;a")
     energies = []
     for answer in answers:
-        ids, energy = plain(answer.response_ids), 0.0
-        energies.append([])
+        ids = plain(answer.response_ids)
+        path_energies = []
+        energy = 0.0
         for t, token in enumerate(ids):
             chances = mdp.policy(ids[:t])
             squares = sum(p * p for p in chances.values()) if exact else chances[token]
             energy += 1 - 2 * chances[token] + squares
-            energies[-1].append(energy)
-    lengths = [len(one) for one in energies]
-    for own, episode in enumerate(credited(credit, answers, DISTRIBUTIONS)):
+            path_energies.append(energy)
+        energies.append(path_energies)
+    lengths = [len(path_energies) for path_energies in energies]
+    for number, episode in enumerate(assign_credit(credit, answers, DISTRIBUTIONS)):
         for t, advantage in enumerate(episode.advantages):
-            there = [i for i in range(4) if lengths[i] > t]
-            total = sum(energies[i][t] for i in there)
-            baseline = sum(answers[i].reward * energies[i][t] for i in there) / total
-            expected = answers[own].reward - (baseline if len(there) > 1 else 0.0)
+            active = [i for i in range(4) if lengths[i] > t]
+            total = sum(energies[i][t] for i in active)
+            baseline = sum(answers[i].reward * energies[i][t] for i in active) / total
+            expected = answers[number].reward - (baseline if len(active) > 1 else 0.0)
             assert advantage == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_james_stein_baseline_shrinks_towards_the_other_problems() -> None:
-    problems = [GROUP, OTHERS[:4], OTHERS[4:]]
-    rewards = [[one.reward for one in answers] for answers in problems]
-    found = iter(credited(JamesStein(), [one for answers in problems for one in answers]))
-    for number, own in enumerate(rewards):
+    rewards = [[answer.reward for answer in group] for group in GROUPS]
+    all_answers = list(itertools.chain.from_iterable(GROUPS))
+    episodes = iter(assign_credit(JamesStein(), all_answers))
+    for number, own_rewards in enumerate(rewards):
         others = rewards[:number] + rewards[number + 1 :]
-        target = fmean(fmean(one) for one in others)
-        v = fmean(variance(one) / len(one) for one in others)
-        s = fmean((fmean(one) - target) ** 2 for one in others)
-        shrinkage = v / (v + s + 1e-6)
+        target = fmean(fmean(group_rewards) for group_rewards in others)
+        noise = fmean(variance(group_rewards) / len(group_rewards) for group_rewards in others)
+        spread = fmean((fmean(group_rewards) - target) ** 2 for group_rewards in others)
+        shrinkage = noise / (noise + spread + 1e-6)
         assert 0 < shrinkage < 1
-        for index, reward in enumerate(own):
-            alone = fmean(own[:index] + own[index + 1 :])
-            expected = reward - (1 - shrinkage) * alone - shrinkage * target
-            assert next(found).advantages == pytest.approx(
-                [expected] * len(plain(problems[number][index].response_ids)), abs=1e-12
-            )
+        for index, reward in enumerate(own_rewards):
+            leave_one_out = fmean(own_rewards[:index] + own_rewards[index + 1 :])
+            expected = reward - (1 - shrinkage) * leave_one_out - shrinkage * target
+            tokens = len(plain(GROUPS[number][index].response_ids))
+            assert next(episodes).advantages == pytest.approx([expected] * tokens, abs=1e-12)
 
 
 def test_the_james_stein_baseline_of_one_problem_alone_is_rloos() -> None:
-    rewards = [one.reward for one in GROUP]
-    for index, episode in enumerate(credited(JamesStein(), GROUP)):
+    rewards = [answer.reward for answer in GROUP]
+    for index, episode in enumerate(assign_credit(JamesStein(), GROUP)):
         expected = rewards[index] - fmean(rewards[:index] + rewards[index + 1 :])
         assert episode.advantages == pytest.approx([expected] * len(episode.advantages))
 
 
 def test_the_james_stein_baseline_is_the_same_on_two_ranks() -> None:
-    def work(context):
-        share = [GROUP, OTHERS[:4], OTHERS[4:]]
-        own = [one for i, one in enumerate(share) if i * context.ranks.world_size // 3 == context.ranks.rank]
-        return JamesStein().assign(context, trees_of([one for answers in own for one in answers]))
+    def assign_on_rank(context: RolloutContext) -> tuple[list[Episode], Metrics]:
+        return JamesStein().assign(context, trees_of(share_of_rank(context)))
 
-    mdp.assert_ranks_agree(2, work)
+    mdp.assert_ranks_agree(2, assign_on_rank)
 
 
-def beginning_with(answers: Sequence[Trajectory], ids: tuple[int, ...]) -> list[float]:
-    """What those answers earned that begin so."""
-    return [one.reward for one in answers if plain(one.response_ids)[: len(ids)] == ids]
+def rewards_of_answers_with_prefix(answers: Sequence[Trajectory], ids: tuple[int, ...]) -> list[float]:
+    return [answer.reward for answer in answers if plain(answer.response_ids)[: len(ids)] == ids]
 
 
 def test_lambda_grpo_divides_by_the_size_of_the_process_set() -> None:
-    """The author's code: GRPO's advantage over how many share a token and all before it."""
-    rewards = [one.reward for one in GROUP]
-    assert len(beginning_with(GROUP, mdp.encode("a"))) == 3
-    for answer, episode in zip(GROUP, credited(LambdaGrpo(), GROUP), strict=True):
+    """The author's code: GRPO's advantage, divided by how many answers share a token and all before it."""
+    rewards = [answer.reward for answer in GROUP]
+    assert len(rewards_of_answers_with_prefix(GROUP, mdp.encode("a"))) == 3
+    for answer, episode in zip(GROUP, assign_credit(LambdaGrpo(), GROUP), strict=True):
         ids = plain(answer.response_ids)
-        alone = (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-4)
-        sets = [len(beginning_with(GROUP, ids[: t + 1])) for t in range(len(ids))]
-        assert episode.advantages == pytest.approx([alone / size for size in sets])
+        group_advantage = (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-4)
+        sets = [len(rewards_of_answers_with_prefix(GROUP, ids[: t + 1])) for t in range(len(ids))]
+        assert episode.advantages == pytest.approx([group_advantage / size for size in sets])
 
 
 @pytest.mark.parametrize("std", [True, False])
 def test_tempo_adds_the_difference_of_prefix_values_to_grpos(std: bool) -> None:
     """The authors' code: (r − mean + mean of the branch − mean of its ancestor) / (std + eps)."""
-    rewards = [one.reward for one in GROUP]
+    rewards = [answer.reward for answer in GROUP]
     scale = stdev(rewards) + 1e-6 if std else 1.0
-    for answer, episode in zip(GROUP, credited(Tempo(std=std), GROUP), strict=True):
+    for answer, episode in zip(GROUP, assign_credit(Tempo(std=std), GROUP), strict=True):
         ids = plain(answer.response_ids)
-        values = [fmean(beginning_with(GROUP, ids[:t])) for t in range(len(ids) + 1)]
-        assert episode.advantages == pytest.approx(
-            [
-                (answer.reward - fmean(rewards) + behind - before) / scale
-                for before, behind in pairwise(values)
-            ]
-        )
-    same = group("a;a a;b;a a;a")
-    assert all(set(one.advantages) == {0.0} for one in credited(Tempo(), same))
+        values = [fmean(rewards_of_answers_with_prefix(GROUP, ids[:t])) for t in range(len(ids) + 1)]
+        expected = [
+            (answer.reward - fmean(rewards) + behind - before) / scale for before, behind in pairwise(values)
+        ]
+        assert episode.advantages == pytest.approx(expected)
+    equal_rewards = make_group("a;a a;b;a a;a")
+    assert all(set(episode.advantages) == {0.0} for episode in assign_credit(Tempo(), equal_rewards))
 
 
-def test_rtmc_draws_the_value_before_a_step_towards_the_group() -> None:
+def test_rtmc_draws_the_value_before_a_step_towards_the_mean_of_the_group() -> None:
     """A public port: mean return of (s, a) less (n V + 2 · the group's mean) / (n + 2)."""
-    centre = fmean(one.reward for one in GROUP)
-    for answer, episode in zip(GROUP, credited(RTMC, GROUP), strict=True):
+    centre = fmean(answer.reward for answer in GROUP)
+    for answer, episode in zip(GROUP, assign_credit(RTMC, GROUP), strict=True):
         ids, start, expected = plain(answer.response_ids), 0, []
         for end in answer.step_ends:
-            before, taken = beginning_with(GROUP, ids[:start]), beginning_with(GROUP, ids[:end])
-            smoothed = (math.fsum(before) + 2 * centre) / (len(before) + 2)
-            expected += [fmean(taken) - smoothed] * (end - start)
+            rewards_before = rewards_of_answers_with_prefix(GROUP, ids[:start])
+            rewards_after = rewards_of_answers_with_prefix(GROUP, ids[:end])
+            smoothed = (math.fsum(rewards_before) + 2 * centre) / (len(rewards_before) + 2)
+            expected += [fmean(rewards_after) - smoothed] * (end - start)
             start = end
         assert episode.advantages == pytest.approx(expected)
 
@@ -203,17 +227,17 @@ def test_rtmc_draws_the_value_before_a_step_towards_the_group() -> None:
         ([1, 1, 1, 1], -0.5, 2.0, 8 / 9 - 0.5 / 9),
     ],
 )
-def test_v0_5_leaves_the_guess_where_the_answers_contradict_it(
+def test_v0_5_gives_up_the_guess_where_the_answers_contradict_it(
     rewards: list[float], guess: float, spread: float, baseline: float
 ) -> None:
     assert fused_baseline(rewards, guess, spread) == pytest.approx(baseline)
 
 
 def test_v0_5_takes_the_critics_value_of_the_prompt() -> None:
-    rewards, prompt = [one.reward for one in GROUP], knows_length_alone(())
-    assert fmean(rewards) != prompt
-    for reward, episode in zip(rewards, credited(FusedBaseline(), GROUP, CRITIC), strict=True):
-        baseline = fused_baseline(rewards, prompt, 1.0)
+    rewards, prompt_value = [answer.reward for answer in GROUP], knows_length_alone(())
+    assert fmean(rewards) != prompt_value
+    for reward, episode in zip(rewards, assign_credit(FusedBaseline(), GROUP, CRITIC), strict=True):
+        baseline = fused_baseline(rewards, prompt_value, 1.0)
         assert episode.advantages == pytest.approx([reward - baseline] * len(episode.advantages))
 
 
@@ -226,10 +250,11 @@ def test_v0_5_takes_the_critics_value_of_the_prompt() -> None:
         (DecoupledGae(alpha=None), 40, 0.95),
     ],
 )
-def test_vapos_policy_has_a_lambda_of_its_own_and_the_critic_learns_the_rewards(
+def test_the_policy_of_vapo_has_its_own_lambda_and_the_critic_learns_the_rewards(
     credit: DecoupledGae, tokens: int, lam: float
 ) -> None:
-    values, rewards = [math.sin(t) for t in range(tokens)], [0.0] * (tokens - 1) + [1.0]
+    values = [math.sin(t) for t in range(tokens)]
+    rewards = [0.0] * (tokens - 1) + [1.0]
     errors = [r + after - v for r, v, after in zip(rewards, values, [*values[1:], 0.0], strict=True)]
     advantages, returns = credit.from_values(rewards, values)
     for t in range(tokens):
@@ -249,39 +274,41 @@ def test_spo_cuts_before_every_nth_token_that_was_unlikely() -> None:
 def test_the_probability_mask_trains_what_was_unlikely() -> None:
     unsure = replace(GROUP[0], segments=(Segment(GROUP[0].response_ids, logprobs=np.log(UNSURE)),))
     sure = replace(GROUP[1], segments=(Segment(GROUP[1].response_ids, logprobs=np.zeros(6)),))
-    masked, left = credited(ProbabilityMask(over=Rloo()), [unsure, sure])
+    masked, not_masked = assign_credit(ProbabilityMask(over=Rloo()), [unsure, sure])
     assert masked.trained.tolist() == [p < 0.9 for p in UNSURE] and set(masked.advantages) == {1.0}
-    assert left.trained.all() and set(left.advantages) == {0.0}
+    assert not_masked.trained.all() and set(not_masked.advantages) == {0.0}
 
 
 def test_forking_tokens_keep_a_share_of_all_tokens_by_their_entropy() -> None:
-    entropies = np.concatenate([along(one)[1] for one in GROUP])
+    entropies = np.concatenate([squares_and_entropies(answer)[1] for answer in GROUP])
     for share in (0.1, 0.5, 1.0):
-        least = sorted(entropies, reverse=True)[int(share * len(entropies)) - 1]
-        plainly = credited(Rloo(), GROUP)
-        found = credited(ForkingTokens(over=Rloo(), share=share), GROUP, DISTRIBUTIONS)
-        for answer, before, after in zip(GROUP, plainly, found, strict=True):
-            kept = along(answer)[1] >= least
-            assert after.advantages.tolist() == (before.advantages * kept).tolist()
+        threshold = sorted(entropies, reverse=True)[int(share * len(entropies)) - 1]
+        unmasked_episodes = assign_credit(Rloo(), GROUP)
+        masked_episodes = assign_credit(ForkingTokens(over=Rloo(), share=share), GROUP, DISTRIBUTIONS)
+        for answer, before, after in zip(GROUP, unmasked_episodes, masked_episodes, strict=True):
+            is_kept = squares_and_entropies(answer)[1] >= threshold
+            assert after.advantages.tolist() == (before.advantages * is_kept).tolist()
             assert after.trained.tolist() == before.trained.tolist()
 
 
 def test_hicra_raises_the_advantages_of_phrases() -> None:
     """The authors' branch: A · (1 + α · sign A) where a token plans."""
-    for answer, before, after in zip(GROUP, credited(Rloo(), GROUP), credited(HICRA, GROUP), strict=True):
+    for answer, before, after in zip(
+        GROUP, assign_credit(Rloo(), GROUP), assign_credit(HICRA, GROUP), strict=True
+    ):
         text = mdp.decode(answer.response_ids)
         for t, (a, raised) in enumerate(zip(before.advantages, after.advantages, strict=True)):
             plans = any(text[start : start + 2] == ";a" for start in (t - 1, t) if start >= 0)
             assert raised == pytest.approx(a * (1 + 0.2 * math.copysign(1, a)) if plans else a)
 
 
-def test_gigpo_compares_a_turn_with_all_that_followed_the_same_words() -> None:
-    """Eq. 8 with γ = 1/2: two answers were told ``+`` and then ``-``, a third ``+`` alone, twice."""
+def test_gigpo_compares_a_turn_with_all_turns_after_the_same_observations() -> None:
+    """Eq. 8 with γ = 1/2. Two answers observe ``+`` and then ``-``; a third observes ``+`` twice."""
 
-    def told(sample: int, words: Sequence[str], earned: Sequence[float]) -> Trajectory:
+    def make_answer(sample: int, observations: Sequence[str], earned: Sequence[float]) -> Trajectory:
         segments, ends = [Segment((0,), logprobs=(-0.5,))], [1]
-        for word in words:
-            segments += [Segment((ord(word),), "injected"), Segment((0,), logprobs=(-0.5,))]
+        for observation in observations:
+            segments += [Segment((ord(observation),), "injected"), Segment((0,), logprobs=(-0.5,))]
             ends.append(ends[-1] + 2)
         return replace(
             GROUP[0],
@@ -292,40 +319,50 @@ def test_gigpo_compares_a_turn_with_all_that_followed_the_same_words() -> None:
             step_rewards=tuple(earned) if any(earned[:-1]) else (),
         )
 
-    answers = [told(0, "+-", [0, 0, 1]), told(1, "+-", [0.5, 0, 0.25]), told(2, "++", [0, 0, 0])]
+    answers = [
+        make_answer(0, "+-", [0, 0, 1]),
+        make_answer(1, "+-", [0.5, 0, 0.25]),
+        make_answer(2, "++", [0, 0, 0]),
+    ]
     returns = [[0.25, 0.5, 1.0], [0.5 + 0.0625, 0.125, 0.25], [0.0, 0.0, 0.0]]
     anchors = [["", "+", "-"], ["", "+", "-"], ["", "+", "+"]]
     rewards = [1.0, 0.75, 0.0]
-    for own, episode in enumerate(credited(GroupInGroup(gamma=0.5, weight=2.0), answers)):
+    for number, episode in enumerate(assign_credit(GroupInGroup(gamma=0.5, weight=2.0), answers)):
         expected = []
         for turn in range(3):
-            same = [returns[i][t] for i in range(3) for t in range(3) if anchors[i][t] == anchors[own][turn]]
-            step = returns[own][turn] - fmean(same)
-            expected.append(rewards[own] - fmean(rewards) + 2 * step)
+            anchor = anchors[number][turn]
+            returns_at_anchor = [
+                returns[i][t] for i, t in itertools.product(range(3), repeat=2) if anchors[i][t] == anchor
+            ]
+            step_advantage = returns[number][turn] - fmean(returns_at_anchor)
+            expected.append(rewards[number] - fmean(rewards) + 2 * step_advantage)
         assert episode.advantages[episode.trained] == pytest.approx(expected)
 
 
 def test_com_mcs_mixes_a_value_with_the_next_one_and_leaves_baselines_alone() -> None:
-    alone = MonteCarlo(samples=2)
-    mixed = replace(alone, values=CompoundValues(next_weight=0.25))
-    for answer, one, other in zip(GROUP, credited(alone, GROUP), credited(mixed, GROUP), strict=True):
-        values, start = [*one.step_values, answer.reward], 0
-        for step, end in enumerate(one.step_ends):
-            last = step == len(one.step_ends) - 1
-            behind = values[step + 1] if last else 0.75 * values[step + 1] + 0.25 * values[step + 2]
-            expected = [behind - values[step]] * (end - start)
-            assert other.advantages[start:end] == pytest.approx(expected)
+    plain_credit = MonteCarlo(samples=2)
+    mixed_credit = replace(plain_credit, values=CompoundValues(next_weight=0.25))
+    for answer, plain_episode, mixed_episode in zip(
+        GROUP, assign_credit(plain_credit, GROUP), assign_credit(mixed_credit, GROUP), strict=True
+    ):
+        values = [*plain_episode.step_values, answer.reward]
+        start = 0
+        for step, end in enumerate(plain_episode.step_ends):
+            is_last = step == len(plain_episode.step_ends) - 1
+            next_value = values[step + 1] if is_last else 0.75 * values[step + 1] + 0.25 * values[step + 2]
+            expected = [next_value - values[step]] * (end - start)
+            assert mixed_episode.advantages[start:end] == pytest.approx(expected)
             start = end
 
 
 def test_max_rl_divides_by_the_mean_reward() -> None:
     """TRL's: (r − mean) / mean; nothing where no answer is right."""
     rewards = [answer.reward for answer in GROUP]
-    for reward, episode in zip(rewards, credited(MaxRl(), GROUP), strict=True):
+    for reward, episode in zip(rewards, assign_credit(MaxRl(), GROUP), strict=True):
         expected = (reward - fmean(rewards)) / fmean(rewards)
         assert episode.advantages == pytest.approx([expected] * len(episode.advantages))
-    wrong = group("b;b;b b;a;b b")
-    assert all(set(episode.advantages) == {0.0} for episode in credited(MaxRl(), wrong))
+    wrong = make_group("b;b;b b;a;b b")
+    assert all(set(episode.advantages) == {0.0} for episode in assign_credit(MaxRl(), wrong))
 
 
 def test_max_rl_refuses_negative_rewards() -> None:
@@ -345,33 +382,35 @@ def test_the_expected_gradient_of_max_rl_is_that_of_the_first_terms_of_log_p() -
 
 def test_opo_weighs_rewards_by_lengths() -> None:
     """verl's: b = Σ l r / Σ l."""
-    answers = group("a;a;b a;b b a;a")
+    answers = make_group("a;a;b a;b b a;a")
     lengths = [len(answer.response_ids) for answer in answers]
     assert len(set(lengths)) > 1
     baseline = sum(n * answer.reward for n, answer in zip(lengths, answers, strict=True)) / sum(lengths)
-    for answer, episode in zip(answers, credited(OptimalBaseline(), answers), strict=True):
+    for answer, episode in zip(answers, assign_credit(OptimalBaseline(), answers), strict=True):
         assert episode.advantages == pytest.approx([answer.reward - baseline] * len(episode.advantages))
 
 
 def best_of_sets(rewards: Sequence[float], k: int, with_answer: int | None = None) -> list[float]:
-    """The best reward of every set of k answers, or of those with one of them."""
+    """Returns the best reward of every set of k answers, or of every set with this answer in it."""
     sets = itertools.combinations(range(len(rewards)), k)
-    return [max(rewards[i] for i in one) for one in sets if with_answer is None or with_answer in one]
+    return [
+        max(rewards[i] for i in members) for members in sets if with_answer is None or with_answer in members
+    ]
 
 
 @pytest.mark.parametrize("rewards", [[1, 0, 0, 1, 0], [0.3, 0.3, -0.2, 1.0, 0.0]])
 @pytest.mark.parametrize("k", [2, 3, 4])
 def test_pass_at_k_compares_the_best_of_sets(rewards: list[float], k: int) -> None:
-    """Sets one by one: Chen et al. over all sets, Walder & Karkhanis over the sets without the answer."""
-    everywhere = best_of_sets(rewards, k)
-    over_all = PassAtK(k=k).advantages(rewards)
-    without = PassAtK(k=k, baseline="without_answer", std=False).advantages(rewards)
+    """Goes through all sets: Chen et al. over all, Walder & Karkhanis over those without the answer."""
+    best_of_all = best_of_sets(rewards, k)
+    chen = PassAtK(k=k).advantages(rewards)
+    walder = PassAtK(k=k, baseline="without_answer", std=False).advantages(rewards)
     for index in range(len(rewards)):
         mean_with = fmean(best_of_sets(rewards, k, index))
-        expected = (mean_with - fmean(everywhere)) / (pstdev(everywhere) + 1e-6)
-        assert over_all[index] == pytest.approx(expected)
-        others = [*rewards[:index], *rewards[index + 1 :]]
-        assert without[index] == pytest.approx(mean_with - fmean(best_of_sets(others, k - 1)))
+        expected = (mean_with - fmean(best_of_all)) / (pstdev(best_of_all) + 1e-6)
+        assert chen[index] == pytest.approx(expected)
+        other_rewards = [*rewards[:index], *rewards[index + 1 :]]
+        assert walder[index] == pytest.approx(mean_with - fmean(best_of_sets(other_rewards, k - 1)))
 
 
 def test_pass_at_k_is_the_published_formula_for_right_and_wrong_answers() -> None:
@@ -384,8 +423,8 @@ def test_pass_at_k_is_the_published_formula_for_right_and_wrong_answers() -> Non
     assert PassAtK(k=4).advantages(rewards) == pytest.approx(expected, rel=1e-5)
 
 
-def test_with_all_answers_in_the_set_only_the_best_has_an_advantage() -> None:
-    """verl's grpo_passk: its lead on the second best."""
+def test_with_all_answers_in_the_set_only_the_best_answer_has_an_advantage() -> None:
+    """verl's grpo_passk: its lead over the second best."""
     credit = PassAtK(k=4, baseline="without_answer", std=False)
     assert credit.advantages([0.25, 1.0, 0.5, 0.0]) == pytest.approx([0.0, 0.5, 0.0, 0.0])
     assert credit.advantages([1.0, 0.5]) == [0.0, 0.0], "two of four answers could be graded"
@@ -422,16 +461,14 @@ def test_remax_compares_with_a_greedy_answer_to_each_problem() -> None:
 
 
 def test_remax_is_the_same_on_two_ranks() -> None:
-    def work(context):
-        share = [GROUP, OTHERS[:4], OTHERS[4:]]
-        own = [one for i, one in enumerate(share) if i * context.ranks.world_size // 3 == context.ranks.rank]
-        return ReMax().assign(context, trees_of([one for answers in own for one in answers]))
+    def assign_on_rank(context: RolloutContext) -> tuple[list[Episode], Metrics]:
+        return ReMax().assign(context, trees_of(share_of_rank(context)))
 
-    mdp.assert_ranks_agree(2, work, engine=GreedyEngine)
+    mdp.assert_ranks_agree(2, assign_on_rank, engine=GreedyEngine)
 
 
 def with_formats(answers: Sequence[Trajectory], formats: Sequence[float | None]) -> list[Trajectory]:
-    """Answers whose grader also gives a number; None: it didn't end."""
+    """Returns the answers with a number for their format; None means that the grader did not end."""
     graded = []
     for answer, value in zip(answers, formats, strict=True):
         numbers = {} if value is None else {"rewards/format": value}
@@ -443,8 +480,11 @@ def with_formats(answers: Sequence[Trajectory], formats: Sequence[float | None])
 def test_gdpo_normalises_each_reward_by_itself() -> None:
     formats = [0.25, None, 1.0, 0.5]
     answers = with_formats(GROUP, formats)
-    columns = [([answer.reward for answer in GROUP], 2.0), ([x or 0.0 for x in formats], 0.5)]
-    for index, episode in enumerate(credited(Gdpo(parts={"score": 2, "rewards/format": 0.5}), answers)):
+    columns = [
+        ([answer.reward for answer in GROUP], 2.0),
+        ([number or 0.0 for number in formats], 0.5),
+    ]
+    for index, episode in enumerate(assign_credit(Gdpo(parts={"score": 2, "rewards/format": 0.5}), answers)):
         expected = 0.0
         for rewards, weight in columns:
             expected += weight * (rewards[index] - fmean(rewards)) / (stdev(rewards) + 1e-6)
@@ -454,7 +494,7 @@ def test_gdpo_normalises_each_reward_by_itself() -> None:
 def test_gdpo_names_the_numbers_that_a_grader_gives() -> None:
     answers = with_formats(GROUP, [1.0] * len(GROUP))
     with pytest.raises(ValueError, match=r"no number 'rewards/style'; it has 'score', 'rewards/format'"):
-        credited(Gdpo(parts={"rewards/style": 1.0}), answers)
+        assign_credit(Gdpo(parts={"rewards/style": 1.0}), answers)
     with pytest.raises(ValueError, match="parts gives no reward a weight"):
         Gdpo(parts={"score": 0.0})
 
@@ -469,15 +509,15 @@ def test_grpo_lambda_adds_up_the_traces_of_each_token(
     gamma = 0.9
     credit = GrpoLambda(lam=lam, gamma=gamma, trace=trace, floor=floor)
     rewards = [answer.reward for answer in GROUP]
-    for answer, episode in zip(GROUP, credited(credit, GROUP), strict=True):
-        alone = max(-0.1, (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-6))
+    for answer, episode in zip(GROUP, assign_credit(credit, GROUP), strict=True):
+        group_advantage = max(-0.1, (answer.reward - fmean(rewards)) / (stdev(rewards) + 1e-6))
         tokens, decay = len(answer.response_ids), gamma * lam
         for t in range(tokens):
             traces = []
             for s in range(t, tokens):
-                one = max(decay ** (s - t), decay**t) if trace == "both" else decay ** (s - t)
-                traces.append(max(one, floor))
-            assert episode.advantages[t] == pytest.approx(alone * sum(traces))
+                weight = max(decay ** (s - t), decay**t) if trace == "both" else decay ** (s - t)
+                traces.append(max(weight, floor))
+            assert episode.advantages[t] == pytest.approx(group_advantage * sum(traces))
 
 
 def test_the_gradient_of_grpo_lambda_is_that_of_its_ratios_at_the_old_policy() -> None:
@@ -494,7 +534,7 @@ def test_the_gradient_of_grpo_lambda_is_that_of_its_ratios_at_the_old_policy() -
 
 @dataclass(frozen=True, kw_only=True)
 class WithCritic(Credit):
-    """A credit that leaves values to the trainer, with the context's critic in its place."""
+    """Replaces the trainer for a credit that leaves its advantages to it: it takes the context's critic."""
 
     over: Gae
 
@@ -509,7 +549,7 @@ class WithCritic(Credit):
 
 @dataclass(frozen=True)
 class Case:
-    """A credit, answers to a problem, and by how much the expected gradient is off, with its cosine."""
+    """A credit, how many answers a group has, and the bias and cosine of the expected gradient."""
 
     credit: Credit
     answers: int
@@ -564,27 +604,26 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.credit))
 def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
-    found = expectation(case.credit, case.answers, case.service, case.others, logprobs=True)
-    assert found.bias_and_cosine == pytest.approx((case.bias, case.cosine), abs=5e-5)
-    assert case.bias or found.bias_and_cosine[0] < 1e-9
+    measured = expectation(case.credit, case.answers, case.service, case.others, logprobs=True)
+    assert measured.bias_and_cosine == pytest.approx((case.bias, case.cosine), abs=5e-5)
+    assert case.bias or measured.bias_and_cosine[0] < 1e-9
 
 
-def test_the_unbiased_entries_are_less_noisy_than_what_they_stand_on() -> None:
+def test_the_unbiased_credits_have_less_variance_than_the_credits_that_they_improve() -> None:
     """The other problems are as easy as this one, so that shrinking towards them helps."""
-    shrunk, alone = expectation(JamesStein(), 2, None, OTHERS), expectation(Rloo(), 2)
-    assert alone.variance / shrunk.variance == pytest.approx(1.408, abs=1e-3)
+    shrunk, leave_one_out = expectation(JamesStein(), 2, None, OTHERS), expectation(Rloo(), 2)
+    assert leave_one_out.variance / shrunk.variance == pytest.approx(1.408, abs=1e-3)
     compound = expectation(MonteCarlo(samples=1, values=CompoundValues()), 1)
-    assert expectation(MonteCarlo(samples=1), 1).variance / compound.variance == pytest.approx(
-        1.060, abs=1e-3
-    )
+    vine = expectation(MonteCarlo(samples=1), 1)
+    assert vine.variance / compound.variance == pytest.approx(1.060, abs=1e-3)
 
 
-def test_every_entry_of_the_literature_is_held_against_the_exact_gradient() -> None:
-    # Trees of resets are enumerated in test_resets_of_wrong_answers.py, and what a reward model learns in
-    # test_prime.py.
-    known: set[type] = {Resets, Prime}
+def test_every_credit_of_the_literature_is_compared_with_the_exact_gradient() -> None:
+    # test_resets_of_wrong_answers.py enumerates trees of resets, and test_prime.py tests what a reward model
+    # learns.
+    compared: set[type] = {Resets, Prime}
     for case in CASES:
         parts = [case.credit, *(getattr(case.credit, name, None) for name in ("over", "values"))]
-        known |= {type(part) for part in parts}
+        compared |= {type(part) for part in parts}
     registered = {*Credit.registered().values(), *ValueEstimator.registered().values()}
-    assert {part for part in registered if "literature" in part.__module__} <= known
+    assert {part for part in registered if "literature" in part.__module__} <= compared

@@ -1,6 +1,11 @@
-"""What critics learn: HL-Gauss gives what a plain reference of its formula gives, in value and gradient; the
-value that it learns is the mean return; a critic with it learns, resumes bit for bit, and is not taken for
-one with another loss."""
+"""Losses of critics.
+
+These tests promise:
+
+* HL-Gauss gives what a plain reference of its formula gives, in value and gradient.
+* The value that it learns is the mean return, and the bias of the gradient is as stated.
+* A critic with it learns, resumes bit for bit, and is not loaded into a critic with another loss.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ SMALL = HlGauss(bins=4, sigma=0.1, min=0.0, max=1.0)
 
 
 def plain_targets(loss: HlGauss, target: float) -> list[float]:
-    """Of one return, bin by bin, with Python's own normal distribution."""
+    """Returns the target of one return for each bin, with Python's own normal distribution."""
     normal = NormalDist(target, loss.deviation)
     width = (loss.max - loss.min) / loss.bins
     edges = [loss.min + width * i for i in range(loss.bins + 1)]
@@ -64,7 +69,7 @@ def test_hl_gauss_is_the_cross_entropy_with_a_binned_gaussian_and_has_its_gradie
     assert loss.values(outputs.detach()).tolist() == pytest.approx(values, abs=1e-12)
 
 
-def test_the_files_example_is_what_the_loss_gives() -> None:
+def test_the_example_in_the_documentation_of_hl_gauss_is_right() -> None:
     targets = SMALL.targets(torch.tensor([0.5], dtype=torch.float64))
     assert targets[0].tolist() == pytest.approx([0.006, 0.494, 0.494, 0.006], abs=5e-4)
     outputs = torch.tensor([[0.1, 0.2, 0.3, 0.4]], dtype=torch.float64).log()
@@ -74,17 +79,19 @@ def test_the_files_example_is_what_the_loss_gives() -> None:
 
 
 @given(target=st.floats(0, 1), bins=st.integers(41, 200))
-def test_a_target_has_its_return_as_its_mean_where_the_range_goes_beyond(target: float, bins: int) -> None:
+def test_the_mean_of_a_target_is_its_return_where_the_bins_reach_beyond_it(target: float, bins: int) -> None:
     loss = HlGauss(bins=bins)
     targets = loss.targets(torch.tensor([target], dtype=torch.float64))
     assert plain_value(loss, targets[0].tolist()) == pytest.approx(target, abs=2e-5)
 
 
-def learnt(loss: HlGauss) -> dict[mdp.Ids, float]:
-    """The value of each state at the minimum of the loss's expectation: of the mean of the targets."""
-    at_0, at_1 = (plain_value(loss, plain_targets(loss, earned)) for earned in (0.0, 1.0))
+def values_at_minimum(loss: HlGauss) -> dict[mdp.Ids, float]:
+    """Returns the value of each state at the minimum of the expected loss, which is at the mean target."""
+    value_of_wrong, value_of_right = (plain_value(loss, plain_targets(loss, earned)) for earned in (0.0, 1.0))
     states = {answer[:length] for answer in mdp.answers() for length in range(len(answer))}
-    return {state: mdp.value(state) * at_1 + (1 - mdp.value(state)) * at_0 for state in states}
+    return {
+        state: mdp.value(state) * value_of_right + (1 - mdp.value(state)) * value_of_wrong for state in states
+    }
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Case:
 def test_the_expected_gradient_with_values_at_the_minimum_of_the_loss_is_as_far_off_as_stated(
     case: Case,
 ) -> None:
-    values = learnt(case.loss)
+    values = values_at_minimum(case.loss)
     error = max(abs(value - mdp.value(state)) for state, value in values.items())
     assert error <= case.error_of_values + 1e-5
     bias, cosine = expectation(WithCritic(lam=0.0), 1, critic_of(values.__getitem__)).bias_and_cosine
@@ -116,18 +123,18 @@ def test_a_critic_with_hl_gauss_learns_returns_and_resumes_bit_for_bit(tmp_path)
     credit = Gae(critic=CriticSettings(learning_rate=1e-2, loss=HlGauss(bins=21)))
     rows = [replace(row, advantages=None) for row in episodes(16)]
     settings = {"credit": credit, "minibatch_size": 8, "iterations": 12, "rows": rows}
-    through, first = trained(**settings)
-    assert through.critic_weights()["head.weight"].shape[0] == 21
+    uninterrupted, first = trained(**settings)
+    assert uninterrupted.critic_weights()["head.weight"].shape[0] == 21
     for iteration in range(1, 9):
-        last = through.train(iteration, rows)
+        last = uninterrupted.train(iteration, rows)
     assert last["critic/mse"] < 0.5 * first["critic/mse"]
     assert last["critic/loss"] < first["critic/loss"]
-    through.save(tmp_path)
-    through.train(9, rows)
+    uninterrupted.save(tmp_path)
+    uninterrupted.train(9, rows)
     resumed, _ = trained(**settings)
     resumed.load(tmp_path)
     resumed.train(9, rows)
-    assert are_same(through.critic_weights(), resumed.critic_weights())
+    assert are_same(uninterrupted.critic_weights(), resumed.critic_weights())
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_returns_outside_of_the_bins_are_refused() -> None:
         trained(credit=credit, rows=rows)
 
 
-def test_returns_that_are_not_numbers_are_refused_and_no_returns_are_none_to_refuse() -> None:
+def test_returns_that_are_not_numbers_are_refused_and_an_empty_batch_is_accepted() -> None:
     with pytest.raises(ValueError, match=r"bins from -0\.1 to 1\.1"):
         HlGauss().refuse_returns(torch.tensor([0.5, math.nan]))
     HlGauss().refuse_returns(torch.tensor([]))

@@ -1,6 +1,11 @@
-"""Expectations over all answers and all that could be sampled of them, against the exact ones: every credit's
-gradient, and every value estimator's values, are equal to these where they are said to be unbiased, and as
-far off as stated where they aren't."""
+"""Biases of value estimators and credits, as exact expectations over all answers and all draws.
+
+These tests promise:
+
+* The expected values and gradient of every estimator and credit that is declared unbiased are exact.
+* The bias of the others is as stated.
+* Every registered part is in one of the tables, so a new part cannot be forgotten.
+"""
 
 from __future__ import annotations
 
@@ -38,34 +43,38 @@ from treetune.lab.signposts import Decided
 from treetune.rollouts.context import RolloutContext
 from treetune.threads.parallel_threads import ThreadStates
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import Episode, Metrics, Trajectory
 
 CRITIC = critic_of(knows_length_alone)
-"""Off at most states."""
+"""A critic that is wrong at most states."""
 
 
 def credit(values: ValueEstimator, samples: int = 1, states: StateRule | None = None) -> MonteCarlo:
     return MonteCarlo(samples=samples, values=values, states=states or StepBoundaries())
 
 
-OTHERS = [
-    [
-        mdp.trajectory(mdp.encode(text[:-1]) + (mdp.EOS,), mdp.problems(2)[1], i)
-        for i, text in enumerate(texts)
-    ]
-    for texts in (["a;b;a.", "b;b;a."], ["a.", "b;a;a.", "a;a;b."], ["b;a;a."])
-]
-"""What those learn from that learn from other problems alone. To the last, gains miss equally: what is left
-of an answer's own sample in a sum, be it rounding, would choose among them."""
-LEARNING = (ControlVariate, Filtered)
+def other_answers_of(texts: Sequence[str]) -> list[Trajectory]:
+    """Returns answers to another problem than the one whose expectation is taken."""
+    problem = mdp.problems(2)[1]
+    return [mdp.trajectory((*mdp.encode(text), mdp.EOS), problem, i) for i, text in enumerate(texts)]
 
-OF_THE_LITERATURE = {
+
+ANSWERS_TO_ANOTHER_PROBLEM = [
+    other_answers_of(["a;b;a", "b;b;a"]),
+    other_answers_of(["a", "b;a;a", "a;a;b"]),
+    # With this answer all gains miss equally. If an answer's own sample were left in a sum, be it by
+    # rounding, it would choose among them.
+    other_answers_of(["b;a;a"]),
+]
+"""The answers from which the estimators learn that learn from other problems alone."""
+LEARN_FROM_OTHERS = (ControlVariate, Filtered)
+
+LITERATURE = {
     part
-    for family in (Credit, ValueEstimator)
-    for part in family.registered().values()
+    for part in [*Credit.registered().values(), *ValueEstimator.registered().values()]
     if part.__module__.startswith("treetune.credit.literature")
 }
-"""Held against the exact gradient in `test_credits_of_the_literature`."""
+"""The parts that `test_credits_of_the_literature` compares with the exact gradient."""
 
 UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(FreshContinuations(), samples=2), 1),
@@ -103,124 +112,140 @@ def _name(part: object) -> str | None:
 
 
 @pytest.mark.parametrize(("part", "group_size"), UNBIASED, ids=_name)
-def test_what_says_unbiased_is(part: MonteCarlo, group_size: int) -> None:
+def test_an_estimator_that_is_declared_unbiased_is_exact_in_expectation(
+    part: MonteCarlo, group_size: int
+) -> None:
     assert part.values.unbiased
-    for of_others in OTHERS if isinstance(part.values, LEARNING) else [[]]:
-        likely = isinstance(part.states, LowProbability)
-        found = expectation(part, group_size, CRITIC, of_others, logprobs=likely)
-        assert found.bias_and_cosine[0] < 1e-9
-        assert found.value_bias < 1e-9
+    for other_answers in ANSWERS_TO_ANOTHER_PROBLEM if isinstance(part.values, LEARN_FROM_OTHERS) else [[]]:
+        needs_logprobs = isinstance(part.states, LowProbability)
+        measured = expectation(part, group_size, CRITIC, other_answers, logprobs=needs_logprobs)
+        assert measured.bias_and_cosine[0] < 1e-9
+        assert measured.value_bias < 1e-9
 
 
-@pytest.mark.parametrize(("part", "group_size", "bias", "cosine", "of_values"), BIASED, ids=_name)
-def test_what_is_biased_is_as_far_off_as_stated(
-    part: MonteCarlo, group_size: int, bias: float, cosine: float, of_values: float
+@pytest.mark.parametrize(("part", "group_size", "bias", "cosine", "value_bias"), BIASED, ids=_name)
+def test_the_bias_of_each_other_estimator_is_as_stated(
+    part: MonteCarlo, group_size: int, bias: float, cosine: float, value_bias: float
 ) -> None:
     assert not part.values.unbiased
-    others = OTHERS[0] if isinstance(part.values, LEARNING) else []
-    found = expectation(part, group_size, CRITIC, others)
-    assert (*found.bias_and_cosine, found.value_bias) == pytest.approx((bias, cosine, of_values), abs=5e-5)
+    other_answers = ANSWERS_TO_ANOTHER_PROBLEM[0] if isinstance(part.values, LEARN_FROM_OTHERS) else []
+    measured = expectation(part, group_size, CRITIC, other_answers)
+    assert (*measured.bias_and_cosine, measured.value_bias) == pytest.approx(
+        (bias, cosine, value_bias), abs=5e-5
+    )
 
 
-def test_every_rule_for_states_keeps_the_gradient() -> None:
-    """Those of threads and turns find exact values in `test_credit_for_turns_and_threads`."""
-    known = {type(part.states) for part, *_ in UNBIASED} | {ThreadStates, TurnStates}
-    assert set(StateRule.registered().values()) == known
+def test_every_rule_for_states_is_compared_with_the_exact_gradient() -> None:
+    """`test_credit_for_turns_and_threads` tests the states of threads and turns."""
+    tested = {type(part.states) for part, *_ in UNBIASED} | {ThreadStates, TurnStates}
+    assert set(StateRule.registered().values()) == tested
 
 
-def test_what_does_not_say_unbiased_has_its_bias_stated() -> None:
-    known = {type(part.values) for part, *_ in BIASED} | {type(values) for values in [*ALONE, *UPON]}
-    known.add(Decided)  # of tasks that know what decides, which this language does not
-    assert set(ValueEstimator.registered().values()) - OF_THE_LITERATURE <= known
+def test_every_estimator_is_declared_unbiased_or_has_its_bias_stated() -> None:
+    tested = {type(part.values) for part, *_ in BIASED} | {type(values) for values in [*ALONE, *OVER_ANOTHER]}
+    tested.add(Decided)  # values states of tasks that know what decides, which this language does not
+    assert set(ValueEstimator.registered().values()) - LITERATURE <= tested
 
 
 SMALL: dict[type, dict[str, Any]] = {Sequential: {"error": 0.2, "most": 2}}
-"""Settings of those whose defaults ask for more than can be enumerated."""
+"""Settings of the estimators whose defaults ask for more samples than can be enumerated."""
 
 
-def made(over: Sequence[ValueEstimator]) -> Iterator[ValueEstimator]:
-    """Every registered estimator that stands on another, over each of these, or on none where there are none;
-    each with its switches on and off."""
+def instantiate(over: Sequence[ValueEstimator]) -> Iterator[ValueEstimator]:
+    """Yields every registered estimator with each combination of its switches.
+
+    Args:
+        over: The estimators under those that stand on another one. If it is empty, those are yielded that
+            stand on none.
+    """
     for part in ValueEstimator.registered().values():
-        names = {one.name: one for one in fields(part)}
-        if ("over" in names) == bool(over):
-            switches = [name for name, one in names.items() if isinstance(one.default, bool)]
-            for chosen in itertools.product([False, True], repeat=len(switches)):
-                settings = SMALL.get(part, {}) | dict(zip(switches, chosen, strict=True))
-                yield from (part(**settings, over=one) for one in over) if over else [part(**settings)]
+        fields_by_name = {field.name: field for field in fields(part)}
+        if ("over" in fields_by_name) != bool(over):
+            continue
+        switches = [name for name, field in fields_by_name.items() if isinstance(field.default, bool)]
+        for values in itertools.product([False, True], repeat=len(switches)):
+            settings = SMALL.get(part, {}) | dict(zip(switches, values, strict=True))
+            if not over:
+                yield part(**settings)
+            for estimator in over:
+                yield part(**settings, over=estimator)
 
 
-ALONE = [one for one in made([]) if one.unbiased]
-UPON = [one for one in made([one for one in ALONE if type(one) not in SMALL]) if one.unbiased]
+ALONE = [estimator for estimator in instantiate([]) if estimator.unbiased]
+UNDER_ANOTHER = [estimator for estimator in ALONE if type(estimator) not in SMALL]
+OVER_ANOTHER = [estimator for estimator in instantiate(UNDER_ANOTHER) if estimator.unbiased]
 
 
 @pytest.mark.parametrize(
     ("values", "max_states"),
-    [*((one, None) for one in [*ALONE, *UPON]), *((one, 1) for one in ALONE)],
+    [*((estimator, None) for estimator in [*ALONE, *OVER_ANOTHER]), *((estimator, 1) for estimator in ALONE)],
     ids=str,
 )
-def test_whatever_is_registered_and_says_unbiased_is(values: ValueEstimator, max_states: int | None) -> None:
-    """A new one is here without being listed; behind a bound on states there is one step."""
+def test_every_registered_estimator_that_is_declared_unbiased_is_exact_in_expectation(
+    values: ValueEstimator, max_states: int | None
+) -> None:
+    """A new estimator is tested here without being listed. After a bound on states there is one step."""
     part = MonteCarlo(samples=1, values=values, max_states=max_states, behind_max_states="one_step")
     group_size = 1 if type(values) in SMALL else 2
-    others = OTHERS[-1] if values.learns_from_others else []
-    found = expectation(part, group_size, CRITIC, others)
-    assert found.bias_and_cosine[0] < 1e-9
-    assert found.value_bias < 1e-9
+    other_answers = ANSWERS_TO_ANOTHER_PROBLEM[-1] if values.learns_from_others else []
+    measured = expectation(part, group_size, CRITIC, other_answers)
+    assert measured.bias_and_cosine[0] < 1e-9
+    assert measured.value_bias < 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ungraded(StepBoundaries):
-    """Nobody could grade what was sampled from the states that begin with some letters."""
+class SomeStatesUngraded(StepBoundaries):
+    """States that begin with these letters have no graded continuation."""
 
     unknown: tuple[str, ...]
 
-    def estimate(self, context: RolloutContext, beginnings: Any, *given: Any) -> list[Estimate]:
-        found = super().estimate(context, beginnings, *given)
-        return [
-            replace(estimate, rewards=(), earned=(None,) * len(estimate.rewards))
-            if mdp.decode(beginning.token_ids) in self.unknown
-            else estimate
-            for beginning, estimate in zip(beginnings, found, strict=True)
-        ]
+    def estimate(self, context: RolloutContext, beginnings: Any, *plan: Any) -> list[Estimate]:
+        estimates = super().estimate(context, beginnings, *plan)
+        result = []
+        for beginning, estimate in zip(beginnings, estimates, strict=True):
+            if mdp.decode(beginning.token_ids) in self.unknown:
+                result.append(replace(estimate, rewards=(), earned=(None,) * len(estimate.rewards)))
+            else:
+                result.append(estimate)
+        return result
 
 
 @pytest.mark.parametrize("unknown", [("a;",), ("a;", "b;"), ("a;", "a;b;", "b;b;")])
 def test_states_whose_continuations_nobody_could_grade_leave_the_gradient_exact(
     unknown: tuple[str, ...],
 ) -> None:
-    part = MonteCarlo(samples=1, states=Ungraded(unknown=unknown))
+    part = MonteCarlo(samples=1, states=SomeStatesUngraded(unknown=unknown))
     assert expectation(part, 1).bias_and_cosine[0] < 1e-9
 
 
 def test_monte_carlo_gives_each_step_its_exact_advantage_when_sampling_has_no_noise() -> None:
     part = MonteCarlo(samples=mdp.EXACT_SAMPLES)
-    episodes, _ = mdp.credited(part, engine=mdp.ExactEngine())
+    episodes, _ = mdp.assign_credit(part, engine=mdp.ExactEngine())
     for episode in episodes:
         answer, start = plain(episode.response_ids), 0
         for end, before in zip(episode.step_ends, episode.step_values, strict=True):
-            exact = mdp.value(answer[:end]) - mdp.value(answer[:start])
+            expected = mdp.value(answer[:end]) - mdp.value(answer[:start])
             assert before == pytest.approx(mdp.value(answer[:start]), abs=1e-12)
-            assert episode.advantages[start:end] == pytest.approx([exact] * (end - start), abs=1e-12)
+            assert episode.advantages[start:end] == pytest.approx([expected] * (end - start), abs=1e-12)
             start = end
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithCritic(Gae):
-    """The trainer's part of the credit, with the context's critic."""
+    """Does the trainer's part of the credit with the context's critic."""
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = super().assign(context, trees)
         values = context.get(Critic).values(answers_of(trees))
-        for episode, of_answer in zip(episodes, values, strict=True):
-            rewards = [0.0] * (len(of_answer) - 1) + [episode.reward]
-            advantages, _ = self.from_values(rewards, of_answer.tolist())
+        for episode, values_of_answer in zip(episodes, values, strict=True):
+            rewards = [0.0] * (len(values_of_answer) - 1) + [episode.reward]
+            advantages, _ = self.from_values(rewards, values_of_answer.tolist())
             object.__setattr__(episode, "advantages", np.array(advantages))
         return episodes, metrics
 
 
-OF_CREDIT: list[tuple[Credit, int, float, float]] = [
-    # Of one problem; dividing by the standard deviation weighs problems otherwise.
+CREDITS: list[tuple[Credit, int, float, float]] = [
+    # The gradient of one problem. Dividing by the standard deviation also changes the weights of problems.
     (Outcome(), 1, 0.0, 1.0),
     (Rloo(), 2, 0.0, 1.0),
     (Rloo(), 3, 0.0, 1.0),
@@ -247,32 +272,34 @@ OF_CREDIT: list[tuple[Credit, int, float, float]] = [
 ]
 
 
-def test_every_credit_with_advantages_is_held_against_the_exact_gradient() -> None:
-    """That of trees over all trees, in `test_credit_of_trees`."""
-    known = {base for part, *_ in OF_CREDIT for base in type(part).__mro__}
+def is_of_package(part: type) -> bool:
+    return part.__module__.startswith("treetune")
+
+
+def test_every_credit_with_advantages_is_compared_with_the_exact_gradient() -> None:
+    """`test_credit_of_trees` tests the credit of trees."""
+    tested = {base for part, *_ in CREDITS for base in type(part).__mro__}
     # The advantages of "distillation" are a teacher's, and no rewards. "thread_shapley" needs a language with
     # a fork, and "resets" trees: see `tests/threads/test_shapley_values_of_threads.py` and
     # `test_resets_of_wrong_answers`.
-    others = ("none", "tree", "distillation", "thread_shapley", "resets")
-    of_answers = {
-        one
-        for name, one in Credit.registered().items()
-        if name not in others and one.__module__.startswith("treetune")  # tests register some of their own
-    }
-    assert of_answers - OF_THE_LITERATURE <= known
+    elsewhere = ("none", "tree", "distillation", "thread_shapley", "resets")
+    # Other tests register credits, too: only those of the package count.
+    package_credits = {name: part for name, part in Credit.registered().items() if is_of_package(part)}
+    registered = {part for name, part in package_credits.items() if name not in elsewhere}
+    assert registered - LITERATURE <= tested
 
 
-@pytest.mark.parametrize(("part", "group_size", "bias", "cosine"), OF_CREDIT, ids=str)
-def test_what_credit_makes_of_rewards_is_as_far_off_as_stated(
+@pytest.mark.parametrize(("part", "group_size", "bias", "cosine"), CREDITS, ids=str)
+def test_the_bias_of_each_credit_is_as_stated(
     part: Credit, group_size: int, bias: float, cosine: float
 ) -> None:
-    found = expectation(part, group_size, CRITIC).bias_and_cosine
-    assert found == pytest.approx((bias, cosine), abs=5e-5)
-    assert bias or found[0] < 1e-9
+    measured = expectation(part, group_size, CRITIC).bias_and_cosine
+    assert measured == pytest.approx((bias, cosine), abs=5e-5)
+    assert bias or measured[0] < 1e-9
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
-def test_a_group_centred_on_its_own_mean_takes_this_share_of_the_gradient(group_size: int) -> None:
+def test_a_group_centred_on_its_own_mean_has_a_known_share_of_the_gradient(group_size: int) -> None:
     share = (group_size - 1) / group_size
     gradient = expectation(Group(std=False), group_size).gradient
     exact = {key: share * slope for key, slope in mdp.exact_gradient().items()}

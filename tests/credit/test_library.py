@@ -1,11 +1,11 @@
 """Credit as a library, for answers that another trainer has sampled and graded.
 
-What is promised:
+These tests promise:
 
-* The same answers get the same advantages as in a run, exactly.
-* Lists, NumPy arrays and tensors come back as they were given; DeepSpeed isn't needed.
+* The same answers get exactly the advantages that they get in a run.
+* Lists, NumPy arrays and tensors come back in the form in which they came; DeepSpeed isn't needed.
 * A budget, a deadline, a cancelled task and a failing grader end a call with an error that says so.
-* What can't be right (answers, a credit that needs a run) is refused with a message that says what would be.
+* Wrong answers, and a credit that needs a run, are refused with a message that says how to do it right.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ CREDITS: list[dict[str, Any]] = [
 ]
 
 
-def engine() -> FakeEngine:
+def fake_engine() -> FakeEngine:
     return FakeEngine(mdp.chances, mdp.EOS, decode=mdp.decode)
 
 
@@ -87,7 +87,7 @@ def answers_in_run() -> list[Trajectory]:
     return trajectories
 
 
-def graded(trajectory: Trajectory, **changed: Any) -> GradedAnswer:
+def as_graded_answer(trajectory: Trajectory, **changed: Any) -> GradedAnswer:
     """Returns the answer of a run as another trainer would give it."""
     logprobs = [segment.logprobs for segment in trajectory.segments if segment.logprobs is not None]
     settings: dict[str, Any] = {
@@ -102,9 +102,9 @@ def graded(trajectory: Trajectory, **changed: Any) -> GradedAnswer:
     return GradedAnswer(**settings | changed)
 
 
-def assigner(credit: Any, **changed: Any) -> CreditAssigner:
+def make_assigner(credit: Any, **changed: Any) -> CreditAssigner:
     settings: dict[str, Any] = {
-        "engine": engine(),
+        "engine": fake_engine(),
         "grader": mdp.LetterGrader(),
         "tokenizer": mdp.CODEC,
         "sampling": SAMPLING,
@@ -124,29 +124,30 @@ def two_answers(**changed: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("credit", CREDITS, ids=str)
 def test_the_same_answers_get_the_same_advantages_as_in_a_run(credit: dict[str, Any]) -> None:
     trajectories = answers_in_run()
-    episodes, metrics = mdp.credited(build(Credit, credit), trajectories, engine=engine(), iteration=3)
-    with assigner(credit) as library:
-        credited = library.advantages([graded(answer) for answer in trajectories], iteration=3)
-    assert credited.left_out == []
+    credit_in_run = build(Credit, credit)
+    episodes, metrics = mdp.assign_credit(credit_in_run, trajectories, engine=fake_engine(), iteration=3)
+    with make_assigner(credit) as library:
+        from_library = library.advantages([as_graded_answer(answer) for answer in trajectories], iteration=3)
+    assert from_library.left_out == []
     for number, episode in enumerate(episodes):
-        assert np.array_equal(credited.advantages[number], episode.advantages)
-        assert np.array_equal(credited.trained[number], episode.trained)
-        assert (credited.step_ends[number], credited.values[number]) == (
+        assert np.array_equal(from_library.advantages[number], episode.advantages)
+        assert np.array_equal(from_library.trained[number], episode.trained)
+        assert (from_library.step_ends[number], from_library.values[number]) == (
             episode.step_ends,
             episode.step_values,
         )
-    assert credited.metrics == metrics
-    assert credited.cost.samples == metrics.get("credit/value_samples", 0)
-    assert credited.cost.tokens == metrics.get("credit/value_tokens", 0)
+    assert from_library.metrics == metrics
+    assert from_library.cost.samples == metrics.get("credit/value_samples", 0)
+    assert from_library.cost.tokens == metrics.get("credit/value_tokens", 0)
 
 
 @pytest.mark.parametrize("credit", ["trace", {"type": "monte_carlo", "values": {"type": "rredcot"}}], ids=str)
 def test_credit_that_scores_reference_answers_is_that_of_a_run(credit: Any) -> None:
     trajectories = answers_in_run()
     configuration = {"type": credit} if isinstance(credit, str) else credit
-    episodes, _ = mdp.credited(build(Credit, configuration), trajectories, engine=engine())
-    answers = [graded(answer, gold=answer.problem.gold) for answer in trajectories]
-    with assigner(credit, grader=None, sampling=None) as library:
+    episodes, _ = mdp.assign_credit(build(Credit, configuration), trajectories, engine=fake_engine())
+    answers = [as_graded_answer(answer, gold=answer.problem.gold) for answer in trajectories]
+    with make_assigner(credit, grader=None, sampling=None) as library:
         credited = library.advantages(answers)
     for number, episode in enumerate(episodes):
         assert np.array_equal(credited.advantages[number], episode.advantages)
@@ -157,17 +158,17 @@ def test_answers_keep_their_order_and_groups_may_be_mixed() -> None:
     trajectories = answers_in_run()
     mixed = [trajectories[number] for number in (4, 0, 5, 1, 6, 2, 7, 3)]
     credit = {"type": "monte_carlo", "samples": 3}
-    with assigner(credit) as library:
-        in_order = library.advantages([graded(answer) for answer in trajectories])
-        credited = library.advantages([graded(answer) for answer in mixed])
+    with make_assigner(credit) as library:
+        in_order = library.advantages([as_graded_answer(answer) for answer in trajectories])
+        credited = library.advantages([as_graded_answer(answer) for answer in mixed])
     for answer, row in zip(mixed, credited.advantages, strict=True):
         assert np.array_equal(row, in_order.advantages[trajectories.index(answer)])
 
 
 def test_answers_with_equal_prompts_are_a_group_and_get_steps_from_their_text() -> None:
     trajectories = answers_in_run()
-    answers = [graded(answer, group=None, prompt="", step_ends=None) for answer in trajectories]
-    with assigner({"type": "monte_carlo", "samples": 2}, steps="lines") as library:
+    answers = [as_graded_answer(answer, group=None, prompt="", step_ends=None) for answer in trajectories]
+    with make_assigner({"type": "monte_carlo", "samples": 2}, steps="lines") as library:
         credited = library.advantages(answers)
     assert {len(ends) for ends in credited.step_ends} == {2}, "one line, and the end token as its own step"
     assert credited.values[0] != credited.values[4], "another prompt is another state"
@@ -175,33 +176,43 @@ def test_answers_with_equal_prompts_are_a_group_and_get_steps_from_their_text() 
 
 def test_answers_that_branch_off_from_each_other_are_a_tree() -> None:
     texts, forks = ["a;a;b", "a;b", "a;a;a", "b"], [None, Fork(0, 2), Fork(0, 4), None]
+    # Each answer is cut into segments at the steps, so that the forks lie between segments.
     cuts = [[0, 2, 4, 6], [0, 2, 4], [0, 2, 4, 6], [0, 2]]
     trajectories = []
-    for sample, (text, fork, of_answer) in enumerate(zip(texts, forks, cuts, strict=True)):
-        whole = mdp.trajectory((*mdp.encode(text), mdp.EOS), sample=sample)
-        ids = whole.response_ids
-        segments = tuple(Segment(ids[start:end]) for start, end in itertools.pairwise(of_answer))
+    for sample, (text, fork, answer_cuts) in enumerate(zip(texts, forks, cuts, strict=True)):
+        trajectory = mdp.trajectory((*mdp.encode(text), mdp.EOS), sample=sample)
+        ids = trajectory.response_ids
+        segments = tuple(Segment(ids[start:end]) for start, end in itertools.pairwise(answer_cuts))
         trajectories.append(
             Trajectory(
-                problem=whole.problem, sample=sample, prompt_ids=whole.prompt_ids, segments=segments,
-                finish_reason="stop", text=text, grade=whole.grade, step_ends=(len(ids),), fork=fork,
+                problem=trajectory.problem,
+                sample=sample,
+                prompt_ids=trajectory.prompt_ids,
+                segments=segments,
+                finish_reason="stop",
+                text=text,
+                grade=trajectory.grade,
+                step_ends=(len(ids),),
+                fork=fork,
             )
-        )  # fmt: skip
+        )
     episodes, _ = TreeCredit().assign(mdp.context(), trees_of(trajectories))
-    credited = advantages([graded(answer, fork=answer.fork) for answer in trajectories], credit="tree")
+    credited = advantages(
+        [as_graded_answer(answer, fork=answer.fork) for answer in trajectories], credit="tree"
+    )
     for number, episode in enumerate(episodes):
         assert np.array_equal(credited.advantages[number], episode.advantages)
         assert np.array_equal(credited.trained[number], episode.trained)
     assert plain(credited.trained[2]) == (False,) * 4 + (True,) * 2
     with pytest.raises(ValueError, match="choose the credit 'tree'"):
-        advantages([graded(answer, fork=answer.fork) for answer in trajectories], credit="rloo")
-    wrong = [graded(trajectories[0]), graded(trajectories[3], fork=(0, 1))]
+        advantages([as_graded_answer(answer, fork=answer.fork) for answer in trajectories], credit="rloo")
+    wrong = [as_graded_answer(trajectories[0]), as_graded_answer(trajectories[3], fork=(0, 1))]
     with pytest.raises(ValueError, match="first 1 tokens are not those of answer 0"):
         advantages(wrong, credit="tree")
 
 
 @pytest.mark.parametrize("sampled", [None, [True, True, True, True], [False, True, True, True]], ids=str)
-def test_a_fork_from_an_answer_with_another_sampled_there_is_refused(sampled: list[bool] | None) -> None:
+def test_a_fork_from_an_answer_with_other_sampled_tokens_is_refused(sampled: list[bool] | None) -> None:
     answers = [
         {
             "prompt_ids": [3, 4],
@@ -250,12 +261,11 @@ def test_columns_come_back_as_they_were_given() -> None:
     assert credited.padded(4).shape == (2, 4)
     with pytest.raises(ValueError, match="longest answer has 3 tokens"):
         credited.padded(2)
-    tensors = [
-        {**answer, "response_ids": torch.as_tensor(answer["response_ids"]), "logprobs": logprobs}
-        for answer, logprobs in zip(
-            answers, [torch.full((3,), -0.5, dtype=torch.bfloat16), torch.full((2,), -0.5)], strict=True
-        )
-    ]
+    logprobs = [torch.full((3,), -0.5, dtype=torch.bfloat16), torch.full((2,), -0.5)]
+    tensors = []
+    for answer, answer_logprobs in zip(answers, logprobs, strict=True):
+        ids = torch.as_tensor(answer["response_ids"])
+        tensors.append({**answer, "response_ids": ids, "logprobs": answer_logprobs})
     padded = advantages(tensors, credit="rloo").padded()
     assert padded.dtype == torch.float32 and padded.tolist() == [[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]]
 
@@ -279,7 +289,7 @@ for credit in ("group", "rloo", siblings):
     print(advantages(answers, credit=credit).advantages)
 print([name for name in ("torch", "deepspeed", "vllm") if name in sys.modules])
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         env={"PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
@@ -287,30 +297,30 @@ print([name for name in ("torch", "deepspeed", "vllm") if name in sys.modules])
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    *rows, heavy = done.stdout.splitlines()
+    assert process.returncode == 0, process.stderr
+    *rows, heavy_modules = process.stdout.splitlines()
     assert rows[1] == "[[1.0, 1.0, 1.0], [-1.0, -1.0]]" and len(rows) == 3
-    assert heavy == "[]"
+    assert heavy_modules == "[]"
 
 
 # Graders
 
 
-def function_of_two(prompt: str, text: str) -> float:
+def grade_by_prompt_and_text(prompt: str, text: str) -> float:
     assert prompt in ("0?", "1?")
     return float(text.count("a") >= 2)
 
 
-def function_of_three(prompt: str, text: str, problem: Problem) -> float:
+def grade_by_problem(prompt: str, text: str, problem: Problem) -> float:
     assert problem.gold == "2" and problem.data["level"] == 1
     return float(text.count("a") >= int(problem.gold))
 
 
-@pytest.mark.parametrize("grader", [function_of_two, function_of_three])
+@pytest.mark.parametrize("grader", [grade_by_prompt_and_text, grade_by_problem])
 def test_a_function_grades_continuations_as_a_grader_would(grader: Any) -> None:
     credit = {"type": "monte_carlo", "samples": 3}
-    answers = [graded(answer, gold="2", data={"level": 1}) for answer in answers_in_run()]
-    with assigner(credit) as library, assigner(credit, grader=grader) as with_function:
+    answers = [as_graded_answer(answer, gold="2", data={"level": 1}) for answer in answers_in_run()]
+    with make_assigner(credit) as library, make_assigner(credit, grader=grader) as with_function:
         expected, credited = library.advantages(answers), with_function.advantages(answers)
     assert list(map(plain, credited.advantages)) == list(map(plain, expected.advantages))
 
@@ -322,16 +332,16 @@ def test_a_function_that_fails_ends_the_call_with_its_name() -> None:
     def without_return(prompt: str, text: str) -> None:
         pass
 
-    answers = [graded(answer) for answer in answers_in_run()]
+    answers = [as_graded_answer(answer) for answer in answers_in_run()]
     with (
-        assigner("monte_carlo", grader=broken) as library,
+        make_assigner("monte_carlo", grader=broken) as library,
         pytest.raises(
             RuntimeError, match="grader broken raised KeyError on a continuation of the group 'train/0'"
         ),
     ):
         library.advantages(answers)
     with (
-        assigner("monte_carlo", grader=without_return) as library,
+        make_assigner("monte_carlo", grader=without_return) as library,
         pytest.raises(ValueError, match=r"grader without_return returned None .*return a finite number"),
     ):
         library.advantages(answers)
@@ -346,8 +356,8 @@ def test_answers_whose_prompt_no_grader_can_value_are_left_out() -> None:
                 raise Unavailable("the judge is down")
             return super().grade(response, problem)
 
-    answers = [graded(answer) for answer in answers_in_run()]
-    with assigner({"type": "monte_carlo", "samples": 2}, grader=Down()) as library:
+    answers = [as_graded_answer(answer) for answer in answers_in_run()]
+    with make_assigner({"type": "monte_carlo", "samples": 2}, grader=Down()) as library:
         credited = library.advantages(answers)
     assert credited.left_out == [4, 5, 6, 7]
     assert not any(credited.trained[number].any() for number in credited.left_out)
@@ -358,8 +368,8 @@ def test_answers_whose_prompt_no_grader_can_value_are_left_out() -> None:
 
 
 def test_a_budget_of_tokens_ends_the_call() -> None:
-    answers = [graded(answer) for answer in answers_in_run()]
-    with assigner({"type": "monte_carlo", "samples": 9}) as library:
+    answers = [as_graded_answer(answer) for answer in answers_in_run()]
+    with make_assigner({"type": "monte_carlo", "samples": 9}) as library:
         cost = library.advantages(answers).cost
         assert library.advantages(answers, budget=cost.tokens).cost.tokens == cost.tokens
         with pytest.raises(CreditLimitReached, match=r"budget of 40 tokens is used up: \d+ continuations"):
@@ -379,7 +389,7 @@ def endless_model() -> Any:
 
 
 def credit_without_end(model: Any) -> CreditAssigner:
-    return assigner(
+    return make_assigner(
         {"type": "monte_carlo", "samples": 1},
         engine=model,
         grader=lambda prompt, text: 0.0,
@@ -397,11 +407,15 @@ def test_a_deadline_ends_a_call_within_a_long_sample(endless_model: Any) -> None
 
 
 def test_a_call_is_awaited_and_ends_when_its_task_is_cancelled(endless_model: Any) -> None:
-    answers = [graded(answer) for answer in answers_in_run()]
-    settings: dict[str, Any] = {"credit": "monte_carlo", "grader": function_of_two, "tokenizer": mdp.CODEC}
+    answers = [as_graded_answer(answer) for answer in answers_in_run()]
+    settings: dict[str, Any] = {
+        "credit": "monte_carlo",
+        "grader": grade_by_prompt_and_text,
+        "tokenizer": mdp.CODEC,
+    }
 
     async def call_twice() -> CreditedAnswers:
-        credited = await advantages_async(answers, engine=engine(), sampling=SAMPLING, **settings)
+        credited = await advantages_async(answers, engine=fake_engine(), sampling=SAMPLING, **settings)
         with credit_without_end(endless_model) as library:
             task = asyncio.create_task(library.advantages_async(two_answers(step_ends=[1, 3])))
             await asyncio.sleep(0.3)
@@ -411,7 +425,7 @@ def test_a_call_is_awaited_and_ends_when_its_task_is_cancelled(endless_model: An
         return credited
 
     credited = asyncio.run(call_twice())
-    expected = advantages(answers, engine=engine(), sampling=SAMPLING, **settings)
+    expected = advantages(answers, engine=fake_engine(), sampling=SAMPLING, **settings)
     assert list(map(plain, credited.advantages)) == list(map(plain, expected.advantages))
 
 
@@ -453,22 +467,22 @@ def test_a_model_in_memory_samples_as_its_folder_would_and_stays_in_training(tmp
 @pytest.mark.parametrize("deadline", [None, 600.0])
 def test_a_function_samples_as_an_engine_would(deadline: float | None) -> None:
     """With a deadline, there is an alarm among the requests."""
-    answers = [graded(answer) for answer in answers_in_run()]
+    answers = [as_graded_answer(answer) for answer in answers_in_run()]
     credit = {"type": "monte_carlo", "values": {"type": "sequential"}}
     sizes = []
 
     def sample(requests: Sequence[Request]) -> list[list[Completion]]:
         sizes.append(len(requests))
-        return engine().generate(requests)
+        return fake_engine().generate(requests)
 
-    with assigner(credit) as library, assigner(credit, engine=sample) as with_function:
+    with make_assigner(credit) as library, make_assigner(credit, engine=sample) as with_function:
         expected = library.advantages(answers, deadline=deadline)
         credited = with_function.advantages(answers, deadline=deadline)
     assert list(map(plain, credited.advantages)) == list(map(plain, expected.advantages))
     assert credited.cost.tokens == expected.cost.tokens > 0
     assert len(sizes) > 1 and sizes[0] > 1, "all states of a round are sampled in one call"
     with (
-        assigner(credit, engine=lambda requests: [[] for _ in requests]) as library,
+        make_assigner(credit, engine=lambda requests: [[] for _ in requests]) as library,
         pytest.raises(EngineError, match="return a list of n completions for each request"),
     ):
         library.advantages(answers)
@@ -580,20 +594,23 @@ def test_other_wrong_calls_say_what_would_be_right(tmp_path: Path) -> None:
     )
     refuse("the key 'reward' is missing", [{"prompt_ids": [1], "response_ids": [1]}], credit="rloo")
     vine: dict[str, Any] = {
-        "credit": "monte_carlo", "grader": function_of_two, "tokenizer": mdp.CODEC, "sampling": SAMPLING,
-    }  # fmt: skip
+        "credit": "monte_carlo",
+        "grader": grade_by_prompt_and_text,
+        "tokenizer": mdp.CODEC,
+        "sampling": SAMPLING,
+    }
     refuse("no model \\(config.json\\) in that folder", two_answers(), **vine, engine=str(tmp_path))
     refuse("engine is of the type int", two_answers(), **vine, engine=3)
-    refuse("budget is 0", two_answers(), **vine, engine=engine(), budget=0)
-    refuse("deadline is -1", two_answers(), **vine, engine=engine(), deadline=-1)
-    refuse("grader is of the type int", two_answers(), **vine | {"grader": 3}, engine=engine())
+    refuse("budget is 0", two_answers(), **vine, engine=fake_engine(), budget=0)
+    refuse("deadline is -1", two_answers(), **vine, engine=fake_engine(), deadline=-1)
+    refuse("grader is of the type int", two_answers(), **vine | {"grader": 3}, engine=fake_engine())
     refuse(
         "the grader reads text: give the tokenizer",
         two_answers(),
         **vine | {"tokenizer": None},
-        engine=engine(),
+        engine=fake_engine(),
     )
-    refuse("sampled at temperature 0", two_answers(), engine=engine(),
+    refuse("sampled at temperature 0", two_answers(), engine=fake_engine(),
            **vine | {"sampling": SamplingParams(max_tokens=6, temperature=0)})  # fmt: skip
-    refuse("may have 2: raise sampling.max_tokens", two_answers(), engine=engine(),
+    refuse("may have 2: raise sampling.max_tokens", two_answers(), engine=fake_engine(),
            **vine | {"sampling": SamplingParams(max_tokens=2)})  # fmt: skip

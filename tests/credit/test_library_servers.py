@@ -1,6 +1,6 @@
 """Credit as a library over vLLM servers that the caller has started, tested with a fake HTTP server.
 
-Promises that these tests hold:
+These tests promise:
 
 * The same answers get the same advantages as with an engine in this process that samples the same tokens.
 * No weights are loaded into a server, and no prefix of an earlier call is used: its weights may change
@@ -64,7 +64,7 @@ def answers() -> list[dict[str, Any]]:
     ]
 
 
-def even(prompt: str, text: str) -> float:
+def grade_by_parity(prompt: str, text: str) -> float:
     return float(sum(map(ord, text)) % 2 == 0)
 
 
@@ -72,7 +72,7 @@ def settings(**changed: Any) -> dict[str, Any]:
     common: dict[str, Any] = {
         "credit": CREDIT,
         "tokenizer": CODEC,
-        "grader": even,
+        "grader": grade_by_parity,
         "sampling": SamplingParams(max_tokens=20),
         "unfinished_reward": None,  # the fake server cuts off all of its samples
     }

@@ -1,4 +1,11 @@
-"""PRIME with a reward model that learns: its bias in the tests' language, and what is refused."""
+"""PRIME with a reward model that learns.
+
+These tests promise:
+
+* The bias of the expected gradient is as stated, and the reward model learns to tell correct answers.
+* `check`, analyses and the library refuse PRIME where nothing trains its reward model.
+* A run records the model from which the reward model starts.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +39,10 @@ BETA = 0.3
 
 
 def learned_log_ratios(steps: int) -> Mapping[mdp.Ids, float]:
-    """log π_φ(y_t)/π_ref(y_t) by the answer so far and the token, where π_φ has a logit for each of them. It
-    begins as π_ref, the policy, and makes steps of size 10 down the exact expected cross-entropy."""
+    """Returns log π_φ(y_t)/π_ref(y_t) by the answer so far and the token, where π_φ has a logit for each.
+
+    π_φ begins as π_ref, which is the policy. It takes steps of size 10 down the exact expected cross-entropy.
+    """
     states = {answer[:t] for answer in mdp.answers() for t in range(len(answer))}
     tokens = {state: list(mdp.policy(state)) for state in states}
     reference = {state: torch.tensor(list(mdp.policy(state).values())).double().log() for state in states}
@@ -56,15 +65,17 @@ def learned_log_ratios(steps: int) -> Mapping[mdp.Ids, float]:
                 assert weights.grad is not None
                 weights -= 10 * weights.grad
                 weights.grad = None
+    log_ratios = {}
     with torch.no_grad():
-        return {
-            (*state, token): float(log_ratio(state, token)) for state in states for token in tokens[state]
-        }
+        for state in states:
+            for token in tokens[state]:
+                log_ratios[*state, token] = float(log_ratio(state, token))
+    return log_ratios
 
 
 @dataclass(frozen=True, kw_only=True)
 class WithRewards(Prime):
-    """PRIME's advantages from these log-ratios, which the trainer would otherwise make."""
+    """Takes PRIME's advantages from these log-ratios, in place of the trainer."""
 
     log_ratios: Mapping[mdp.Ids, float]
 
@@ -84,11 +95,11 @@ class WithRewards(Prime):
 )
 def test_the_expected_gradient_is_as_far_off_as_stated(steps: int, bias: float, cosine: float) -> None:
     credit = WithRewards(log_ratios=learned_log_ratios(steps))
-    found = expectation(credit, 2)
-    assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
+    measured = expectation(credit, 2)
+    assert measured.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
 
 
-def test_the_reward_model_comes_to_tell_correct_answers() -> None:
+def test_the_reward_model_learns_to_tell_correct_answers() -> None:
     log_ratios = learned_log_ratios(10)
     predicted = 0.0
     for answer, chance in mdp.answers().items():
@@ -97,17 +108,17 @@ def test_the_reward_model_comes_to_tell_correct_answers() -> None:
     assert predicted > 0.98
 
 
-def test_an_answer_alone_has_no_advantage() -> None:
+def test_a_lone_answer_has_no_advantage() -> None:
     (advantages,) = Prime().from_implicit_rewards([np.array([0.5, -0.25])], [1.0])
     assert advantages.tolist() == [0.0, 0.0]
 
 
-def test_check_takes_the_preset_and_refuses_what_makes_no_sense() -> None:
+def test_check_accepts_the_preset_and_refuses_settings_that_make_no_sense() -> None:
     experiment = experiment_of("quickstart/grpo,methods/prime_online")
 
     def errors(**changes: Any) -> list[str]:
-        found = findings(replace(experiment, **changes))
-        return [finding.what for _, finding in found if finding.level == "error"]
+        all_findings = findings(replace(experiment, **changes))
+        return [finding.what for _, finding in all_findings if finding.level == "error"]
 
     assert errors() == []
     assert errors(trainer=replace(experiment.trainer, lora=Lora(rank=2))) == []
@@ -115,12 +126,14 @@ def test_check_takes_the_preset_and_refuses_what_makes_no_sense() -> None:
     assert errors(overlap="one_step") == errors(overlap="one_step", credit=plain_credit)
     (message,) = errors(trainer=replace(experiment.trainer, measure_kl=False))
     assert message.startswith("the reward model is compared with the trainer's reference model")
-    assert any("the reward model has to keep learning" in what for what in errors(restart="every_iteration"))
+    assert any(
+        "the reward model has to keep learning" in error for error in errors(restart="every_iteration")
+    )
     one_answer = replace(experiment.rollout, samples=1)
-    assert any("compares each answer with the others" in what for what in errors(rollout=one_answer))
+    assert any("compares each answer with the others" in error for error in errors(rollout=one_answer))
 
 
-def test_what_has_no_trainer_refuses_a_reward_model_that_learns() -> None:
+def test_analyses_and_the_library_refuse_a_reward_model_that_learns() -> None:
     session: Any = SimpleNamespace(config=SimpleNamespace(trainer=None, credit=Prime()))
     with pytest.raises(ValueError, match="trains its reward model in the run"):
         Loss(session, 0, [])
@@ -138,7 +151,7 @@ class Stored(TinyModel):
         return {"path": "models/judge", "digest": "0123456789abcdef"}
 
 
-def test_a_run_notes_the_model_that_the_reward_model_starts_from() -> None:
+def test_a_run_records_the_model_from_which_the_reward_model_starts() -> None:
     credit = Prime(reward_model=RewardModelSettings(start=Stored()))
     experiment = replace(experiment_of("quickstart/grpo"), model=TinyModel(), credit=credit)
     inputs = inputs_of(experiment)
@@ -152,6 +165,6 @@ def test_a_run_notes_the_model_that_the_reward_model_starts_from() -> None:
     assert "reward_model" not in inputs_of(replace(experiment, credit=Prime()))
 
 
-def test_settings_of_the_authors_are_the_defaults() -> None:
+def test_the_defaults_are_the_authors_settings() -> None:
     settings = RewardModelSettings()
     assert (settings.beta, settings.learning_rate, settings.epochs) == (0.05, 1e-6, 1)

@@ -1,6 +1,11 @@
-"""RRPO: the rollout continues each wrong answer from one of its states, and no other; the credit trains these
-continuations alone, each compared with the others from its state; its expected gradient is as far off as
-stated."""
+"""RRPO, which continues wrong answers from one of their states.
+
+These tests promise:
+
+* The rollout continues each wrong answer, and no other.
+* The credit trains these continuations alone, and compares each with the others from its state.
+* The bias of the expected gradient is as stated.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +28,29 @@ from treetune.vocabulary import Fork, Segment, Trajectory
 BRANCHING = ResetsOfWrongAnswers(states=StepBoundaries(), ways=3)
 
 
-def trajectory(answer: mdp.Ids, sample: int, fork: Fork | None = None, cut: int = 0) -> Trajectory:
-    """An answer of two segments, of which the first has `cut` tokens."""
-    made = mdp.trajectory(answer, sample=sample)
+def make_answer(answer: mdp.Ids, sample: int, fork: Fork | None = None, cut: int = 0) -> Trajectory:
+    """Returns an answer of two segments, the first of which has `cut` tokens."""
+    answer_in_one_segment = mdp.trajectory(answer, sample=sample)
     parts = [answer[:cut], answer[cut:]] if cut else [answer]
     segments = tuple(Segment(part, logprobs=(-0.5,) * len(part), policy_version=3) for part in parts)
     return Trajectory(
-        problem=made.problem,
+        problem=answer_in_one_segment.problem,
         sample=sample,
-        prompt_ids=made.prompt_ids,
+        prompt_ids=answer_in_one_segment.prompt_ids,
         segments=segments,
-        finish_reason=made.finish_reason,
-        text=made.text,
-        grade=made.grade,
-        step_ends=made.step_ends,
+        finish_reason=answer_in_one_segment.finish_reason,
+        text=answer_in_one_segment.text,
+        grade=answer_in_one_segment.grade,
+        step_ends=answer_in_one_segment.step_ends,
         fork=fork,
     )
 
 
-def tree_of(wrong: mdp.Ids, length: int, suffixes: list[mdp.Ids]) -> Tree:
-    """A wrong answer and the answers that continue its first `length` tokens."""
-    answers = [trajectory(wrong, 0, cut=length)]
+def make_tree(wrong: mdp.Ids, length: int, suffixes: list[mdp.Ids]) -> Tree:
+    """Returns the tree of a wrong answer and of the answers that continue its first `length` tokens."""
+    answers = [make_answer(wrong, 0, cut=length)]
     for number, suffix in enumerate(suffixes, start=1):
-        answers.append(trajectory((*wrong[:length], *suffix), number, Fork(0, length), length))
+        answers.append(make_answer((*wrong[:length], *suffix), number, Fork(0, length), length))
     (tree,) = trees_of(answers)
     return tree
 
@@ -72,7 +77,7 @@ def test_the_tokens_after_the_reset_are_compared_with_the_other_continuations(st
     texts = ["a?", "b?", "a;a?"]
     (wrong,) = [answer for answer in mdp.answers() if mdp.decode(answer) == "b;b;b"]
     suffixes = [tuple(mdp.encode(text[:-1])) + (mdp.EOS,) for text in texts]
-    tree = tree_of(wrong, 2, suffixes)
+    tree = make_tree(wrong, 2, suffixes)
     rewards = [leaf.reward for leaf in tree.leaves[1:]]
     episodes, metrics = Resets(std=std).assign(mdp.context(), [tree])
     scale = stdev(rewards) + 1e-6 if std and len(set(rewards)) > 1 else 1.0
@@ -99,7 +104,7 @@ def test_the_expected_gradient_is_as_far_off_as_stated() -> None:
             prefix = answer[:start]
             following = mdp.answers(prefix, longest)
             for pair in itertools.product(following, repeat=2):
-                tree = tree_of(answer, start, [one[start:] for one in pair])
+                tree = make_tree(answer, start, [continuation[start:] for continuation in pair])
                 weight = chance / len(starts) * following[pair[0]] * following[pair[1]]
                 for episode in Resets(std=False).assign(mdp.context(), [tree])[0]:
                     mdp.add(gradient, mdp.gradient_of(episode), weight / 2)

@@ -1,4 +1,4 @@
-"""A command of the data pipelines, with an input and an output of its own."""
+"""Run commands of the data pipelines, each with an input and an output in a folder of the test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 class Work:
-    """A folder with rows, the settings of a command, and what it makes of them."""
+    """A folder with rows, the settings of a command, and the command's results."""
 
     def __init__(self, folder: Path, command: str, rows: Sequence[Any], **settings: Any) -> None:
         self.folder, self.command, self.settings = folder, command, settings
@@ -36,24 +36,24 @@ class Work:
         return file
 
     def arguments(self, **settings: Any) -> list[str]:
-        words = ["--configs", str(self.config(**settings)), self.command, "--output", str(self.output)]
+        arguments = ["--configs", str(self.config(**settings)), self.command, "--output", str(self.output)]
         # prepare_data's input is its configuration's source.
-        return words if self.command == "prepare_data" else [*words, "--input", str(self.input)]
+        return arguments if self.command == "prepare_data" else [*arguments, "--input", str(self.input)]
 
     def run(self, **settings: Any) -> int:
         return main(self.arguments(**settings))
 
     @contextmanager
     def started(self, **settings: Any) -> Iterator[subprocess.Popen[bytes]]:
-        """The command as a process of its own, which has ended when this has."""
+        """Start the command as a process, and kill it at the end of the block if it still runs."""
         with (self.folder / "log").open("ab") as log:
-            words = [sys.executable, "-m", "treetune.main", *self.arguments(**settings)]
-            command = subprocess.Popen(words, stderr=log)
+            command = [sys.executable, "-m", "treetune.main", *self.arguments(**settings)]
+            process = subprocess.Popen(command, stderr=log)
             try:
-                yield command
+                yield process
             finally:
-                command.kill()
-                command.wait()
+                process.kill()
+                process.wait()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Work:
         return read_lines(self.output / "dropped.jsonl")
 
     def rows(self, name: str = "rows") -> list[dict[str, Any]]:
-        """Of the schema, in a file of the output."""
+        """Read the rows of a file of the output."""
         return [row for _, row in read_domain_rows(self.output / f"{name}.parquet")]
 
     def prompts(self, name: str = "rows") -> list[str]:

@@ -1,4 +1,4 @@
-"""A model behind an address that is right as often as it says, whoever asks in whichever order."""
+"""Serve a model whose answers are right with a known chance, and depend on the request's seed alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from treetune.seeds import derived_random
 
 
 class Oracle:
-    """Answers ``a+b`` rightly with the chance a/9, drawn by the request's seed. `asked` counts requests by
-    prompt and seed; `seconds` is what an answer takes; `down` makes it answer nothing but errors; `finish` is
-    the reason that answers end for."""
+    """Answer ``a+b`` rightly with the chance a/9, drawn by the request's seed.
+
+    `asked` counts requests by prompt and seed; `seconds` is the time of an answer; `down` makes every answer
+    an error; `finish` is the reason for which answers end.
+    """
 
     def __init__(self) -> None:
         self.url = ""
         self.begin()
 
     def begin(self) -> None:
-        """As if nobody had asked yet."""
+        """Forget all requests and settings."""
         self.asked: Counter[tuple[str, int]] = Counter()
         self.bodies: list[dict[str, Any]] = []
         self.seconds, self.down = 0.0, False
@@ -37,22 +39,22 @@ class Oracle:
         self.asked[prompt, body["seed"]] += 1
         self.bodies.append(body)
         await asyncio.sleep(self.seconds)
-        found = re.search(r"(\d+)\+(\d+)", prompt)
-        assert found is not None
-        one, other = int(found[1]), int(found[2])
-        right = derived_random(body["seed"], "oracle").random() < one / 9
-        said = one + other + (0 if right else 1)
-        text = f"thinking…\n#{said}" if self.finish == "stop" else f"thinking… It may be {said}, but"
+        summands = re.search(r"(\d+)\+(\d+)", prompt)
+        assert summands is not None
+        a, b = int(summands[1]), int(summands[2])
+        is_right = derived_random(body["seed"], "oracle").random() < a / 9
+        answer = a + b if is_right else a + b + 1
+        text = f"thinking…\n#{answer}" if self.finish == "stop" else f"thinking… It may be {answer}, but"
         choice = {"message": {"content": text}, "text": text, "finish_reason": self.finish}
         usage = {"prompt_tokens": 5, "completion_tokens": len(text)}
         return web.json_response({"choices": [choice], "usage": usage})
 
 
 def sums(count: int) -> list[dict[str, Any]]:
-    """Rows that ask for ``a+b``; every tenth is the same as the one before it, and none has an id."""
+    """Make rows without ids that ask for ``a+b``; every tenth row equals the one before it."""
     rows = []
     for number in range(count):
-        place = number - 1 if number % 10 == 9 else number
-        one, other = place % 10, place // 10 + 1
-        rows.append(domain_row("math__sums", f"{one}+{other}=?", str(one + other)))
+        distinct = number - 1 if number % 10 == 9 else number
+        a, b = distinct % 10, distinct // 10 + 1
+        rows.append(domain_row("math__sums", f"{a}+{b}=?", str(a + b)))
     return rows

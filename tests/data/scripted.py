@@ -1,4 +1,4 @@
-"""A scripted endpoint on this machine, and a solution whose parallel form is known."""
+"""Serve a scripted endpoint on this machine, which answers all that is asked of one solution."""
 
 from __future__ import annotations
 
@@ -20,32 +20,37 @@ PROBLEM = "How many of the numbers from 1 to 200 are divisible by 6 or by 15?"
 DATA = Path(__file__).parent
 SOLUTION, PARALLEL = ((DATA / f"{name}.txt").read_text() for name in ("solution", "parallel_solution"))
 ANSWERS: dict[str, str] = json.loads((DATA / "scripted_answers.json").read_text())
-"""By what is asked; together they make PARALLEL of SOLUTION."""
+"""Answers by the question; together they make PARALLEL of SOLUTION."""
 
 _TASKS = {"1": "steps", "2": "substeps", "3": "groups", "4": "subgroups", "5": "ranges", "6": "check"}
 
 
-def question(text: str) -> str:
-    """Which of `ANSWERS` a request is for, by its last message."""
-    task = re.findall(r"Task (\d) of 6", text)
-    if task:
-        return _TASKS[task[-1]]
-    if "<part>" in text:
-        hidden, part = text.split("<hidden>")[1].split("<part>")
-        place = ["Multiples of 6", "Multiples of 15", "Multiples of both"]
-        found = [next(i for i, words in enumerate(place, 1) if words in piece) for piece in (part, hidden)]
-        return f"references {found[0]}<-{found[1]}"
+def question_of(message: str) -> str:
+    """Return the key in `ANSWERS` of the question that a request's last message asks."""
+    tasks = re.findall(r"Task (\d) of 6", message)
+    if tasks:
+        return _TASKS[tasks[-1]]
+    if "<part>" in message:
+        hidden, part = message.split("<hidden>")[1].split("<part>")
+        return f"references {_thread_number(part)}<-{_thread_number(hidden)}"
     return "outlines"
 
 
+def _thread_number(thread: str) -> int:
+    for number, title in enumerate(["Multiples of 6", "Multiples of 15", "Multiples of both"], 1):
+        if title in thread:
+            return number
+    raise AssertionError(f"no thread of the solution: {thread}")
+
+
 Fault = Callable[[web.Request], Any]
-"""Gives a response in place of the answer; may be a coroutine."""
+"""A function, or a coroutine, that responds in place of the answer."""
 
 
 class Endpoint:
-    """Answers by script, counts what it is asked, misbehaves when told to.
+    """Answer by a script, record each request, and respond by a fault where one is set.
 
-    `faults` are taken one by one by requests for that question; `before` is called for each request.
+    `faults` are used up one by one by requests for that question, and those of "any" by all requests.
     """
 
     def __init__(self) -> None:
@@ -58,29 +63,32 @@ class Endpoint:
         self.keys: set[str | None] = set()
 
     def texts(self) -> Counter[str]:
-        """How often each request was sent."""
+        """Count how often each request was sent."""
         return Counter(json.dumps(body, sort_keys=True) for body in self.asked)
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         chat = request.path.endswith("/chat/completions")
-        last = body["messages"][-1]["content"] if chat else body["prompt"]
-        name = question(last if chat else last.rpartition("\n\nUser:\n")[2])
+        if chat:
+            last_message = body["messages"][-1]["content"]
+        else:
+            last_message = body["prompt"].rpartition("\n\nUser:\n")[2]
+        question = question_of(last_message)
         self.asked.append(body)
-        self.questions[name] += 1
+        self.questions[question] += 1
         self.keys.add(request.headers.get("Authorization"))
-        for waiting in (self.faults.get(name), self.faults.get("any")):
-            if waiting:
-                response = waiting.pop(0)(request)
+        for faults in (self.faults.get(question), self.faults.get("any")):
+            if faults:
+                response = faults.pop(0)(request)
                 return await response if asyncio.iscoroutine(response) else response
-        text = self.answers[name]
-        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-        answer = {"choices": [{"index": 0, "finish_reason": "stop", **said}], "usage": self.usage}
+        text = self.answers[question]
+        content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        answer = {"choices": [{"index": 0, "finish_reason": "stop", **content}], "usage": self.usage}
         return web.json_response(answer)
 
 
 class Served(Protocol):
-    """What answers requests; `url` is set to where."""
+    """An object that answers requests; `serving` sets its `url`."""
 
     url: str
 
@@ -92,7 +100,7 @@ E = TypeVar("E", bound=Served)
 
 @contextmanager
 def serving(endpoint: E) -> Iterator[E]:
-    """Serves in a thread of its own."""
+    """Serve an endpoint in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()

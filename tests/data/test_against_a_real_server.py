@@ -1,4 +1,6 @@
-"""The pipeline and a real vLLM server, whose tiny model with random weights answers nothing of use."""
+"""Promise of `make_threads` with a real vLLM server: useless answers of a tiny model with random weights
+end in rejected solutions, with reasons, exact counts of tokens and costs.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server whose tokenizer takes every byte for a token, and has a chat template."""
+    """Serve a model whose tokens are bytes and whose tokenizer has a chat template; yield its address."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -86,6 +88,6 @@ def test_rubbish_ends_in_rejected_solutions_with_reasons_and_costs(
     assert 0 < usage["output_tokens"] <= 64 * usage["requests"]
     assert usage["steps"]["ranges"]["requests"] >= 4, "the conversation came as far as what a program reads"
     assert usage["dollars"] == pytest.approx((usage["input_tokens"] + 2 * usage["output_tokens"]) / 1e6)
-    # A token is a byte: the server's own count of the first questions is known.
-    first = usage["steps"]["steps"]
-    assert first["input_tokens"] > first["requests"] * len((PROBLEM + SOLUTION).encode())
+    # A token is a byte, so each first question has more tokens than problem and solution have bytes.
+    first_questions = usage["steps"]["steps"]
+    assert first_questions["input_tokens"] > first_questions["requests"] * len((PROBLEM + SOLUTION).encode())

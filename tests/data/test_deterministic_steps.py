@@ -1,4 +1,12 @@
-"""What is made of a model's answers: whatever they are, a defined end; where they are good, exactly this."""
+"""Promises of the deterministic steps of `make_threads`, between a model's answers and the parallel
+solution:
+
+* any answer is either read or refused with `Unreadable`, and blocks that are kept lose no word of the
+  solution;
+* an edit applies where its source occurs exactly once, and sentences are counted as readers count them;
+* the journal keeps complete answers and has one writer at a time;
+* a request waits for what requests in flight may leave of the budget.
+"""
 
 from __future__ import annotations
 
@@ -34,76 +42,84 @@ LINES = st.lists(st.sampled_from(["", "a line", "and a longer line of words", " 
 RANGES = st.tuples(st.integers(-1, 32), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
+def without_spaces(text: str) -> str:
+    return "".join(text.split())
+
+
 @given(st.lists(PIECES, max_size=20).map("".join) | st.text())
-def test_any_answer_is_groups_of_ranges_or_unreadable(text: str) -> None:
+def test_any_answer_is_groups_of_ranges_or_unreadable(answer: str) -> None:
     try:
-        groups = ranges(text)
+        groups = ranges(answer)
     except Unreadable:
         return
-    assert sum(map(len, groups)) == text.lower().count("<thread>")
-    assert len(groups) == text.lower().count("<parallel>")
+    assert sum(map(len, groups)) == answer.lower().count("<thread>")
+    assert len(groups) == answer.lower().count("<parallel>")
 
 
 def test_groups_are_read_between_other_words() -> None:
-    text = "So:\n```xml\n<parallel>\n <thread>lines 4-9</thread><thread> 10 – 17 </thread></parallel>\n```\n."
-    assert ranges(text) == [[(4, 9), (10, 17)]]
+    answer = (
+        "So:\n```xml\n<parallel>\n <thread>lines 4-9</thread><thread> 10 – 17 </thread></parallel>\n```\n."
+    )
+    assert ranges(answer) == [[(4, 9), (10, 17)]]
     assert ranges("<parallel><thread>3</thread><thread>4</thread></parallel>") == [[(3, 3), (4, 4)]]
     assert ranges("There is none: <none/>") == []
 
 
 @given(st.text() | st.lists(st.sampled_from(["[", "]", "{", "}", '"a"', ",", ":", "1", " x"])).map("".join))
-def test_any_answer_is_a_json_list_or_unreadable(text: str) -> None:
+def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
     with suppress(Unreadable):
-        assert isinstance(json_list(text), list)
+        assert isinstance(json_list(answer), list)
 
 
 @given(groups=st.lists(st.lists(RANGES, max_size=4), max_size=6), lines=LINES, least=st.integers(1, 60))
-def test_kept_blocks_are_apart_in_order_and_worth_it(
+def test_kept_blocks_do_not_overlap_are_in_order_lose_no_word_and_save_enough(
     groups: list[list[tuple[int, int]]], lines: list[str], least: int
 ) -> None:
     kept, dropped = cut(groups, lines, BlockRule(least, max_threads=3))
     assert len(kept) + len(dropped) == len(groups)
-    assert all(first.last < second.first for first, second in pairwise(kept))
+    assert all(block.last < next_block.first for block, next_block in pairwise(kept))
     for block in kept:
         assert 1 <= block.first <= block.last <= len(lines)
         assert 2 <= len(block.threads) <= 3
-        assert all(text.strip() == text != "" for text in block.threads)
+        assert all(thread.strip() == thread != "" for thread in block.threads)
         assert saved_characters(block.threads) >= least
-        whole = "".join("".join(lines[block.first - 1 : block.last]).split())
-        assert "".join("".join(block.threads).split()) == whole, "not a word is lost"
+        lines_of_block = lines[block.first - 1 : block.last]
+        assert without_spaces("".join(block.threads)) == without_spaces("".join(lines_of_block))
 
 
 @given(
     lines=LINES,
     groups=st.lists(st.lists(RANGES, max_size=4), max_size=6),
     opening=st.sampled_from(["", "<think>\n", "<think>"]),
-    rest=st.sampled_from(["", "</think>\n\nThe answer.", "</think> a </think> b"]),
+    conclusion=st.sampled_from(["", "</think>\n\nThe answer.", "</think> a </think> b"]),
 )
-def test_a_parallel_text_says_what_the_solution_said_in_the_form_of_rollouts(
-    lines: list[str], groups: list[list[tuple[int, int]]], opening: str, rest: str
+def test_a_parallel_text_has_the_words_of_the_solution_in_the_form_of_rollouts(
+    lines: list[str], groups: list[list[tuple[int, int]]], opening: str, conclusion: str
 ) -> None:
-    solution = opening + "\n".join(lines) + rest
+    solution = opening + "\n".join(lines) + conclusion
     parts = parts_of(solution)
     assert parts[0] + parts[1] + parts[2] == solution
-    kept, _ = cut(groups, parts[1].split("\n"), BlockRule(1))
-    blocks = [
-        Threaded(block.first, block.last, tuple("x" * len(block.threads)), block.threads) for block in kept
-    ]
-    text = parallel_text(parts, parts[1].split("\n"), blocks)
+    lines_of_thought = parts[1].split("\n")
+    kept, _ = cut(groups, lines_of_thought, BlockRule(1))
+    blocks = []
+    for block in kept:
+        outlines = tuple("x" * len(block.threads))
+        blocks.append(Threaded(block.first, block.last, outlines, block.threads))
+    text = parallel_text(parts, lines_of_thought, blocks)
     assert "".join(piece.text for piece in text_segments(text)) == text
     assert faults(text, conclusions="refused", adjacent=True) == []
     assert text.count("<Parallel>") == len(kept)
-    assert "".join(without_threads(text).split()) == "".join(solution.split())
-    assert text.endswith(rest)
+    assert without_spaces(without_threads(text)) == without_spaces(solution)
+    assert text.endswith(conclusion)
 
 
-def test_only_the_thought_is_divided() -> None:
+def test_only_the_thought_is_divided_into_threads() -> None:
     parts = parts_of("<think>\na\nb\n</think>\n\nThe answer is a.")
     assert parts == ("<think>\n", "a\nb\n", "</think>\n\nThe answer is a.")
 
 
 @pytest.mark.parametrize(
-    ("edits", "what"),
+    ("edits", "reason"),
     [
         ([{"source": "b", "destination": ""}], "occurs 2 times"),
         ([{"source": "z", "destination": ""}], "occurs 0 times"),
@@ -117,8 +133,10 @@ def test_only_the_thought_is_divided() -> None:
         ([{"source": "a", "destination": "b b"}, {"source": "b b b", "destination": "x"}], "occurs 2 times"),
     ],
 )
-def test_an_edit_applies_where_its_source_is_once_and_nowhere_else(edits: list[Any], what: str) -> None:
-    with pytest.raises(Unreadable, match=what):
+def test_an_edit_whose_source_does_not_occur_exactly_once_or_that_is_malformed_is_refused(
+    edits: list[Any], reason: str
+) -> None:
+    with pytest.raises(Unreadable, match=reason):
         apply_edits("a b b", edits)
 
 
@@ -127,7 +145,7 @@ def test_edits_apply_one_after_the_other() -> None:
     assert apply_edits("like x, find y", edits) == ("find y", [("like x, ", "")])
 
 
-def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
+def test_a_number_of_an_outline_is_a_result_if_it_occurs_in_its_thread_alone() -> None:
     thread = "There are 33 of them, and 3.5 more in case 2."
     assert results_in("Find the 33.", "up to 200", thread, 2) == ["33"]
     assert results_in("Find 3.5 and 35.", "up to 200", thread, 2) == ["3.5"]
@@ -159,11 +177,11 @@ def test_a_result_in_an_outline_is_one_that_only_the_thread_finds() -> None:
         ("Znajdź x. Żądaj, by y było parzyste. Šest. Tính z. Đếm.", 5),
     ],
 )
-def test_sentences_are_counted_as_people_do(text: str, count: int) -> None:
+def test_sentences_are_counted_in_spite_of_abbreviations_formulas_and_scripts(text: str, count: int) -> None:
     assert count_sentences(text) == count
 
 
-def test_a_thought_before_an_answer_is_passed_over() -> None:
+def test_a_thought_before_an_answer_is_removed() -> None:
     assert without_thought("<think>\n[1] no\n</think>\n\n[2]") == "[2]"
     assert without_thought("[2] </think>") == "[2] </think>"
 
@@ -171,7 +189,7 @@ def test_a_thought_before_an_answer_is_passed_over() -> None:
 ANSWER = AnsweredRequest("k", "steps", "text \ud800", True, 10, 2, False)
 
 
-def test_the_journal_keeps_whole_answers_and_one_writer_at_a_time(tmp_path: Path) -> None:
+def test_the_journal_keeps_complete_answers_and_has_one_writer_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = AnswerJournal(path, lambda answer: None)
     journal.add(ANSWER)
@@ -191,7 +209,7 @@ def test_the_journal_keeps_whole_answers_and_one_writer_at_a_time(tmp_path: Path
     again.close()
 
 
-def test_requests_wait_for_what_those_in_flight_may_leave_over() -> None:
+def test_a_request_waits_for_what_requests_in_flight_may_leave_of_the_budget() -> None:
     async def spend() -> list[str]:
         ledger = Ledger(Prices(input=0, output=1e6), budget=10)
         order: list[str] = []
@@ -213,7 +231,7 @@ def test_requests_wait_for_what_those_in_flight_may_leave_over() -> None:
     assert asyncio.run(spend()) == ["a begins", "a ends", "b begins", "b ends", "c is refused"]
 
 
-def test_a_block_is_dropped_with_what_was_wrong() -> None:
+def test_a_block_is_dropped_with_its_reason() -> None:
     lines = ["a" * 300, "b" * 300, "c", "d" * 300]
     groups = [[(1, 1), (2, 2)], [(2, 2), (4, 4)], [(4, 4), (4, 4)], [(3, 3), (4, 4)], []]
     kept, dropped = cut(groups, lines, BlockRule(200))

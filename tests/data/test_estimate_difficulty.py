@@ -1,4 +1,12 @@
-"""`estimate_difficulty`: however its jobs end, the result is the same and nothing is asked twice."""
+"""Promises of `estimate_difficulty`:
+
+* every row gets its rate, every answer is asked for once, and equal rows have separate answers;
+* however the work is divided among jobs, and however jobs and commands end, the result has the same bytes,
+  and only requests that were under way are repeated;
+* an answer that can't be graded yet is kept and graded later, and a request that fails costs no other one;
+* on SLURM a lost task is submitted again, and a new command continues with tasks that still run;
+* whatever is wrong is one message before anything is asked.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +35,9 @@ from treetune.engine.requests import SamplingParams
 from treetune.main import main
 from treetune.vocabulary import Problem
 
-SAMPLES = 5
+ROWS, SAMPLES = 40, 5
 LOCAL = {"type": "local", "at_once": 2, "poll": 0.05}
-WRITTEN = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg")
+RESULTS = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg")
 
 
 class Work(command.Work):
@@ -41,7 +49,7 @@ class Work(command.Work):
         super().__init__(
             folder,
             "estimate_difficulty",
-            sums(40),
+            sums(ROWS),
             task={"type": "rows", "routes": {"math": {"type": "final_answer", "marker": "#"}}},
             policy={"type": "endpoint", "addresses": [address]},
             answers={"samples": SAMPLES, "max_tokens": 64},
@@ -52,7 +60,8 @@ class Work(command.Work):
         self.oracle = oracle
 
     @property
-    def asked(self) -> int:
+    def requests(self) -> int:
+        """How many requests the oracle has had."""
         return sum(self.oracle.asked.values())
 
     @property
@@ -62,11 +71,11 @@ class Work(command.Work):
     def rates(self) -> list[RowRate]:
         return list(read_rates(self.output / "rates.parquet"))
 
-    def written(self) -> dict[str, bytes]:
-        return {name: (self.output / name).read_bytes() for name in WRITTEN}
+    def results(self) -> dict[str, bytes]:
+        return {name: (self.output / name).read_bytes() for name in RESULTS}
 
-    def wait_for_answers(self, count: int) -> None:
-        self.wait_until(lambda: self.asked >= count)
+    def wait_for_requests(self, count: int) -> None:
+        self.wait_until(lambda: self.requests >= count)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 60
@@ -77,13 +86,13 @@ class Work(command.Work):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Oracle]:
-    with serving(Oracle()) as found:
-        yield found
+    with serving(Oracle()) as oracle:
+        yield oracle
 
 
 @pytest.fixture(scope="module")
 def undisturbed(server: Oracle, tmp_path_factory: pytest.TempPathFactory) -> Work:
-    """What the command makes where nothing happens, and what it asked for."""
+    """Run the command where nothing fails, and keep its result and its requests to compare with."""
     done = Work(tmp_path_factory.mktemp("undisturbed"), server)
     assert done.run() == 0
     done.oracle = copy(server)
@@ -103,25 +112,25 @@ def work(undisturbed: Work, oracle: Oracle, tmp_path: Path) -> Work:
 
 def test_every_row_has_its_rate_and_every_answer_was_asked_for_once(undisturbed: Work) -> None:
     rates = undisturbed.rates()
-    assert [row.index for row in rates] == list(range(40))
+    assert [row.index for row in rates] == list(range(ROWS))
     assert all(row.answers == SAMPLES and row.unavailable == 0 for row in rates)
     assert [row["low_pass_rate"] for row in undisturbed.rows()] == [row.correct / SAMPLES for row in rates]
     assert all(row.correct == 0 for row in rates if row.index % 10 == 0), "the oracle never knows 0+b"
-    asked = undisturbed.oracle.asked
-    assert set(asked.values()) == {1} and len(asked) == 40 * SAMPLES
+    requests = undisturbed.oracle.asked
+    assert set(requests.values()) == {1} and len(requests) == ROWS * SAMPLES
     summary = undisturbed.summary
-    assert sum(summary["bins"].values()) == 40 and summary["asked_twice"] == 0
+    assert sum(summary["bins"].values()) == ROWS and summary["asked_twice"] == 0
     assert (undisturbed.output / "histogram.png").is_file()
-    # Equal rows have answers of their own.
+    # Rows 8 and 9 are equal, and each has separate answers.
     assert rates[8].key == rates[9].key and (rates[8].occurrence, rates[9].occurrence) == (0, 1)
-    assert len({seed for prompt, seed in asked if prompt.startswith("8+1=")}) == 2 * SAMPLES
+    assert len({seed for prompt, seed in requests if prompt.startswith("8+1=")}) == 2 * SAMPLES
 
 
-def test_how_the_work_is_cut_changes_nothing(
+def test_the_number_of_shards_changes_nothing(
     work: Work, undisturbed: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert work.run(shards=3, jobs={**LOCAL, "at_once": 1}) == 0
-    assert work.written() == undisturbed.written()
+    assert work.results() == undisturbed.results()
     assert "impossible" in capsys.readouterr().err, "the bins are shown"
 
 
@@ -134,7 +143,7 @@ def test_the_settings_of_an_answer_reach_the_address(work: Work) -> None:
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
-def test_an_answer_that_was_cut_off_in_the_thought_that_its_prompt_opened_says_nothing(
+def test_an_answer_that_was_cut_off_in_the_thought_that_its_prompt_opened_is_wrong(
     work: Work, undisturbed: Work, api: str
 ) -> None:
     work.oracle.finish = "length"
@@ -143,7 +152,9 @@ def test_an_answer_that_was_cut_off_in_the_thought_that_its_prompt_opened_says_n
     if api == "chat":
         policy["template_opens_thought"] = True
     else:
-        rows = [domain_row("math__sums", f"{one}+1=?\n<think>\n", str(one + 1)) for one in range(5, 10)]
+        rows = []
+        for number in range(5, 10):
+            rows.append(domain_row("math__sums", f"{number}+1=?\n<think>\n", str(number + 1)))
         write_lines(work.input, rows)
     task = {"type": "rows", "routes": {"math": {"type": "numeric", "without_marker": "last_number"}}}
     assert work.run(policy=policy, task=task, shards=1) == 0
@@ -151,36 +162,35 @@ def test_an_answer_that_was_cut_off_in_the_thought_that_its_prompt_opened_says_n
 
 
 @pytest.mark.slow
-def test_requests_that_come_to_nothing_are_told_and_the_others_are_kept(
-    oracle: Oracle, tmp_path: Path
-) -> None:
+def test_requests_that_fail_are_told_and_the_others_are_kept(oracle: Oracle, tmp_path: Path) -> None:
     address = EndpointSettings(base_url=oracle.url, model="oracle", concurrency=1, retries=0, give_up_after=2)
-    prompts, kept = ("1+1=?", "no sum", "2+2=?"), set()
+    prompts = ("1+1=?", "no sum", "2+2=?")  # the oracle fails on the second
     questions = [
         SampleQuestion(row, 0, 7, Problem(str(row), prompt, "")) for row, prompt in enumerate(prompts)
     ]
     policy, shard = AtAddresses(addresses=(address,)), AskingShard(0, tmp_path, 0)
-    told = pytest.raises(RuntimeError, match=r"^1 requests failed; the other answers are kept")
-    with policy.opened(SamplingParams(64), shard) as ask, told:
-        ask(questions, lambda question, _: kept.add(question.row))
-    assert kept == {0, 2}
+    answered_rows = set()
+    failure = pytest.raises(RuntimeError, match=r"^1 requests failed; the other answers are kept")
+    with policy.opened(SamplingParams(64), shard) as ask, failure:
+        ask(questions, lambda question, _: answered_rows.add(question.row))
+    assert answered_rows == {0, 2}
 
 
 def test_killed_jobs_and_a_killed_command_change_nothing(work: Work, undisturbed: Work) -> None:
     work.oracle.seconds = 0.03
     with work.started() as command:
-        work.wait_for_answers(20)
-        jobs = [pid for pid in descendants(command.pid) if b"--shard" in _command_line(pid)]
+        work.wait_for_requests(20)
+        jobs = [pid for pid in descendants(command.pid) if b"--shard" in command_line_of(pid)]
         assert jobs
         for pid in jobs:
             os.kill(pid, signal.SIGKILL)
-        work.wait_for_answers(60)
-    total = 40 * SAMPLES
-    assert work.asked < total, "there was something left to do"
+        work.wait_for_requests(60)
+    total = ROWS * SAMPLES
+    assert work.requests < total, "there was something left to do"
     assert work.run() == 0
-    assert work.written() == undisturbed.written()
+    assert work.results() == undisturbed.results()
     # Only what was under way when a process died was asked for again: two requests of two jobs, twice.
-    assert work.asked <= total + 8
+    assert work.requests <= total + 8
     assert "another job continues" in work.log and "signal 9" in work.log
 
 
@@ -189,14 +199,14 @@ def test_a_job_that_falls_silent_is_ended_and_another_goes_on(work: Work) -> Non
     work.oracle.seconds = 600.0
     # Longer than a job takes to start on a busy machine.
     with work.started(jobs={**LOCAL, "at_once": 1, "silence": 12.0}, shards=1) as command:
-        work.wait_for_answers(2)
+        work.wait_for_requests(2)
         work.oracle.seconds = 0.0
         assert command.wait(180) == 0
     assert "has made no progress for" in work.log
-    assert work.asked == 40 * SAMPLES + 2, "two were under way when it fell silent"
+    assert work.requests == ROWS * SAMPLES + 2, "two were under way when it fell silent"
 
 
-def test_a_job_that_dies_again_and_again_is_left_with_what_it_said(
+def test_a_job_that_dies_again_and_again_is_given_up_with_its_last_message(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work.oracle.down = True
@@ -227,14 +237,14 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
     assert work.summary["unavailable"] == 4 * SAMPLES and work.summary["without_a_rate"] == 4
     assert [row.pass_rate for row in work.rates()] == [None] * 4
     (work.folder / "up").touch()
-    asked = work.asked
+    requests_before = work.requests
     assert work.run(task=task, shards=1) == 0
-    assert work.asked == asked
+    assert work.requests == requests_before
     assert work.summary["unavailable"] == 0 and work.summary["pass_rate"] is not None
 
 
 @pytest.mark.parametrize(
-    ("settings", "what"),
+    ("settings", "part_of_message"),
     [
         ({"task": {"type": "rows", "routes": {"code": {"type": "final_answer"}}}}, "no route matches"),
         ({"task": {"type": "multiplication"}}, "doesn't read rows"),
@@ -244,12 +254,12 @@ def test_answers_that_could_not_be_graded_are_graded_later_and_not_asked_again(
         ({"policy": {"type": "endpoint", "addresses": []}}, "addresses"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_message(
-    work: Work, settings: dict[str, Any], what: str, capsys: pytest.CaptureFixture[str]
+def test_a_mistake_in_the_settings_is_one_message_before_anything_is_asked(
+    work: Work, settings: dict[str, Any], part_of_message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert work.run(**settings) == 2
     message = capsys.readouterr().err
-    assert what in message and "Traceback" not in message
+    assert part_of_message in message and "Traceback" not in message
     assert not work.oracle.asked
 
 
@@ -267,13 +277,13 @@ def test_a_folder_of_other_rows_or_settings_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("shard", "what"), [("0", "holds no estimate that a job could work on"), ("2", "--shard is 2")]
+    ("shard", "part_of_message"), [("0", "holds no estimate that a job could work on"), ("2", "--shard is 2")]
 )
-def test_a_shard_that_is_not_there_is_refused(
-    shard: str, what: str, work: Work, capsys: pytest.CaptureFixture[str]
+def test_a_shard_that_does_not_exist_is_refused(
+    shard: str, part_of_message: str, work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*work.arguments(), "--shard", shard]) == 2
-    assert what in capsys.readouterr().err
+    assert part_of_message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -289,23 +299,26 @@ def test_bins_begin_where_guru_s_do(correct: int, answers: int, name: str) -> No
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Commands of SLURM that run an array's tasks as processes here; the folder in which they keep book."""
-    home, programs, texts = tmp_path / "cluster", tmp_path / "bin", Path(__file__).parent / "slurm"
-    home.mkdir()
+    """Put commands of SLURM on the path that run an array's tasks as processes of this machine.
+
+    The fixture is the folder in which they record submissions and process ids.
+    """
+    records, programs, sources = tmp_path / "cluster", tmp_path / "bin", Path(__file__).parent / "slurm"
+    records.mkdir()
     programs.mkdir()
-    beginning = (texts / "beginning.txt").read_text().format(python=sys.executable, home=str(home))
+    beginning = (sources / "beginning.txt").read_text().format(python=sys.executable, home=str(records))
     for name in ("sbatch", "squeue", "sacct", "scancel"):
-        (programs / name).write_text(beginning + (texts / f"{name}.txt").read_text())
+        (programs / name).write_text(beginning + (sources / f"{name}.txt").read_text())
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    yield home
-    for file in home.glob("*.pid"):
+    yield records
+    for file in records.glob("*.pid"):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(file.read_text()), signal.SIGKILL)
 
 
 SLURM = {"type": "slurm", "poll": 0.1, "settle": 0.2, "options": ["--partition=gpu"], "at_once": 2}
-# The machine of a task that is killed here has failed, as sacct says: that takes none of its restarts.
+# Our sacct says that the machine of a killed task has failed, and such an end counts as no restart.
 SLURM |= {"restarts": 0}
 
 
@@ -318,7 +331,7 @@ def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
 
     work.oracle.seconds = 0.05
     with work.started(jobs=SLURM, shards=2):
-        work.wait_for_answers(10)
+        work.wait_for_requests(10)
         (cluster / "busy").touch()
         os.killpg(int((cluster / "1_0.pid").read_text()), signal.SIGKILL)
         work.wait_until(lambda: len(submitted()) == 2)
@@ -326,9 +339,9 @@ def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
     assert "--array=0-1%2" in first and "--array=0%2" in again
     assert "#SBATCH --partition=gpu\n" in (work.output / "jobs" / "shard.sh").read_text()
     assert work.run(jobs=SLURM, shards=2) == 0
-    assert work.written() == undisturbed.written()
+    assert work.results() == undisturbed.results()
     assert submitted() == [first, again], "running tasks were found again"
-    assert work.asked <= 40 * SAMPLES + 2
+    assert work.requests <= ROWS * SAMPLES + 2
     assert "job 1_0 ended as NODE_FAIL, exit code 0:9" in work.log
     assert "jobs of an earlier command are still running" in work.log
     assert "Unable to contact slurm controller" in work.log
@@ -342,7 +355,7 @@ def test_without_slurm_it_says_so(
     assert "there is no squeue here" in capsys.readouterr().err
 
 
-def _command_line(pid: int) -> bytes:
+def command_line_of(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

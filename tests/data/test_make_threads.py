@@ -1,5 +1,11 @@
-"""Solutions become parallel ones against a scripted endpoint. Whatever that does, the work goes on or ends
-with one message, nothing is asked twice, and costs are known and bounded."""
+"""Promises of `make_threads`, which rewrites solutions into parallel ones, against a scripted endpoint:
+
+* a long solution becomes the expected parallel one, and a task can demonstrate it;
+* whatever the endpoint answers, the work goes on or ends with one message;
+* nothing is asked twice: neither after a kill, nor by other settings that need no new answer;
+* the costs are counted, and the budget is never exceeded;
+* the key is sent and written nowhere.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +33,7 @@ from treetune.tasks.base import Task
 ROWS = [{"problem": f"{PROBLEM} ({i})", "solution": SOLUTION, "answer": "40", "level": i} for i in range(3)]
 THREADED = [{**row, "parallel_solution": PARALLEL} for row in ROWS]
 REQUESTS = 10
-"""For one solution of three threads: six about its lines, three about references, one for outlines."""
+"""Requests for a solution of three threads: six about its lines, three about references, one for outlines."""
 
 
 class Work(command.Work):
@@ -58,12 +64,12 @@ def work(endpoint: Endpoint, tmp_path: Path) -> Work:
 
 
 @pytest.fixture
-def one(endpoint: Endpoint, tmp_path: Path) -> Work:
-    """On the first solution alone."""
+def single_work(endpoint: Endpoint, tmp_path: Path) -> Work:
+    """Prepare the work on the first solution alone."""
     return Work(tmp_path, endpoint, ROWS[:1])
 
 
-def until(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline and process.poll() is None
@@ -78,7 +84,7 @@ def test_a_long_solution_becomes_the_parallel_one_at_a_known_cost_and_a_task_s_d
     summary, usage = work.summary, work.summary["usage"]
     assert (summary["accepted"], summary["blocks"], summary["threads"]) == (3, 3, 9)
     [block] = work.record(0)["blocks"]
-    lengths = [len(text) for text in block["threads"]]
+    lengths = [len(thread) for thread in block["threads"]]
     assert summary["critical_characters"] == 3 * (len(PARALLEL) - sum(lengths) + max(lengths))
     assert summary["sequential_characters"] == 3 * len(SOLUTION)
     assert usage["requests"] == 3 * REQUESTS == len(endpoint.asked)
@@ -95,13 +101,14 @@ def test_a_long_solution_becomes_the_parallel_one_at_a_known_cost_and_a_task_s_d
     assert (task.demonstration(problem, seed=0), problem.gold) == ("\n" + PARALLEL, "40")
 
 
-def test_a_finished_folder_asks_nothing_again_nor_do_other_settings_and_other_rows_are_refused(
+def test_a_finished_folder_asks_nothing_again_also_with_other_settings_and_refuses_other_rows(
     endpoint: Endpoint, work: Work, capfd: pytest.CaptureFixture[str]
 ) -> None:
     work.run()
-    written = work.everything_written()
+    before = work.everything_written()
     assert work.run() == 0
-    assert work.threads == THREADED and written.count(PROBLEM) == work.everything_written().count(PROBLEM)
+    assert work.threads == THREADED
+    assert before.count(PROBLEM) == work.everything_written().count(PROBLEM)
     assert work.run(min_saved_characters=600) == 0
     assert work.summary["blocks_dropped"] == {"too little is saved": 3}
     assert len(endpoint.asked) == 3 * REQUESTS
@@ -112,7 +119,7 @@ def test_a_finished_folder_asks_nothing_again_nor_do_other_settings_and_other_ro
 def test_a_killed_command_asks_nothing_twice_and_loses_nothing(endpoint: Endpoint, work: Work) -> None:
     endpoint.faults["outlines"] = [hang, hang]
     with work.started() as process:
-        until(lambda: endpoint.questions["outlines"] == 2, process)
+        wait_until(lambda: endpoint.questions["outlines"] == 2, process)
         process.kill()
     journal = work.output / "journal.jsonl"
     assert len(journal.read_text().splitlines()) == 2 * (REQUESTS - 1)
@@ -120,18 +127,18 @@ def test_a_killed_command_asks_nothing_twice_and_loses_nothing(endpoint: Endpoin
         file.write('{"key": "torn')
     assert work.run() == 0
     assert work.threads == THREADED
-    # Only what hung is asked again.
+    # Only the two requests that got no answer are sent again.
     assert sorted(endpoint.texts().values()) == [1] * (3 * REQUESTS - 2) + [2, 2]
     assert work.summary["usage"]["requests"] == 3 * REQUESTS
 
 
-def test_an_interrupted_command_ends_at_once_and_goes_on_later(endpoint: Endpoint, one: Work) -> None:
+def test_an_interrupted_command_ends_at_once_and_goes_on_later(endpoint: Endpoint, single_work: Work) -> None:
     endpoint.faults["outlines"] = [hang]
-    with one.started() as process:
-        until(lambda: endpoint.questions["outlines"], process)
+    with single_work.started() as process:
+        wait_until(lambda: endpoint.questions["outlines"], process)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
-    assert one.run() == 0
+    assert single_work.run() == 0
     assert len(endpoint.asked) == REQUESTS + 1
 
 
@@ -149,8 +156,8 @@ def test_a_useless_answer_has_a_counted_end_and_the_next_solution_goes_on(
     rows = [*ROWS[:1], {"problem": "1 + 1", "solution": "2"}, {"problem": "No more."}]
     work = Work(tmp_path, endpoint, rows)
     assert work.run(repairs=0) == 0
-    others = {"the solution is too short": 1, "the row has no problem and solution": 1}
-    assert work.summary["reasons"] == {reason: 1, **others}
+    of_the_other_rows = {"the solution is too short": 1, "the row has no problem and solution": 1}
+    assert work.summary["reasons"] == {reason: 1, **of_the_other_rows}
     assert work.summary["blocks_dropped"] == ({dropped: 1} if dropped else {})
     assert work.threads == []
     assert work.summary["usage"]["requests"] == len(endpoint.asked)
@@ -164,52 +171,54 @@ def test_equal_questions_are_asked_once(endpoint: Endpoint, tmp_path: Path) -> N
 
 
 def test_without_the_self_check_it_is_not_asked_and_too_many_threads_leave_a_block_sequential(
-    endpoint: Endpoint, one: Work
+    endpoint: Endpoint, single_work: Work
 ) -> None:
-    assert one.run(self_check=False) == 0
-    assert one.threads == THREADED[:1] and endpoint.questions["check"] == 0
-    assert one.run(max_threads=2) == 0
-    assert one.summary["blocks_dropped"] == {"too many threads": 1}
+    assert single_work.run(self_check=False) == 0
+    assert single_work.threads == THREADED[:1] and endpoint.questions["check"] == 0
+    assert single_work.run(max_threads=2) == 0
+    assert single_work.summary["blocks_dropped"] == {"too many threads": 1}
 
 
 def test_wrong_settings_are_told_before_anything_is_asked(
     endpoint: Endpoint, work: Work, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(words: str, **settings: Any) -> None:
+    def assert_refused(message: str, **settings: Any) -> None:
         assert work.run(**settings) == 2
-        assert words in " ".join(capfd.readouterr().err.split())
+        assert message in " ".join(capfd.readouterr().err.split())
 
-    told("budget needs prices", prices=None, budget=1.0)
-    told("output_field is 'solution'", output_field="solution")
-    told("did you mean 'min_saved_characters'", min_saved_character=3)
-    told("should be like 'https://host/v1'", endpoint={"base_url": "127.0.0.1:8000"})
-    told("sets messages", endpoint={"extra": {"messages": []}})
-    told("extra_for", extra_for={"edits": {}})
-    told("has a 'level' already", output_field="level")
-    told("contains the key itself", endpoint={"extra": {"user": KEY}})
+    assert_refused("budget needs prices", prices=None, budget=1.0)
+    assert_refused("output_field is 'solution'", output_field="solution")
+    assert_refused("did you mean 'min_saved_characters'", min_saved_character=3)
+    assert_refused("should be like 'https://host/v1'", endpoint={"base_url": "127.0.0.1:8000"})
+    assert_refused("sets messages", endpoint={"extra": {"messages": []}})
+    assert_refused("extra_for", extra_for={"edits": {}})
+    assert_refused("has a 'level' already", output_field="level")
+    assert_refused("contains the key itself", endpoint={"extra": {"user": KEY}})
     monkeypatch.delenv("SCRIPTED_KEY")
-    told("SCRIPTED_KEY, which is not set")
+    assert_refused("SCRIPTED_KEY, which is not set")
     assert not work.output.exists() and endpoint.asked == []
 
 
-@pytest.mark.parametrize("right", [[], ["data_pipelines/own_server.jsonnet"]])
-def test_the_shipped_configurations_are_right(right: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    configs = ",".join(["data_pipelines/make_threads.jsonnet", *right])
+@pytest.mark.parametrize("fragments", [[], ["data_pipelines/own_server.jsonnet"]])
+def test_the_shipped_configurations_are_right(
+    fragments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs = ",".join(["data_pipelines/make_threads.jsonnet", *fragments])
     assert main(["--configs", configs, "check_config"]) == 0
     assert "fine: make_threads" in capsys.readouterr().out
     assert main(["--configs", configs, "run_iteration_loop"]) == 2
     assert "this configuration is a data pipeline" in " ".join(capsys.readouterr().err.split())
 
 
-def test_failing_requests_are_sent_again(endpoint: Endpoint, one: Work) -> None:
+def test_failing_requests_are_sent_again(endpoint: Endpoint, single_work: Work) -> None:
     endpoint.faults |= {
         "steps": [status(500), status(429, **{"Retry-After": "0"}), status(200, "<html>")],
         "check": [hang, status(200, '{"choices": []}')],
         "outlines": [status(503)],
     }
-    assert one.run(endpoint={"timeout": 1}) == 0
-    assert one.threads == THREADED[:1]
-    assert (one.summary["failed_attempts"], one.summary["usage"]["requests"]) == (6, REQUESTS)
+    assert single_work.run(endpoint={"timeout": 1}) == 0
+    assert single_work.threads == THREADED[:1]
+    assert (single_work.summary["failed_attempts"], single_work.summary["usage"]["requests"]) == (6, REQUESTS)
 
 
 def test_a_solution_that_gets_no_answer_is_left_for_the_next_run(endpoint: Endpoint, work: Work) -> None:
@@ -222,76 +231,80 @@ def test_a_solution_that_gets_no_answer_is_left_for_the_next_run(endpoint: Endpo
 
 
 @pytest.mark.parametrize(
-    ("faults", "words"),
+    ("faults", "parts_of_message"),
     [
         ([status(401, f"wrong key {KEY}")], ["HTTP 401", "SCRIPTED_KEY", "***"]),
         ([status(500, f"down, {KEY}")] * 50, ["3 requests in a row", "HTTP 500: down, ***", "same command"]),
     ],
 )
-def test_an_endpoint_that_answers_nobody_ends_the_work_with_one_message(
-    faults: list[Any], words: list[str], endpoint: Endpoint, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_an_endpoint_that_refuses_every_request_ends_the_work_with_one_message(
+    faults: list[Any],
+    parts_of_message: list[str],
+    endpoint: Endpoint,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     endpoint.faults["any"] = faults
     work = Work(tmp_path, endpoint, [{**ROWS[0], "problem": str(i)} for i in range(20)])
     assert work.run(endpoint={"retries": 0, "give_up_after": 3, "concurrency": 1}) == 1
-    told = capfd.readouterr().err
-    assert [word for word in words if word not in told] == []
-    assert "Traceback" not in told and KEY not in told + work.everything_written()
+    message = capfd.readouterr().err
+    assert [part for part in parts_of_message if part not in message] == []
+    assert "Traceback" not in message and KEY not in message + work.everything_written()
     assert len(endpoint.asked) <= 3
 
 
 def test_the_key_is_sent_and_written_nowhere(
-    endpoint: Endpoint, one: Work, capfd: pytest.CaptureFixture[str]
+    endpoint: Endpoint, single_work: Work, capfd: pytest.CaptureFixture[str]
 ) -> None:
     endpoint.answers["steps"] = f"Your key is {KEY}."
     endpoint.faults["outlines"] = [status(500, KEY)]
-    assert main([*one.arguments(), "--debug"]) == 0
+    assert main([*single_work.arguments(), "--debug"]) == 0
     assert endpoint.keys == {f"Bearer {KEY}"}
-    captured, written = capfd.readouterr(), one.everything_written()
-    assert "HTTP 500: ***" in written and KEY not in written + captured.out + captured.err
+    captured, files = capfd.readouterr(), single_work.everything_written()
+    assert "HTTP 500: ***" in files and KEY not in files + captured.out + captured.err
 
 
 def test_the_budget_is_never_exceeded_and_can_be_raised(endpoint: Endpoint, work: Work) -> None:
-    sparing, budget = {"endpoint": {"max_tokens": 200}}, 0.03
-    assert work.run(budget=budget, **sparing) == 0
-    summary, asked = work.summary, len(endpoint.asked)
+    short_answers, budget = {"endpoint": {"max_tokens": 200}}, 0.03
+    assert work.run(budget=budget, **short_answers) == 0
+    summary, requests = work.summary, len(endpoint.asked)
     assert summary["budget_spent"] and summary["open"] > 0
     assert 0.5 * budget < summary["usage"]["dollars"] <= budget
-    assert work.run(budget=budget, **sparing) == 0
-    assert len(endpoint.asked) == asked, "a spent budget asks nothing"
-    assert work.run(budget=1.0, **sparing) == 0
+    assert work.run(budget=budget, **short_answers) == 0
+    assert len(endpoint.asked) == requests, "a spent budget asks nothing"
+    assert work.run(budget=1.0, **short_answers) == 0
     assert len(work.threads) == 3 and not work.summary["budget_spent"]
     assert set(endpoint.texts().values()) == {1}
 
 
 @pytest.mark.parametrize("usage", [None, "much", {"prompt_tokens": -1, "completion_tokens": True}])
-def test_usage_that_says_nothing_is_estimated_and_said_to_be(
-    usage: Any, endpoint: Endpoint, one: Work
+def test_usage_that_the_endpoint_does_not_report_is_estimated_and_marked_as_estimated(
+    usage: Any, endpoint: Endpoint, single_work: Work
 ) -> None:
     endpoint.usage = usage
-    assert one.run() == 0
-    found = one.summary["usage"]
-    assert found["estimated"] == found["requests"] == REQUESTS
-    assert found["input_tokens"] > REQUESTS * len(SOLUTION)
+    assert single_work.run() == 0
+    counted = single_work.summary["usage"]
+    assert counted["estimated"] == counted["requests"] == REQUESTS
+    assert counted["input_tokens"] > REQUESTS * len(SOLUTION)
 
 
 def test_an_answer_that_cannot_be_read_is_sent_back_once_with_the_reason(
-    endpoint: Endpoint, one: Work
+    endpoint: Endpoint, single_work: Work
 ) -> None:
     choice = {"message": {"content": "<parallel>"}, "finish_reason": "stop"}
     useless = {"choices": [choice], "usage": endpoint.usage}
     endpoint.faults["ranges"] = [lambda request: web.json_response(useless)]
-    # The reason quotes no task, so that the script answers by the conversation's last words.
+    # The reason names no task, and the script takes such a request for one about outlines.
     endpoint.answers["outlines"] = endpoint.answers["ranges"]
-    one.run()
-    last = [body["messages"][-1]["content"] for body in endpoint.asked]
-    assert sum("<parallel> isn't closed" in words for words in last) == 1
-    assert one.record(0)["reason"] == "no block was kept", "the outlines were answered with ranges"
+    single_work.run()
+    last_messages = [body["messages"][-1]["content"] for body in endpoint.asked]
+    assert sum("<parallel> isn't closed" in message for message in last_messages) == 1
+    assert single_work.record(0)["reason"] == "no block was kept", "the outlines were answered with ranges"
 
 
-def test_the_completions_interface_gives_the_same_rows(endpoint: Endpoint, one: Work) -> None:
-    assert one.run(endpoint={"api": "completions"}) == 0
-    assert one.threads == THREADED[:1]
+def test_the_completions_interface_gives_the_same_rows(endpoint: Endpoint, single_work: Work) -> None:
+    assert single_work.run(endpoint={"api": "completions"}) == 0
+    assert single_work.threads == THREADED[:1]
     assert all("messages" not in body for body in endpoint.asked)
 
 
@@ -314,7 +327,7 @@ def test_a_key_in_place_of_its_variable_is_refused_and_not_shown(key: str) -> No
         "http://h:x",
     ],
 )
-def test_an_address_that_is_none_is_refused(base_url: str) -> None:
+def test_a_malformed_address_is_refused_and_a_password_in_it_is_not_shown(base_url: str) -> None:
     with pytest.raises(ValueError, match="base_url") as error:
         EndpointSettings(base_url=base_url, model="m")
     assert "secret" not in str(error.value)

@@ -1,4 +1,10 @@
-"""`treetune new` writes a folder whose commands work as they are printed, for our tasks and other rows."""
+"""Promises of `treetune new`:
+
+* it writes a folder whose printed commands work, for built-in tasks and for a user's rows;
+* the values in the configuration suit the rows, and the rows and their reward function are tried before
+  training;
+* a wrong answer is told with the right ones, and leaves no folder.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +41,27 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         writer.writerows({"id": n, "text": f"{n} + 4?", "number": n + 4} for n in range(60))
 
 
-def new(name: str, data: str, model: str, method: str, hardware: str, *more: str) -> int:
-    """Runs the command, and returns its exit code."""
-    options = {"name": name, "data": data, "model": model, "method": method, "hardware": hardware}
-    return main(["new", *(word for key, value in options.items() for word in (f"--{key}", value)), *more])
+def run_new(name: str, data: str, model: str, method: str, hardware: str, *more: str) -> int:
+    """Run `treetune new` with these options, and return its exit code."""
+    options = ["--name", name, "--data", data, "--model", model, "--method", method, "--hardware", hardware]
+    return main(["new", *options, *more])
 
 
-def commands_of(folder: str) -> list[Sequence[str]]:
-    """What the README tells to type, with one small iteration in place of all."""
-    typed = [words[1:] for _, words in Document(Path(folder, "README.md")).commands]
-    typed = [words for words in typed if words[0] == "run"]
-    return [[*words, "--override", ONE_ITERATION] for words in typed]
+def training_commands_of(folder: str) -> list[Sequence[str]]:
+    """List the README's training commands, each with one small iteration in place of all."""
+    commands = []
+    for _, (_program, *arguments) in Document(Path(folder, "README.md")).commands:
+        if arguments[0] == "run":
+            commands.append([*arguments, "--override", ONE_ITERATION])
+    return commands
 
 
 @pytest.mark.slow
 def test_a_built_in_task_and_own_rows_each_come_to_their_first_iteration() -> None:
-    assert new("first", "addition_chain", "tiny", "sft", "in_process") == 0
-    assert new("mine", "rows.jsonl", "tiny", "grpo", "in_process") == 0
+    assert run_new("first", "addition_chain", "tiny", "sft", "in_process") == 0
+    assert run_new("mine", "rows.jsonl", "tiny", "grpo", "in_process") == 0
     for folder, stages in {"first": ["sft"], "mine": ["sft", "grpo"]}.items():
-        run_each(*commands_of(folder), cwd=Path(folder))
+        run_each(*training_commands_of(folder), cwd=Path(folder))
         for stage in stages:
             policy = Path(folder, "experiments", folder, stage, "checkpoints", "0001", "policy")
             assert (policy / "model.safetensors").is_file()
@@ -62,7 +70,7 @@ def test_a_built_in_task_and_own_rows_each_come_to_their_first_iteration() -> No
 def test_check_tries_the_reward_function_on_the_first_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert new("mine", "rows.jsonl", "tiny", "sft", "in_process") == 0
+    assert run_new("mine", "rows.jsonl", "tiny", "sft", "in_process") == 0
     monkeypatch.chdir("mine")
     capsys.readouterr()
     command = ["check", "sft.jsonnet"]
@@ -82,7 +90,7 @@ def test_check_tries_the_reward_function_on_the_first_row(
 def test_a_table_of_new_experiments_is_refused_without_the_one_that_trains_the_start_model(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert new("mine", "rows.jsonl", "tiny", "grpo", "in_process") == 0
+    assert run_new("mine", "rows.jsonl", "tiny", "grpo", "in_process") == 0
     monkeypatch.chdir("mine")
     table = {
         "type": "reproduction",
@@ -105,16 +113,13 @@ def test_a_table_of_new_experiments_is_refused_without_the_one_that_trains_the_s
 def test_own_rows_are_looked_at_and_three_answers_graded_before_anything_is_trained(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert new("mine", "rows.jsonl", "tiny", "sft", "in_process") == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "rows.jsonl: 60 rows; the problem is 'question', the reference answer 'answer'"
-    assert said[1].startswith("note: 6 test problems are few")
-    assert [line.split()[:2] for line in said[3:6]] == [
-        ["1.0", "(ok)"],
-        ["0.0", "(ok)"],
-        ["0.0", "(no_answer)"],
-    ]
-    assert said[-3:] == [f"  treetune {command} sft.jsonnet" for command in ("check", "plan", "run")]
+    assert run_new("mine", "rows.jsonl", "tiny", "sft", "in_process") == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "rows.jsonl: 60 rows; the problem is 'question', the reference answer 'answer'"
+    assert printed[1].startswith("note: 6 test problems are few")
+    grades = [line.split()[:2] for line in printed[3:6]]
+    assert grades == [["1.0", "(ok)"], ["0.0", "(ok)"], ["0.0", "(no_answer)"]]
+    assert printed[-3:] == [f"  treetune {command} sft.jsonnet" for command in ("check", "plan", "run")]
     files = {path.name for path in Path("mine").iterdir()}
     assert files >= {"README.md", "sft.jsonnet", "reward.py", "train.jsonl", "test.jsonl", "examples.jsonl"}
     rows = [len(Path("mine", f"{name}.jsonl").read_text().splitlines()) for name in ("train", "test")]
@@ -125,14 +130,14 @@ def test_own_rows_are_looked_at_and_three_answers_graded_before_anything_is_trai
     assert config["evaluation"]["rollout"]["max_tokens"] == len("It is 4 more.\n#### 63") + 16
 
 
-def test_the_file_shows_what_one_edits_with_values_that_suit_the_rows() -> None:
-    assert new("mine", "rows.jsonl", "Qwen/Qwen2.5-1.5B-Instruct", "grpo", "gpu") == 0
-    text = Path("mine/grpo.jsonnet").read_text()
+def test_the_configuration_shows_the_keys_that_users_edit_with_values_that_suit_the_rows() -> None:
+    assert run_new("mine", "rows.jsonl", "Qwen/Qwen2.5-1.5B-Instruct", "grpo", "gpu") == 0
+    configuration = Path("mine/grpo.jsonnet").read_text()
     for key in (
         "train:", "test:", "prompt:", "grader:", "model:", "max_tokens:", "context_length:", "samples:",
         "iterations:", "problems_per_iteration:", "learning_rate:", "minibatch_size:", "prompt_tokens:",
     ):  # fmt: skip
-        assert key in text, key
+        assert key in configuration, key
     config = load(["mine/grpo.jsonnet"]).data
     assert config["task"]["name"] == "mine"
     # 48 rows are left to train on.
@@ -152,7 +157,7 @@ def test_what_has_a_default_is_not_asked_for_and_a_name_with_a_space_is_quoted(
 
 
 def test_a_large_model_on_a_cpu_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert new("mine", "rows.jsonl", "someone/model-7b", "grpo", "cpu") == 0
+    assert run_new("mine", "rows.jsonl", "someone/model-7b", "grpo", "cpu") == 0
     assert "7.0 billion weights: on a CPU, an iteration takes hours" in capsys.readouterr().out
 
 
@@ -165,15 +170,15 @@ def test_a_large_model_on_a_cpu_is_noted(capsys: pytest.CaptureFixture[str]) -> 
         ("tiny", "ppo", "cpu"),
     ],
 )
-def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
+def test_models_methods_and_hardware_can_be_combined_and_fields_can_be_named(
     model: str, method: str, hardware: str
 ) -> None:
-    assert new("mine", "rows.csv", model, method, hardware, "--fields", "text,number") == 0
+    assert run_new("mine", "rows.csv", model, method, hardware, "--fields", "text,number") == 0
     assert load([f"mine/{method}.jsonnet"]).data["task"]["gold_field"] == "number"
 
 
 @pytest.mark.parametrize(
-    ("answers", "told"),
+    ("answers", "part_of_message"),
     [
         (
             {"data": "rows.csv", "method": "sft"},
@@ -190,10 +195,12 @@ def test_models_methods_and_hardware_go_together_and_own_fields_are_taken(
     ],
 )
 def test_a_wrong_answer_is_told_what_would_be_right_and_no_folder_is_left(
-    answers: dict[str, str], told: str, capsys: pytest.CaptureFixture[str]
+    answers: dict[str, str], part_of_message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(Path().iterdir())
-    options = [word for key, value in ({"name": "first"} | answers).items() for word in (f"--{key}", value)]
+    options = []
+    for key, value in ({"name": "first"} | answers).items():
+        options += [f"--{key}", value]
     assert main(["new", *options]) == 2
-    assert told in capsys.readouterr().err
+    assert part_of_message in capsys.readouterr().err
     assert sorted(Path().iterdir()) == before

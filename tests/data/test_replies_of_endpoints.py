@@ -1,5 +1,11 @@
-"""Promises: a reply is told by its status, body and finish reason, for every caller alike; what a row is
-refused for ends nothing; nothing that isn't a whole answer counts as a wrong one."""
+"""Promises about replies of endpoints:
+
+* a reply is answered, cut off, empty, refused or to be repeated by its status, body and finish reason
+  alone, for every caller alike;
+* a reply that refuses one row stops no other row, and an endpoint that refuses everything ends the work;
+* nothing that isn't a complete answer counts as a wrong answer or as a verdict;
+* the pause that an endpoint asks for is kept, up to a bound.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +34,7 @@ STREAM = "".join(
 )
 LONG = "maximum context length is 4096 tokens"
 
+# Status, body, the kind of the reply, and the text that is read.
 TABLE: list[tuple[int, str, str, str]] = [
     (200, chat("It is 42"), "answered", "It is 42"),
     (200, chat("It is 42", None), "answered", "It is 42"),
@@ -74,7 +81,7 @@ TABLE: list[tuple[int, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "text"), TABLE)
-def test_a_reply_is_told_by_status_body_and_finish_reason(
+def test_the_kind_of_a_reply_follows_from_status_body_and_finish_reason(
     status: int, body: str, kind: str, text: str
 ) -> None:
     reading = read_reply(status, body, is_chat=True)
@@ -83,11 +90,11 @@ def test_a_reply_is_told_by_status_body_and_finish_reason(
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "text"), TABLE)
-def test_difficulty_rates_whole_answers_alone(
+def test_difficulty_rates_complete_answers_alone(
     status: int, body: str, kind: str, text: str, tmp_path: Path
 ) -> None:
-    def reply(asked: dict[str, Any]) -> Written:
-        if asked["messages"][0]["content"] == "odd":
+    def reply(request: dict[str, Any]) -> Written:
+        if request["messages"][0]["content"] == "odd":
             return status, body, {}
         return 200, chat("fine"), {}
 
@@ -95,8 +102,8 @@ def test_difficulty_rates_whole_answers_alone(
         SampleQuestion(row, 0, 7, Problem(str(row), prompt, ""))
         for row, prompt in enumerate(("a", "odd", "b"))
     ]
-    kept: dict[int, PolicyReply | NoReply | None] = {}
-    raised = ""
+    replies: dict[int, PolicyReply | NoReply | None] = {}
+    failure_message = ""
     with replying(reply) as server:
         address = EndpointSettings(
             base_url=server.base_url, model="m", concurrency=1, retries=1, backoff=0.01, give_up_after=2
@@ -104,35 +111,36 @@ def test_difficulty_rates_whole_answers_alone(
         policy = AtAddresses(addresses=(address,), send_seed=False)
         with policy.opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask:
             try:
-                ask(questions, lambda question, got: kept.update({question.row: got}))
+                ask(questions, lambda question, reply_of_row: replies.update({question.row: reply_of_row}))
             except RuntimeError as failure:
-                raised = str(failure)
-    assert all("seed" not in asked for asked in server.asked)
-    odd = kept.get(1)
+                failure_message = str(failure)
+    assert all("seed" not in request for request in server.asked)
+    odd_reply = replies.get(1)
     if kind in ("answered", "cut_off"):
-        assert isinstance(odd, PolicyReply)
-        assert (odd.text, odd.complete) == (text, kind == "answered")
+        assert isinstance(odd_reply, PolicyReply)
+        assert (odd_reply.text, odd_reply.complete) == (text, kind == "answered")
     elif kind in ("empty", "refused"):
-        assert isinstance(odd, NoReply)
-        assert odd.outcome == kind
-        assert odd.why
+        assert isinstance(odd_reply, NoReply)
+        assert odd_reply.outcome == kind
+        assert odd_reply.why
     else:
-        assert odd is None
-        assert raised
-    assert (2 in kept) == (kind != "refused_all")
-    assert ("row 1" in raised) == (kind == "again")
+        assert odd_reply is None
+        assert failure_message
+    assert (2 in replies) == (kind != "refused_all")
+    assert ("row 1" in failure_message) == (kind == "again")
+    # Three questions; "again" is one retry, and the question after "refused_all" isn't asked.
     assert len(server.asked) == {"again": 4, "refused_all": 2}.get(kind, 3)
 
 
 @pytest.mark.parametrize(("status", "body", "kind", "text"), TABLE)
-def test_a_judge_gives_no_verdict_with_what_is_no_whole_answer(
+def test_a_judge_takes_a_verdict_from_a_complete_answer_alone(
     status: int, body: str, kind: str, text: str
 ) -> None:
     # The same replies, with a verdict in place of the text.
-    for said in ("It is 42", "It is 4", "I was ab", "Sorry"):
-        body = body.replace(said, "Verdict: correct")
+    for answer in ("It is 42", "It is 4", "I was ab", "Sorry"):
+        body = body.replace(answer, "Verdict: correct")
     body = body.replace('"It is"', '"Verdict:"').replace('" 42"', '" correct"').replace('"42"', '"correct"')
-    with replying(lambda asked: (status, body, {})) as server:
+    with replying(lambda request: (status, body, {})) as server:
         endpoint = EndpointSettings(base_url=server.base_url, model="m", retries=0, backoff=0.01)
         grader = JudgeGrader(endpoint=endpoint, again=0, verdict_pattern="(correct)")
         with GraderPool(grader, workers=1) as pool:
@@ -142,17 +150,17 @@ def test_a_judge_gives_no_verdict_with_what_is_no_whole_answer(
 
 def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> None:
     questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
-    with replying(lambda asked: (400, error(None, "no parameter seed"), {})) as server:
+    with replying(lambda request: (400, error(None, "no parameter seed"), {})) as server:
         address = EndpointSettings(base_url=server.base_url, model="m", concurrency=1, give_up_after=3)
         with (
             AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,
             pytest.raises(RuntimeError, match=r"the first 3 requests were refused.*no parameter seed"),
         ):
-            ask(questions, lambda question, got: None)
+            ask(questions, lambda question, reply: None)
     assert len(server.asked) == 3
 
 
-def test_reading_takes_any_body() -> None:
+def test_any_body_can_be_read_and_a_malformed_one_is_no_answer() -> None:
     for body in (
         "",
         "null",
@@ -196,15 +204,17 @@ def test_an_endpoint_says_in_seconds_or_as_a_date_how_long_to_wait(
     assert wait_asked_for(headers, NOW) == seconds
 
 
-@pytest.mark.parametrize("asked", ["9999", "Wed, 21 Oct 2099 07:28:00 GMT"])
-def test_no_endpoint_is_waited_for_longer_than_the_bound(asked: str) -> None:
-    told: list[str] = []
+@pytest.mark.parametrize("pause", ["9999", "Wed, 21 Oct 2099 07:28:00 GMT"])
+def test_no_endpoint_is_waited_for_longer_than_the_bound(pause: str) -> None:
+    messages: list[str] = []
 
     async def ask(url: str) -> None:
         settings = EndpointSettings(base_url=url, model="m", retries=1)
-        async with EndpointClient(settings, settings.place(), lambda: bool(told), told.append) as client:
+        # The client tells the first pause, and then stops instead of waiting.
+        client = EndpointClient(settings, settings.place(), lambda: bool(messages), messages.append)
+        async with client:
             await client.ask({})
 
-    with replying(lambda _: (429, error(429), {"Retry-After": asked})) as server, pytest.raises(Unanswered):
+    with replying(lambda _: (429, error(429), {"Retry-After": pause})) as server, pytest.raises(Unanswered):
         asyncio.run(ask(server.base_url))
-    assert told[0].endswith(f"again in {LONGEST_WAIT_S} s")
+    assert messages[0].endswith(f"again in {LONGEST_WAIT_S} s")

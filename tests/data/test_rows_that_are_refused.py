@@ -1,5 +1,6 @@
-"""Promise: estimate_difficulty ends with a result where single rows are refused or answered with nothing;
-they have no rate, and the command says which and why."""
+"""Promise of `estimate_difficulty`: it ends with a result where single rows are refused or get an empty
+answer; these rows have no rate, and the command says which they are and why.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A shard that asks an engine of its own: what a prompt leaves of the context, and what a lost job costs."""
+"""Promises of `estimate_difficulty` where a shard starts an engine itself:
+
+* a lost job loses only the answers that were under way, and a line that was cut short is asked again;
+* a prompt bounds the tokens of its answer, and a prompt that fills the context is not asked;
+* the number of requests that are sent at once changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +34,7 @@ END = 1
 
 
 def pipeline() -> EstimateDifficulty:
-    made = build(
+    settings = build(
         DataPipeline,
         {
             "type": "estimate_difficulty",
@@ -43,12 +48,12 @@ def pipeline() -> EstimateDifficulty:
             "answers": {"samples": SAMPLES, "max_tokens": 12, "top_k": -1, "top_p": 1.0},
         },
     )
-    assert isinstance(made, EstimateDifficulty)
-    return made
+    assert isinstance(settings, EstimateDifficulty)
+    return settings
 
 
 class Engines:
-    """What is started in place of servers. The next one fails after `fail_after` answers."""
+    """Start fake engines in place of servers. The next engine fails after `fail_after` answers."""
 
     def __init__(self) -> None:
         self.started: list[FakeEngine] = []
@@ -56,6 +61,7 @@ class Engines:
 
     def start(self, settings: VllmSettings, launch: EngineLaunch) -> FakeEngine:
         def probabilities(ids: Sequence[int], version: int) -> list[float]:
+            # No padding, an end in one of five tokens, and all characters alike.
             return [0.0, 0.2, *([0.8 / len(CHARACTERS)] * len(CHARACTERS))]
 
         engine = FakeEngine(probabilities, END, context_length=CONTEXT, fail_after=self.fail_after)
@@ -65,9 +71,9 @@ class Engines:
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
-    made = Engines()
-    monkeypatch.setattr("treetune.engine.engine.start_engine", made.start)
-    return made
+    engines = Engines()
+    monkeypatch.setattr("treetune.engine.engine.start_engine", engines.start)
+    return engines
 
 
 def grades(output: Path) -> list[dict[str, Any]]:
@@ -85,8 +91,8 @@ def test_a_lost_job_loses_what_was_under_way_and_nothing_else(tmp_path: Path, en
     engines.fail_after = None
     assert work_on_shard(pipeline(), source, tmp_path / "lost", 0) == 0
     assert grades(tmp_path / "lost") == grades(tmp_path / "whole")
-    asked = [len(engine.asked) for engine in engines.started]
-    assert asked == [8 * SAMPLES, 10, 8 * SAMPLES - 10]
+    requests = [len(engine.asked) for engine in engines.started]
+    assert requests == [8 * SAMPLES, 10, 8 * SAMPLES - 10]
     assert all(engine.closed for engine in engines.started)
 
 
@@ -109,13 +115,15 @@ def test_a_prompt_bounds_its_answer_and_one_that_fills_the_context_is_not_asked(
     assert work_on_shard(pipeline(), source, tmp_path / "out", 0) == 0
     budgets = {len(request.prompt_ids): request.sampling.max_tokens for request in engines.started[0].asked}
     assert budgets == {2: 12, 10: 6}
-    found = grades(tmp_path / "out")
-    assert [row["outcome"] for row in found if row["row"] >= 2] == ["not asked"] * 2 * SAMPLES
+    grades_of_rows = grades(tmp_path / "out")
+    assert [row["outcome"] for row in grades_of_rows if row["row"] >= 2] == ["not asked"] * 2 * SAMPLES
     done = json.loads((shard_folder(tmp_path / "out", 0) / "done.json").read_text())
     assert done == {"answers": 4 * SAMPLES, "graded": 4 * SAMPLES, "unavailable": 0}
 
 
-def test_waves_change_nothing(tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_the_waves_in_which_requests_are_sent_changes_nothing(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_lines(tmp_path / "rows.jsonl", sums(8))
     assert work_on_shard(pipeline(), source, tmp_path / "one", 0) == 0
     monkeypatch.setattr(policies, "WAVE", 5)

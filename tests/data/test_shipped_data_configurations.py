@@ -1,4 +1,9 @@
-"""Every configuration of a data set is right, and called by the source that it is of."""
+"""Promises of the configurations under configs/data:
+
+* each passes the check, and has the name of its data source;
+* a row as the source has it becomes a prompt with the right reference answer;
+* rows that Guru's paper leaves out are left out.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +26,9 @@ DATA = configurations(ROOT / "configs" / "data")
 
 
 @pytest.mark.parametrize("path", DATA, ids=lambda path: path.stem)
-def test_a_data_set_is_right_and_called_by_its_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_passes_the_check_and_has_the_name_of_its_data_source(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["--configs", str(path), "check_config", "--config-only"]) == 0, capsys.readouterr().err
     source = load([str(path)], ()).data["data_source"]
     assert path.stem == source
@@ -29,28 +36,28 @@ def test_a_data_set_is_right_and_called_by_its_file(path: Path, capsys: pytest.C
 
 LINES = (Path(__file__).parent / "source_rows.jsonl").read_text().splitlines()
 SOURCE_ROWS = {line["data_set"]: line for line in map(json.loads, LINES)}
-"""Of each data set a row as its source has them, words of the prompt that it becomes, and its gold."""
+"""A row of each data set as its source has it, a part of the prompt that it becomes, and its gold."""
 
 
 @pytest.mark.parametrize("name", SOURCE_ROWS)
-def test_a_row_as_the_source_has_them_becomes_a_prompt_and_its_gold(name: str) -> None:
-    (row,) = _pipeline(name).rows_of(SOURCE_ROWS[name]["row"])
+def test_a_row_as_the_source_has_it_becomes_a_prompt_and_its_gold(name: str) -> None:
+    (row,) = pipeline_of(name).rows_of(SOURCE_ROWS[name]["row"])
     assert isinstance(row, dict), f"a filter dropped it: {row}"
     assert SOURCE_ROWS[name]["prompt_has"] in row["prompt"][0]["content"]
-    gold, found = SOURCE_ROWS[name]["gold"], row["reward_model"]["ground_truth"]
-    if isinstance(gold, dict):
-        assert json.loads(found) == gold
-    elif gold is not None:
-        assert found == gold
+    expected, gold = SOURCE_ROWS[name]["gold"], row["reward_model"]["ground_truth"]
+    if isinstance(expected, dict):
+        assert json.loads(gold) == expected
+    elif expected is not None:
+        assert gold == expected
 
 
-def test_choices_are_shuffled_with_their_right_letter() -> None:
+def test_choices_are_shuffled_and_the_gold_is_the_letter_of_the_right_one() -> None:
     options = {
         name: value for name, value in SOURCE_ROWS["stem__gpqa_diamond"]["row"].items() if "Answer" in name
     }
     letters = set()
     for number in range(40):
-        (row,) = _pipeline("stem__gpqa").rows_of({"Question": f"{number}?", **options})
+        (row,) = pipeline_of("stem__gpqa").rows_of({"Question": f"{number}?", **options})
         letter = row["reward_model"]["ground_truth"]
         assert f"{letter}) 4" in row["prompt"][0]["content"]
         letters.add(letter)
@@ -58,18 +65,18 @@ def test_choices_are_shuffled_with_their_right_letter() -> None:
 
 
 def test_either_side_of_a_program_is_asked_for_about_as_often() -> None:
-    fields, pipeline = SOURCE_ROWS["simulation__codeio"]["row"], _pipeline("simulation__codeio")
-    asked = [pipeline.rows_of({**fields, "refcode": str(number)})[0] for number in range(60)]
-    outputs = sum("predict the output" in str(row) for row in asked)
+    fields, pipeline = SOURCE_ROWS["simulation__codeio"]["row"], pipeline_of("simulation__codeio")
+    rows = [pipeline.rows_of({**fields, "refcode": str(number)})[0] for number in range(60)]
+    outputs = sum("predict the output" in str(row) for row in rows)
     assert 20 < outputs < 40
 
 
 def test_eight_tests_of_a_program_are_kept() -> None:
     numbers = [str(number) for number in range(50)]
     tests = {"inputs": [[number] for number in numbers], "outputs": numbers}
-    made = code_tests({"input_output": json.dumps(tests)}, 3)
-    assert made is not None
-    oracle = made["oracle"]
+    program_tests = code_tests({"input_output": json.dumps(tests)}, 3)
+    assert program_tests is not None
+    oracle = program_tests["oracle"]
     assert len(oracle["inputs"]) == 8 and oracle["inputs"] == oracle["outputs"]
     assert code_tests({"tests": "[]"}, 3) is None
 
@@ -87,11 +94,11 @@ def test_eight_tests_of_a_program_are_kept() -> None:
     ],
 )
 def test_rows_that_guru_leaves_out_are_left_out(name: str, changed: dict[str, str], filtered_by: str) -> None:
-    assert _pipeline(name).rows_of(SOURCE_ROWS[name]["row"] | changed) == [filtered_by]
+    assert pipeline_of(name).rows_of(SOURCE_ROWS[name]["row"] | changed) == [filtered_by]
 
 
 @cache
-def _pipeline(name: str) -> PrepareData:
+def pipeline_of(name: str) -> PrepareData:
     built = build(DataPipeline, load([str(ROOT / "configs" / "data" / f"{name}.jsonnet")], ()).data)
     assert isinstance(built, PrepareData)
     return built

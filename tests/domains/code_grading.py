@@ -1,4 +1,4 @@
-"""Programs and tests that several files grade; `grade` is what all of them call."""
+"""Provide programs, tests and the function `grade` to the test files of the code grader."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ def grade(code: str, gold: dict[str, Any], *, data: dict[str, Any] | None = None
 
 
 def programs(file: str) -> dict[str, tuple[str, str, str]]:
-    """Returns a file's programs by their names: code, kind of tests and tests, empty where there are none.
+    """Return a file's programs by their names: code, kind of tests and tests, empty where there are none.
 
     Lines of the form ``=== name`` stand before programs, ``--- kind`` before their tests.
     """
-    found = {}
+    by_name = {}
     for name, text in texts(PROGRAMS / f"{file}.txt").items():
         code, *tests = re.split(r"^--- (\w+)\n", text, flags=re.MULTILINE)
-        found[name] = (code, *tests) if tests else (code, "", "")
-    return found
+        by_name[name] = (code, *tests) if tests else (code, "", "")
+    return by_name
 
 
 def gold_of(kind: str, tests: str) -> dict[str, Any]:
-    """Returns the gold of a program of a file: tests of this kind, a gold as it stands, or one of `GOLDS`."""
+    """Return the gold of a program of a file: tests of this kind, a gold in JSON, or one of `GOLDS`."""
     if kind == "gold":
         gold: dict[str, Any] = json.loads(tests)
         return gold

@@ -1,4 +1,4 @@
-"""What tests of rollouts share."""
+"""Share one pool of environments among the tests of a module."""
 
 from __future__ import annotations
 

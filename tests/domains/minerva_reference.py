@@ -1,7 +1,8 @@
-"""Equality of normalised MATH answers, once more and plainly: what the VinePPO paper's code is known to do.
+"""Compare normalised MATH answers as the VinePPO paper's code does: a plain reference for the preset.
 
-Made from a description of that code, not from it, and by other means than the grader's: formulas become
-plain text, which sympy's own parser reads. It runs what it is given as Python: only for answers made here.
+It was written from a description of that code, and by other means than the grader: formulas become plain
+text, which sympy's own parser reads. That parser runs its text as Python, so this is only for answers that
+tests make.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from sympy.parsing.sympy_parser import (
     standard_transformations,
 )
 
-READ = (*standard_transformations, implicit_multiplication_application)
+TRANSFORMATIONS = (*standard_transformations, implicit_multiplication_application)
 REFUSED = ("^{", "^(", "%")
 REFUSED_PATTERNS = (r"\^[0-9]+\^", r"\^[0-9][0-9]+", r"[0-9]{3}!")
 SIGNS = {
@@ -26,20 +27,24 @@ SIGNS = {
 }  # fmt: skip
 
 
-def equal_lists(given: list[str], gold: list[str]) -> bool:
+def equal_lists(answers: list[str], gold: list[str]) -> bool:
     gold = list(dict.fromkeys(gold))
-    given = list(dict.fromkeys(given))[-len(gold) :]
-    pairs = [(a, b) for a in given for b in gold if equal(a, b)]
-    return {a for a, _ in pairs} == set(given) and {b for _, b in pairs} == set(gold) and bool(given)
+    answers = list(dict.fromkeys(answers))[-len(gold) :]
+    pairs = [(a, b) for a in answers for b in gold if equal(a, b)]
+    return {a for a, _ in pairs} == set(answers) and {b for _, b in pairs} == set(gold) and bool(answers)
 
 
-def equal(given: str, gold: str) -> bool:
-    if "\\cup" in given and "\\cup" in gold:
-        return equal_lists(given.split("\\cup"), gold.split("\\cup"))
-    one, other = number(given, percent=False), number(gold, percent=False)
-    if one is not None and other is not None and abs(one - other) < 1e-3:
+def equal(answer: str, gold: str) -> bool:
+    if "\\cup" in answer and "\\cup" in gold:
+        return equal_lists(answer.split("\\cup"), gold.split("\\cup"))
+    number_of_answer, number_of_gold = number(answer, percent=False), number(gold, percent=False)
+    if (
+        number_of_answer is not None
+        and number_of_gold is not None
+        and abs(number_of_answer - number_of_gold) < 1e-3
+    ):
         return True
-    return given == gold or equal_mathematics(given, gold)
+    return answer == gold or equal_mathematics(answer, gold)
 
 
 def number(text: str, percent: bool = True) -> float | None:
@@ -54,57 +59,57 @@ def number(text: str, percent: bool = True) -> float | None:
         return None
 
 
-def equal_mathematics(given: str, gold: str) -> bool:
-    one, other = number(given), number(gold)
-    if one is not None and other is not None:
+def equal_mathematics(answer: str, gold: str) -> bool:
+    number_of_answer, number_of_gold = number(answer), number(gold)
+    if number_of_answer is not None and number_of_gold is not None:
         return any(
-            math.isclose(one, meant, rel_tol=1e-9, abs_tol=1e-3)
-            for meant in (other / 100, other, other * 100)
+            math.isclose(number_of_answer, expected, rel_tol=1e-9, abs_tol=1e-3)
+            for expected in (number_of_gold / 100, number_of_gold, number_of_gold * 100)
         )
     if (
-        given[:1] in list("([")
-        and given[-1:] in list(")]")
+        answer[:1] in list("([")
+        and answer[-1:] in list(")]")
         and gold[:1] in list("([")
         and gold[-1:] in list(")]")
     ):
-        parts, others = given[1:-1].split(","), gold[1:-1].split(",")
-        if len(parts) == len(others) and all(map(equal_mathematics, parts, others)):
+        parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
+        if len(parts) == len(gold_parts) and all(map(equal_mathematics, parts, gold_parts)):
             return True
-    if given.count("=") == 1 and gold.count("=") == 1:
-        (a, b), (c, d) = given.split("="), gold.split("=")
+    if answer.count("=") == 1 and gold.count("=") == 1:
+        (a, b), (c, d) = answer.split("="), gold.split("=")
         return equal_symbols(f"{a}-({b})", f"{c}-({d})") or equal_symbols(f"-({a}-({b}))", f"{c}-({d})")
-    if given.count("=") == 1 and len(given.split("=")[0]) <= 2 and "=" not in gold:
-        return equal_mathematics(given.split("=")[1], gold)
-    if gold.count("=") == 1 and len(gold.split("=")[0]) <= 2 and "=" not in given:
-        return equal_mathematics(given, gold.split("=")[1])
-    return equal_symbols(given, gold)
+    if answer.count("=") == 1 and len(answer.split("=")[0]) <= 2 and "=" not in gold:
+        return equal_mathematics(answer.split("=")[1], gold)
+    if gold.count("=") == 1 and len(gold.split("=")[0]) <= 2 and "=" not in answer:
+        return equal_mathematics(answer, gold.split("=")[1])
+    return equal_symbols(answer, gold)
 
 
-def equal_symbols(given: str, gold: str) -> bool:
-    if any(sign in text for sign in REFUSED for text in (given, gold)):
+def equal_symbols(answer: str, gold: str) -> bool:
+    if any(sign in text for sign in REFUSED for text in (answer, gold)):
         return False
-    if any(re.search(pattern, text) for pattern in REFUSED_PATTERNS for text in (given, gold)):
+    if any(re.search(pattern, text) for pattern in REFUSED_PATTERNS for text in (answer, gold)):
         return False
     try:
-        one, other = read(given), read(gold)
-        if len(one.free_symbols | other.free_symbols) > 2:
+        formula, gold_formula = parse_latex(answer), parse_latex(gold)
+        if len(formula.free_symbols | gold_formula.free_symbols) > 2:
             return False
-        difference = one - other
+        difference = formula - gold_formula
         return bool(simplify(difference) == 0 or abs(complex(difference)) < 1e-3)
     except Exception:
-        return False  # whatever sympy makes of what is no formula: that code takes all of it for unequal
+        return False  # the paper's code takes a text for unequal, whichever exception sympy raises on it
 
 
-def read(text: str) -> Any:
-    return parse_expr(plain(text).replace("^", "**"), transformations=READ)
+def parse_latex(text: str) -> Any:
+    return parse_expr(latex_as_text(text).replace("^", "**"), transformations=TRANSFORMATIONS)
 
 
-def plain(text: str) -> str:
-    """LaTeX as text: fractions and roots by their arguments, signs, all other commands left out."""
+def latex_as_text(text: str) -> str:
+    """Write LaTeX as plain text: fractions, roots and signs are kept, and all other commands are left out."""
     text = re.sub(r"(\d)\\frac", r"\1+\\frac", text)  # a mixed number
-    while (found := re.search(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", text)) or (
-        found := re.search(r"\\sqrt\{([^{}]*)\}", text)
+    while (match := re.search(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", text)) or (
+        match := re.search(r"\\sqrt\{([^{}]*)\}", text)
     ):
-        inside = f"(({found[1]})/({found[2]}))" if found.re.groups == 2 else f"sqrt({found[1]})"
-        text = text[: found.start()] + inside + text[found.end() :]
-    return re.sub(r"\\[A-Za-z]+|\\[{}]|[{}]", lambda found: SIGNS.get(found[0], ""), text)
+        inside = f"(({match[1]})/({match[2]}))" if match.re.groups == 2 else f"sqrt({match[1]})"
+        text = text[: match.start()] + inside + text[match.end() :]
+    return re.sub(r"\\[A-Za-z]+|\\[{}]|[{}]", lambda match: SIGNS.get(match[0], ""), text)

@@ -1,4 +1,10 @@
-"""Graders and votes read what a model means, however it is written, and take no hedge for an answer."""
+"""Promises of graders and votes about the ways in which models write answers:
+
+* numbers in words, powers, units and signs are read, and choices by their letter;
+* a hedge or a list of options is no answer;
+* sentences of other scripts are steps, and notation changes no words;
+* equal answers in different writing are one vote.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +48,9 @@ def reward(grader: Any, response: str, gold: str) -> float:
         ("between 10-5", "5", True),
     ],
 )
-def test_the_last_number_is_read_as_people_write_it(response: str, gold: str, right: bool) -> None:
+def test_the_last_number_is_read_with_units_signs_powers_and_words(
+    response: str, gold: str, right: bool
+) -> None:
     assert reward(Numeric(without_marker="last_number"), response, gold) == right
 
 
@@ -94,7 +102,7 @@ def test_a_choice_is_read_by_its_letter(response: str, chosen: str | None) -> No
     assert MultipleChoice().extract(response, Problem("p", "?", "C")) == chosen
 
 
-def test_a_gold_of_articles_or_signs_is_no_empty_text() -> None:
+def test_a_gold_of_articles_or_signs_does_not_match_an_empty_answer() -> None:
     assert reward(ExactMatch(), "<answer>an</answer>", '["A"]') == 0
     assert reward(ExactMatch(), "<answer>a</answer>", '["A"]') == 1
     assert reward(ExactMatch(), "<answer>-</answer>", "+") == 0
@@ -120,7 +128,7 @@ def test_sentences_of_other_scripts_are_steps(sentences: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "same"),
+    ("text", "other_notation"),
     [
         ("12,500 pens", "12500 pens"),
         ("12{,}500", "１２５００"),
@@ -130,11 +138,11 @@ def test_sentences_of_other_scripts_are_steps(sentences: list[str]) -> None:
         ("\\left(\\sqrt{2}\\right)", "(√2)"),
     ],
 )
-def test_notation_makes_no_other_words(text: str, same: str) -> None:
-    assert word_list(text) == word_list(same)
+def test_the_same_formula_in_another_notation_has_the_same_words(text: str, other_notation: str) -> None:
+    assert word_list(text) == word_list(other_notation)
 
 
-def answered(pool: GraderPool, problem: Problem, answers: list[str]) -> list[Trajectory]:
+def grade_answers(pool: GraderPool, problem: Problem, answers: list[str]) -> list[Trajectory]:
     return [
         Trajectory(
             problem=problem,
@@ -164,11 +172,11 @@ def test_equal_answers_have_one_vote_together(gold: str, answers: list[str], rig
 
     problem = Problem("p", "?", gold)
     with GraderPool(MathGrader(), workers=1) as pool:
-        assert majority_is_right(answered(pool, problem, answers), pool.same_answer) is right
+        assert majority_is_right(grade_answers(pool, problem, answers), pool.same_answer) is right
 
 
 VOTES = [
-    # the grader, what it is asked about, two spellings of one wrong answer, another wrong answer
+    # The grader, gold and data of the problem, two spellings of one wrong answer, another wrong answer
     ("table", {"gold": "12.5 %"}, ("\\boxed{1,250}", "\\boxed{1250}"), "\\boxed{1251}"),
     (
         "table",
@@ -233,21 +241,21 @@ VOTES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "asked", "same", "different"), VOTES)
+@pytest.mark.parametrize(("name", "question", "equal_responses", "different"), VOTES)
 def test_each_grader_that_can_compare_answers_counts_equal_ones_as_one_vote(
-    name: str, asked: dict[str, Any], same: tuple[str, str], different: str
+    name: str, question: dict[str, Any], equal_responses: tuple[str, str], different: str
 ) -> None:
-    problem = Problem("p", "?", asked["gold"], data=asked.get("data", {}))
+    problem = Problem("p", "?", question["gold"], data=question.get("data", {}))
     grader = Grader.registered()[name]()
     with GraderPool(grader, workers=1) as pool:
-        answers = [grader.grade(response, problem).extracted for response in (*same, different)]
-        first, second, third = (str(answer) for answer in answers)
+        answers = [grader.grade(response, problem).extracted for response in (*equal_responses, different)]
+        answer, equal_answer, different_answer = (str(answer) for answer in answers)
         assert None not in answers
-        assert pool.same_answer(first, first, problem)
-        assert pool.same_answer(first, second, problem)
-        assert pool.same_answer(second, first, problem)
-        assert not pool.same_answer(first, third, problem)
-        assert not pool.same_answer(third, second, problem)
+        assert pool.same_answer(answer, answer, problem)
+        assert pool.same_answer(answer, equal_answer, problem)
+        assert pool.same_answer(equal_answer, answer, problem)
+        assert not pool.same_answer(answer, different_answer, problem)
+        assert not pool.same_answer(different_answer, equal_answer, problem)
 
 
 def test_an_answer_that_cannot_be_read_leaves_the_others_comparable() -> None:
@@ -258,7 +266,7 @@ def test_an_answer_that_cannot_be_read_leaves_the_others_comparable() -> None:
         assert pool.same_answer("11/11", "[[1, 1], [1, 1]]", problem) is True
 
 
-def test_an_answer_is_no_gold_of_a_table_which_may_be_json() -> None:
+def test_answers_of_tables_are_compared_as_texts_and_not_as_json() -> None:
     grader, problem = TableGrader(), Problem("p", "?", "7")
     assert grader.same_answer("[5]", "[5]", problem)
     assert not grader.same_answer("[" * 3000, "[" * 3000 + "1", problem)

@@ -1,5 +1,10 @@
-"""Promises: a call with a mistake that leaves one reading is carried out; any other is answered with one
-message; a tag that a thought or prose speaks of calls nothing."""
+"""Promises of reading the calls that models write:
+
+* a call with a mistake that leaves one reading is carried out, and any other is answered with one message;
+* all calls of a turn are made in their order;
+* a tag that a thought or prose only mentions calls nothing;
+* reading takes time linear in the text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from treetune.vocabulary import Problem
 
 @dataclass(frozen=True)
 class Shelf(Tool):
-    """Two functions, which return what they were called with."""
+    """A tool of two functions, which return their arguments."""
 
     name: str = "shelf"
 
@@ -43,20 +48,20 @@ def step(format: str, action: str) -> Any:
     return tools.step(tools.reset(Problem(id="a", prompt="?", gold="?"), 0), action)
 
 
-ONE = '{"name": "lend", "arguments": {"titles": ["Emma"], "days": 3}}'
+LEND_CALL = '{"name": "lend", "arguments": {"titles": ["Emma"], "days": 3}}'
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        ONE,
-        ONE + "}",
-        ONE[:-1],
-        ONE[:-2],
-        ONE.replace("}}", ",},}"),
-        ONE.replace('"', "'"),
-        f"```json\n{ONE}\n```",
-        ONE.replace('"arguments"', '"parameters"'),
+        LEND_CALL,
+        LEND_CALL + "}",
+        LEND_CALL[:-1],
+        LEND_CALL[:-2],
+        LEND_CALL.replace("}}", ",},}"),
+        LEND_CALL.replace('"', "'"),
+        f"```json\n{LEND_CALL}\n```",
+        LEND_CALL.replace('"arguments"', '"parameters"'),
         '{"name": "lend", "arguments": "{\\"titles\\": [\\"Emma\\"], \\"days\\": 3}"}',
         '{"name": "lend", "arguments": {"titles": "[\\"Emma\\"]", "days": "3"}}',
         '{"type": "function", "function": {"name": "lend", "arguments": {"titles": ["Emma"], "days": 3}}}',
@@ -65,7 +70,7 @@ ONE = '{"name": "lend", "arguments": {"titles": ["Emma"], "days": 3}}'
     ],
 )
 @pytest.mark.parametrize("ending", ["\n</tool_call>", ""])
-def test_a_mistake_that_leaves_one_reading_is_read_over(call: str, ending: str) -> None:
+def test_a_call_with_a_mistake_that_leaves_one_reading_is_made(call: str, ending: str) -> None:
     turn = step("hermes", f"I look.\n<tool_call>\n{call}{ending}")
     assert [result[::2] for result in turn.results] == [("lend", "['Emma'] for 3")]
     assert not turn.done
@@ -79,22 +84,22 @@ def test_a_call_without_arguments_has_none(arguments: str) -> None:
 
 def test_a_string_may_run_over_lines_and_hold_the_end_tag() -> None:
     for code in ("print(1)\nprint(2)", "print('</tool_call>')"):
-        calls, said = native_calls(
+        calls, prose = native_calls(
             "hermes", f'So: <tool_call>{{"name": "run", "arguments": {{"code": "{code}"}}}}</tool_call> ok'
         )
-        assert ([call.arguments for call in calls], said) == ([{"code": code}], "So:  ok")
+        assert ([call.arguments for call in calls], prose) == ([{"code": code}], "So:  ok")
 
 
 @pytest.mark.parametrize(
     ("format", "action"),
     [
-        ("hermes", f'<tool_call>{ONE}\n{{"name": "count"}}</tool_call>'),
-        ("hermes", f'<tool_call>[{ONE}, {{"name": "count"}}]</tool_call>'),
-        ("hermes", f'<tool_call>{ONE}</tool_call> and <tool_call>{{"name": "count"}}</tool_call>'),
-        ("hermes", f'<tool_call>{ONE}\n<tool_call>{{"name": "count"}}'),
-        ("llama", f'{ONE}; {{"name": "count", "parameters": {{}}'),
-        ("llama", f'Let me look.<|python_tag|>{ONE}; {{"name": "count"}}<|python_tag|>'),
-        ("mistral", f'[TOOL_CALLS][{ONE}, {{"name": "count"}}'),
+        ("hermes", f'<tool_call>{LEND_CALL}\n{{"name": "count"}}</tool_call>'),
+        ("hermes", f'<tool_call>[{LEND_CALL}, {{"name": "count"}}]</tool_call>'),
+        ("hermes", f'<tool_call>{LEND_CALL}</tool_call> and <tool_call>{{"name": "count"}}</tool_call>'),
+        ("hermes", f'<tool_call>{LEND_CALL}\n<tool_call>{{"name": "count"}}'),
+        ("llama", f'{LEND_CALL}; {{"name": "count", "parameters": {{}}'),
+        ("llama", f'Let me look.<|python_tag|>{LEND_CALL}; {{"name": "count"}}<|python_tag|>'),
+        ("mistral", f'[TOOL_CALLS][{LEND_CALL}, {{"name": "count"}}'),
         ("mistral", '[TOOL_CALLS]lend[ARGS]{"titles": ["Emma"], "days": 3}[TOOL_CALLS]count{}'),
     ],
 )
@@ -106,7 +111,7 @@ def test_all_calls_of_a_turn_are_made_in_their_order(format: str, action: str) -
     "call",
     ['{"name": "lend", "arguments": {"titles": ["Em', "count()", '{"arguments": {}}', '"count" {', "[1]"],
 )
-def test_what_has_no_safe_reading_is_answered_with_one_message(call: str) -> None:
+def test_a_call_without_a_safe_reading_is_answered_with_one_message(call: str) -> None:
     turn = step("hermes", f"<tool_call>{call}</tool_call>")
     (result,) = turn.results
     assert "A call is JSON with a name and an object of arguments" in result[2]
@@ -115,11 +120,11 @@ def test_what_has_no_safe_reading_is_answered_with_one_message(call: str) -> Non
 @pytest.mark.parametrize(
     ("format", "action"),
     [
-        ("hermes", f"<think>I could <tool_call>{ONE}</tool_call>.</think>\nIt is 42."),
-        ("hermes", f"I could <tool_call>{ONE}</tool_call>.\n</think>\nIt is 42."),
-        ("hermes", f"<think>\nI could <tool_call>{ONE}</tool_call>"),
-        ("llama", f"<think>\n<|python_tag|>{ONE}\n</think>\n\nIt is 42."),
-        ("mistral", f"[THINK][TOOL_CALLS][{ONE}][/THINK]It is 42."),
+        ("hermes", f"<think>I could <tool_call>{LEND_CALL}</tool_call>.</think>\nIt is 42."),
+        ("hermes", f"I could <tool_call>{LEND_CALL}</tool_call>.\n</think>\nIt is 42."),
+        ("hermes", f"<think>\nI could <tool_call>{LEND_CALL}</tool_call>"),
+        ("llama", f"<think>\n<|python_tag|>{LEND_CALL}\n</think>\n\nIt is 42."),
+        ("mistral", f"[THINK][TOOL_CALLS][{LEND_CALL}][/THINK]It is 42."),
         ("hermes", "I would need <tool_call> for that. It is 42."),
         ("hermes", "Calls stand between `<tool_call>` and `</tool_call>`. It is 42."),
         ("hermes", "Calls stand between <tool_call> and </tool_call>. It is 42."),
@@ -127,17 +132,19 @@ def test_what_has_no_safe_reading_is_answered_with_one_message(call: str) -> Non
         ("mistral", "I know of [TOOL_CALLS]. It is 42."),
     ],
 )
-def test_a_call_that_is_only_spoken_of_is_not_made(format: str, action: str) -> None:
+def test_a_call_that_is_only_mentioned_is_not_made(format: str, action: str) -> None:
     turn = step(format, action)
     assert (turn.done, turn.results) == (True, ())
 
 
 def test_the_call_behind_a_thought_is_made_and_the_one_in_it_is_not() -> None:
     tools = Tools(tools=(Shelf(),), format="hermes")
-    action = f'<think>No <tool_call>{ONE}</tool_call></think>Yes <tool_call>{{"name": "count"}}</tool_call>'
+    action = (
+        f'<think>No <tool_call>{LEND_CALL}</tool_call></think>Yes <tool_call>{{"name": "count"}}</tool_call>'
+    )
     assert [call.tool for call in tools.calls(action)] == ["count"]
     message = tools.message(action)
-    assert message["content"] == f"<think>No <tool_call>{ONE}</tool_call></think>\nYes"
+    assert message["content"] == f"<think>No <tool_call>{LEND_CALL}</tool_call></think>\nYes"
     assert [call["function"]["name"] for call in message["tool_calls"]] == ["count"]
 
 
@@ -149,25 +156,25 @@ def test_tags_call_nothing_within_a_thought_that_ended_but_may_interrupt_one() -
 
 
 def test_a_fence_within_a_string_is_part_of_it_and_the_one_at_the_end_is_not() -> None:
-    said = (
+    message = (
         '<tool_call>```json\n{"name": "lend", "arguments": {"titles": ["```py\\n1\\n```"]}\n```</tool_call>'
     )
-    calls, _ = native_calls("hermes", said)
+    calls, _ = native_calls("hermes", message)
     assert [call.arguments for call in calls] == [{"titles": ["```py\n1\n```"]}]
 
 
 def test_an_end_tag_in_a_closed_string_ends_no_call_whose_last_string_is_open() -> None:
-    said = '<tool_call>{"a": "</tool_call>", "b": "x</tool_call>and so on'
-    calls, rest = native_calls("hermes", said)
+    message = '<tool_call>{"a": "</tool_call>", "b": "x</tool_call>and so on'
+    calls, prose = native_calls("hermes", message)
     assert calls[0].fault is not None
-    assert rest == "and so on"
+    assert prose == "and so on"
 
 
 @pytest.mark.parametrize(
     "call",
     [
         '{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
-        ONE + '\n{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
+        LEND_CALL + '\n{"name": "run", "arguments": {"code": "print(\'</tool_call>\')"}}',
         '<function=run><parameter=code>print("</tool_call>")</parameter></function>',
     ],
 )

@@ -1,5 +1,9 @@
-"""Programs in whatever fence, with or without their problem's beginning, and numbers of any size: what is
-right earns its reward, and what is wrong doesn't."""
+"""Promises of the code grader about the ways in which models write programs:
+
+* a program is read from any fence, with or without the beginning that the problem gives;
+* a right program earns its reward behind a stub, a helper or a missing import, and a wrong one doesn't;
+* printed numbers are compared with as many digits as they need, and infinity equals itself alone.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,7 @@ def fenced(code: str) -> str:
     ],
 )
 @needs_sandbox
-def test_a_program_is_found_in_whatever_fence(response: str) -> None:
+def test_a_program_is_read_from_any_fence(response: str) -> None:
     assert reward(response, DOUBLE) == (1.0, None)
 
 
@@ -126,7 +130,7 @@ def test_a_stub_hides_no_function_that_the_answer_defines(prefix: str, answer: s
 @needs_sandbox
 @pytest.mark.parametrize("prefix", [name for name in PREFIXES if name not in ("without an end", "dots")])
 @pytest.mark.parametrize("answer", REST)
-def test_the_rest_of_a_function_goes_on_where_its_beginning_ends(prefix: str, answer: str) -> None:
+def test_the_body_of_a_function_continues_where_its_beginning_ends(prefix: str, answer: str) -> None:
     assert reward(fenced(REST[answer]), SQUARE, prefix=PREFIXES[prefix]) == (1.0, None)
 
 
@@ -135,7 +139,7 @@ def test_the_rest_of_a_function_goes_on_where_its_beginning_ends(prefix: str, an
 @pytest.mark.parametrize(
     "answer", ["    return n + n", "def f(n):\n    return n + n", "def g(n):\n    return n * n"]
 )
-def test_what_is_wrong_stays_wrong_behind_a_stub(prefix: str, answer: str) -> None:
+def test_a_wrong_answer_stays_wrong_behind_a_stub(prefix: str, answer: str) -> None:
     assert reward(fenced(answer), SQUARE, prefix=PREFIXES[prefix])[0] == 0.0
 
 
@@ -246,7 +250,7 @@ def test_only_what_is_missing_is_imported() -> None:
         ("snan", "1", False),
     ],
 )
-def test_what_is_infinite_or_no_number_is_near_nothing_else(printed: str, expected: str, same: bool) -> None:
+def test_infinity_and_nan_are_near_nothing_else(printed: str, expected: str, same: bool) -> None:
     assert same_output(printed, expected) is same
 
 

@@ -1,4 +1,11 @@
-"""Programs are judged by what they do: right ones pass and wrong ones don't, whatever tests them."""
+"""Promises of the code grader:
+
+* right programs pass and wrong ones earn the tests that they pass, whichever kind of tests the gold has;
+* tests use an answer as if it were in their process, and both know the prefix of the problem;
+* a test without end fails, a missing sandbox leaves the answer ungraded, and a gold without tests is an
+  error;
+* printed output is compared by words and numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +30,9 @@ RIGHT, AS_IF_IN_ONE_PROCESS, ENDS = map(programs, ("right", "as_if_in_one_proces
 @pytest.mark.parametrize("program", RIGHT.values(), ids=RIGHT)
 def test_right_code_earns_everything(program: tuple[str, str, str]) -> None:
     code, *tests = program
-    found = grade(code, gold_of(*tests))
-    assert (found.reward, found.outcome, found.message) == (1.0, "ok", None)
-    assert found.numbers["tests"] == found.numbers["tests_passed"] > 0
+    graded = grade(code, gold_of(*tests))
+    assert (graded.reward, graded.outcome, graded.message) == (1.0, "ok", None)
+    assert graded.numbers["tests"] == graded.numbers["tests_passed"] > 0
 
 
 @pytest.mark.parametrize(
@@ -45,18 +52,18 @@ def test_right_code_earns_everything(program: tuple[str, str, str]) -> None:
     ],
 )
 def test_wrong_code_earns_the_tests_that_it_passes(code: str, kind: str, passed: int) -> None:
-    found = grade(code, GOLDS[kind], score="fraction")
-    assert (found.numbers["tests_passed"], found.outcome) == (passed, "ok")
-    assert found.reward == pytest.approx(passed / found.numbers["tests"])
-    assert found.message
+    graded = grade(code, GOLDS[kind], score="fraction")
+    assert (graded.numbers["tests_passed"], graded.outcome) == (passed, "ok")
+    assert graded.reward == pytest.approx(passed / graded.numbers["tests"])
+    assert graded.message
     assert grade(code, GOLDS[kind]).reward == 0.0
 
 
 def test_a_test_without_end_fails_and_so_do_those_behind_it() -> None:
     gold = {"functional": ["assert f(1) == 1", "assert f(0) == 0", "assert f(2) == 4"]}
     code = "def f(n):\n    while n == 0: pass\n    return n * n"
-    found = grade(code, gold, score="fraction", test_seconds=0.5)
-    assert (found.reward, found.message) == (pytest.approx(1 / 3), "stopped after 0.5 s")
+    graded = grade(code, gold, score="fraction", test_seconds=0.5)
+    assert (graded.reward, graded.message) == (pytest.approx(1 / 3), "stopped after 0.5 s")
 
 
 @pytest.mark.parametrize("program", ENDS.values(), ids=ENDS)
@@ -66,7 +73,7 @@ def test_a_program_may_end_as_programs_do(program: tuple[str, str, str]) -> None
 
 
 @pytest.mark.parametrize(("blocks", "right"), [("all", True), ("last", True), ("first", False)])
-def test_which_blocks_are_the_answer_is_said(blocks: Any, right: bool) -> None:
+def test_a_setting_says_which_blocks_are_the_answer(blocks: Any, right: bool) -> None:
     response = "```python\ndef g(n): return n\n```\nthen\n```python\ndef f(n): return n * n\n```\n"
     response += "which prints\n```\n4\n```"
     problem = Problem(id="p", prompt="?", gold=json.dumps(GOLDS["functional"]))
@@ -98,13 +105,13 @@ def test_a_gold_without_tests_is_an_error_and_not_a_wrong_answer(gold: str) -> N
 
 
 @needs_sandbox
-def test_an_empty_kind_of_tests_is_passed_over() -> None:
+def test_an_empty_kind_of_tests_is_ignored() -> None:
     assert grade(
         SQUARE, {"functional": "", "solution_file": "from solution import f\nassert f(2) == 4"}
     ).correct
 
 
-# Tests use an answer as if it were in their process, and both know what stands before it.
+# Answers in the process of their tests, and prefixes
 
 
 @pytest.mark.parametrize("program", AS_IF_IN_ONE_PROCESS.values(), ids=AS_IF_IN_ONE_PROCESS)
@@ -118,23 +125,23 @@ def test_unittest_that_fails_is_no_success() -> None:
     assert grade("def f(n): return 8", gold_of(*tests)).reward == 0.0
 
 
-def test_what_stands_before_the_answer_is_known_to_answer_and_tests() -> None:
+def test_the_prefix_is_known_to_the_answer_and_to_the_tests() -> None:
     numbers = "list(range(3000))"
     gold = {"functional": f"assert values(Solution().reverse(chain({numbers}))) == {numbers}[::-1]"}
     code = PREFIXES["reverse"]
     assert grade(code, gold, data={"prefix": PREFIXES["lists"]}).message is None
-    # What the tests use of it is theirs: another one in the answer changes nothing.
+    # The tests use the helper of the prefix, although the answer defines it again.
     forged = code.replace("return back", "return head") + f"def values(head): return {numbers}[::-1]"
     assert grade(forged, gold, data={"prefix": PREFIXES["lists"]}).reward == 0.0
 
 
 @pytest.mark.parametrize("prefix", ["def f(n):\n", 'def f(n):\n    """Squares."""\n', "import math\n"])
-def test_the_answer_may_go_on_with_the_prefix_or_fill_it_in(prefix: str) -> None:
+def test_the_answer_may_continue_the_prefix_or_repeat_it(prefix: str) -> None:
     code = "    return n * n" if prefix.endswith(":\n") else SQUARE
     assert grade(code, GOLDS["functional"], data={"prefix": prefix}).message is None
 
 
-def test_a_function_may_rest_on_another_of_the_prefix() -> None:
+def test_a_function_may_use_a_helper_of_the_prefix() -> None:
     """As in HumanEval: the prompt holds a helper and the head of what is to be written."""
     prefix = PREFIXES["zeros"]
     code = prefix + "    return -xs[0] / xs[1]\n"

@@ -1,4 +1,11 @@
-"""Rows of many domains: written and read back, graded by their source, and refused before the run."""
+"""Promises of rows of several domains in files:
+
+* rows that are written are read back with all their values, and equal rows give equal bytes;
+* the longest route that matches a row's data source grades it, and a source without a route is told before
+  a run;
+* a row that lacks something is told with its place, or left out where the settings say so;
+* exported rows are read back as the same problems, and the trainer verl reads them.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +51,7 @@ def rows_task(path: Path, **more: Any) -> RoutedRows:
     return RoutedRows(train=(str(path),), **{"routes": ROUTES, **more})
 
 
-def write(path: Path, rows: Sequence[Any] = ROWS) -> Path:
+def write_rows(path: Path, rows: Sequence[Any] = ROWS) -> Path:
     if path.suffix == ".parquet":
         write_parquet(path, rows)
     else:
@@ -53,36 +60,36 @@ def write(path: Path, rows: Sequence[Any] = ROWS) -> Path:
 
 
 @pytest.fixture(params=["rows.parquet", "rows.jsonl"])
-def written(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return write(tmp_path / request.param)
+def rows_file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_rows(tmp_path / request.param)
 
 
-def findings(task: RoutedRows) -> list[Finding]:
+def errors_of(task: RoutedRows) -> list[Finding]:
     return [finding for finding in task.check(None) if finding.level == "error"]
 
 
-def test_the_longest_route_that_fits_grades(written: Path) -> None:
-    task = rows_task(written)
-    assert [task.grader.of(one) for one in task.problems("train")] == [HASH, HASH, BAR, BAR]
-    short = rows_task(written, routes={"math": NUMERIC, "": BAR})
-    assert [short.grader.of(one) for one in short.problems("train")] == [NUMERIC, NUMERIC, BAR, BAR]
+def test_the_longest_route_that_fits_grades(rows_file: Path) -> None:
+    task = rows_task(rows_file)
+    assert [task.grader.of(problem) for problem in task.problems("train")] == [HASH, HASH, BAR, BAR]
+    short = rows_task(rows_file, routes={"math": NUMERIC, "": BAR})
+    assert [short.grader.of(problem) for problem in short.problems("train")] == [NUMERIC, NUMERIC, BAR, BAR]
     mixture = Mixture(domains={"all": Domain(task=task)})
-    found = [(one.domain, mixture.grader.of(one)) for one in mixture.problems("train")]
-    assert found == [("all", HASH), ("all", HASH), ("all", BAR), ("all", BAR)]
-    first = task.problems("train")[0]
-    assert task.grader.grade("so it is #2", first).correct
-    assert not task.grader.grade("so it is |2", first).correct
+    assert {problem.domain for problem in mixture.problems("train")} == {"all"}
+    assert [mixture.grader.of(problem) for problem in mixture.problems("train")] == [HASH, HASH, BAR, BAR]
+    sum_problem = task.problems("train")[0]
+    assert task.grader.grade("so it is #2", sum_problem).correct
+    assert not task.grader.grade("so it is |2", sum_problem).correct
 
 
-def test_a_row_is_asked_as_its_conversation_or_as_it_is(written: Path) -> None:
-    sums, _, code, raw = rows_task(written).problems("train")
+def test_a_row_becomes_a_conversation_or_a_raw_prompt(rows_file: Path) -> None:
+    sums, _, code, raw = rows_task(rows_file).problems("train")
     assert (sums.prompt, sums.messages, sums.as_is) == ("1 + 1?", (), False)
     assert code.messages == (Message("system", "Be brief."), Message("user", "Sort 2 1."))
     assert (raw.prompt, raw.messages, raw.as_is) == ("Ask\n<think>", (), True)
 
 
-def test_golds_are_text_and_extra_info_keeps_its_names(written: Path) -> None:
-    sums, _, code, _ = rows_task(written).problems("train")
+def test_golds_are_text_and_extra_info_keeps_its_names(rows_file: Path) -> None:
+    sums, _, code, _ = rows_task(rows_file).problems("train")
     assert (sums.gold, json.loads(code.gold)) == ("2", {"inputs": ["2 1"]})
     assert sums.data == {"index": 7, "level": "easy", "data_source": "math__sums", "ability": "math"}
     assert code.data["names"] == ["f"]
@@ -97,25 +104,25 @@ def test_golds_are_text_and_extra_info_keeps_its_names(written: Path) -> None:
         (None, ["", "", "", ""]),
     ],
 )
-def test_a_row_tells_its_domain(written: Path, domain: Any, domains: list[str]) -> None:
-    assert [one.domain for one in rows_task(written, domain=domain).problems("train")] == domains
+def test_a_row_tells_its_domain(rows_file: Path, domain: Any, domains: list[str]) -> None:
+    assert [problem.domain for problem in rows_task(rows_file, domain=domain).problems("train")] == domains
 
 
-def test_an_unknown_source_is_told_before_the_run_with_all_of_them_and_the_nearest(written: Path) -> None:
-    task = rows_task(written, routes={"mathh": HASH, "codegen": BAR})
-    (finding,) = findings(task)
+def test_an_unknown_source_is_told_before_the_run_with_all_of_them_and_the_nearest(rows_file: Path) -> None:
+    task = rows_task(rows_file, routes={"mathh": HASH, "codegen": BAR})
+    (finding,) = errors_of(task)
     assert finding.key == "routes"
     assert "'math__sums' (did you mean the route 'mathh'?)" in finding.what
     assert "sources are codegen__mine, math__sums, math__sums_hard, ood__raw, and routes" in finding.what
     with pytest.raises(ValueError, match="no route matches the data_source 'math__sums'"):
         task.problems("train")
-    assert not findings(rows_task(written))
-    by_pattern = RoutedRows(source=InFiles(train=str(written)), routes={"codegen": BAR})
-    assert "'math__sums'" in findings(by_pattern)[0].what
+    assert not errors_of(rows_task(rows_file))
+    by_pattern = RoutedRows(source=InFiles(train=str(rows_file)), routes={"codegen": BAR})
+    assert "'math__sums'" in errors_of(by_pattern)[0].what
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ({"data_source": None}, "it has no data_source"),
         ({"reward_model": None}, "it has no reward_model"),
@@ -123,19 +130,19 @@ def test_an_unknown_source_is_told_before_the_run_with_all_of_them_and_the_neare
     ],
 )
 def test_a_row_that_lacks_something_is_told_before_the_run_with_its_place(
-    tmp_path: Path, broken: dict[str, Any], told: str
+    tmp_path: Path, broken: dict[str, Any], message: str
 ) -> None:
-    path = write(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], **broken}])
-    (finding,) = findings(rows_task(path))
-    assert finding.key == "train" and finding.what.startswith(f"{path}:2: {told}")
-    assert not findings(rows_task(path, bad_rows="skip"))
+    path = write_rows(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], **broken}])
+    (finding,) = errors_of(rows_task(path))
+    assert finding.key == "train" and finding.what.startswith(f"{path}:2: {message}")
+    assert not errors_of(rows_task(path, bad_rows="skip"))
 
 
-def test_of_parquet_nothing_is_read_that_nobody_asked_for(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.parquet", [{**row, "low_pass_rate": 0.5, "own": "x"} for row in ROWS])
+def test_only_the_columns_that_are_needed_are_read_from_parquet(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.parquet", [{**row, "low_pass_rate": 0.5, "own": "x"} for row in ROWS])
     task = rows_task(path)
     assert task.size("train") == 4
-    assert [one.data["low_pass_rate"] for one in task.problems("train")] == [0.5] * 4
+    assert [problem.data["low_pass_rate"] for problem in task.problems("train")] == [0.5] * 4
     assert "own" not in task.problems("train")[0].data
     assert rows_task(path, keep=("own",)).problems("train")[0].data["own"] == "x"
     assert parquet.read_schema(path).names[-1] == "own"
@@ -144,32 +151,32 @@ def test_of_parquet_nothing_is_read_that_nobody_asked_for(tmp_path: Path) -> Non
 
 
 def test_rows_are_chosen_by_their_pass_rate(tmp_path: Path) -> None:
-    rated = [{**row, "low_pass_rate": place / 3} for place, row in enumerate(ROWS)]
+    rated = [{**row, "low_pass_rate": index / 3} for index, row in enumerate(ROWS)]
     medium = Difficulty(field="low_pass_rate", above=0.0, below=1.0)
-    domain = Domain(task=rows_task(write(tmp_path / "rows.parquet", rated)), difficulty=medium)
-    sources = [one.data["data_source"] for one in Mixture(domains={"a": domain}).problems("train")]
-    assert sources == ["math__sums_hard", "codegen__mine"]
+    domain = Domain(task=rows_task(write_rows(tmp_path / "rows.parquet", rated)), difficulty=medium)
+    problems = Mixture(domains={"a": domain}).problems("train")
+    assert [problem.data["data_source"] for problem in problems] == ["math__sums_hard", "codegen__mine"]
 
 
 def test_bad_rows_stop_the_run_or_are_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "rows.jsonl", [{"prompt": "x"}, *ROWS])
+    path = write_rows(tmp_path / "rows.jsonl", [{"prompt": "x"}, *ROWS])
     with pytest.raises(ValueError, match=r"rows\.jsonl:1: it has no data_source"):
         rows_task(path).problems("train")
     assert len(rows_task(path, bad_rows="skip").problems("train")) == 4
 
 
-def test_demonstrations_are_a_key_of_what_the_row_says(written: Path) -> None:
-    task = rows_task(written, demonstration_field="level")
+def test_a_demonstration_is_the_text_under_a_key_of_extra_info(rows_file: Path) -> None:
+    task = rows_task(rows_file, demonstration_field="level")
     problems = task.problems("train")
     assert task.demonstration(problems[0], 0) == "easy"
     with pytest.raises(ValueError, match=r"'train/1' has no text under 'level' to learn from.*'ability'"):
         task.demonstration(problems[1], 0)
     with pytest.raises(ValueError, match="name a key of their extra_info"):
-        rows_task(written).check_demonstrations()
+        rows_task(rows_file).check_demonstrations()
     with pytest.raises(ValueError, match=r"name those of prompts and answers in model\.alphabet"):
-        rows_task(written).alphabet()
+        rows_task(rows_file).alphabet()
     row = domain_row("math__sums", "1+1=", "2", extra_info={"solution": "#2 "})
-    path = write(written.with_name("one.jsonl"), [row])
+    path = write_rows(rows_file.with_name("one.jsonl"), [row])
     assert rows_task(path, demonstration_field="solution").alphabet() == " #+12="
 
 
@@ -182,27 +189,25 @@ MIXED = Mixture(
 
 
 def as_exported(problem: Problem) -> dict[str, Any]:
-    data = {k: list(v) if isinstance(v, tuple) else v for k, v in problem.data.items()}
+    data = {key: list(value) if isinstance(value, tuple) else value for key, value in problem.data.items()}
     return {"gold": problem.gold, "prompt": problem.prompt, "domain": problem.domain, **data}
 
 
-def test_what_is_exported_is_read_back(tmp_path: Path) -> None:
+def test_exported_rows_are_read_back_as_the_same_problems(tmp_path: Path) -> None:
     assert export_rows(MIXED, "train", tmp_path / "rows.parquet") == 10
     graders = {name: domain.task.grader for name, domain in MIXED.domains.items()}
     again = rows_task(tmp_path / "rows.parquet", routes=graders)
     for before, after in zip(MIXED.problems("train"), again.problems("train"), strict=True):
-        found = as_exported(after)
-        assert as_exported(before).items() <= found.items()
-        assert found["id"] == before.id and found["split"] == "train"
+        exported = as_exported(after)
+        assert as_exported(before).items() <= exported.items()
+        assert exported["id"] == before.id and exported["split"] == "train"
         assert again.grader.of(after) == MIXED.grader.of(before)
-    assert {one.data["data_source"] for one in again.problems("train")} == {
-        "sums__addition_chain",
-        "numbers__countdown",
-    }
+    sources = {problem.data["data_source"] for problem in again.problems("train")}
+    assert sources == {"sums__addition_chain", "numbers__countdown"}
 
 
-def test_rows_are_exported_as_they_came(written: Path, tmp_path: Path) -> None:
-    task = rows_task(written)
+def test_rows_of_files_are_exported_unchanged(rows_file: Path, tmp_path: Path) -> None:
+    task = rows_task(rows_file)
     export_rows(task, "train", tmp_path / "again.parquet")
     for before, after in zip(
         task.problems("train"), rows_task(tmp_path / "again.parquet").problems("train"), strict=True
@@ -213,7 +218,7 @@ def test_rows_are_exported_as_they_came(written: Path, tmp_path: Path) -> None:
 
 
 def test_verl_reads_what_is_exported(tmp_path: Path) -> None:
-    """As its data set and its reward managers ask a row."""
+    """The assertions are on the keys that its data set and its reward managers read."""
     from datasets import load_dataset
 
     export_rows(MIXED, "train", tmp_path / "rows.parquet")
@@ -237,9 +242,9 @@ def test_the_command_exports_a_tasks_split(tmp_path: Path, capsys: pytest.Captur
     assert len(rows_task(output).problems("train")) == 2
 
 
-# What is written is what is read, and what others write is read as well.
+# Writing and reading
 
-OWN = [
+STRUCTURED_ROWS = [
     ROWS[0],
     domain_row(
         "codegen__mine",
@@ -251,57 +256,58 @@ OWN = [
 ]
 
 
-def test_what_is_written_is_read_with_its_lists_objects_and_columns_of_ones_own(tmp_path: Path) -> None:
-    rows = [{**OWN[0], "low_pass_rate": 0.5, "tags": [{"a": 1}]}, *OWN[1:]]
-    for written in (OWN, rows):
-        path = write(tmp_path / "rows.parquet", written)
-        assert [row for _, row in read_domain_rows(path)] == written
-    first, second, _ = parquet.read_table(path).to_pylist()
-    assert first["prompt"] == [{"role": "user", "content": "1 + 1?"}]
-    assert first["reward_model"] == {"style": "rule", "ground_truth": "2"}
-    assert (first["extra_info"]["index"], second["extra_info"]["names"]) == (7, ["f", "g"])
+def test_rows_are_read_back_with_their_lists_objects_and_additional_columns(tmp_path: Path) -> None:
+    rows = [{**STRUCTURED_ROWS[0], "low_pass_rate": 0.5, "tags": [{"a": 1}]}, *STRUCTURED_ROWS[1:]]
+    for rows_to_write in (STRUCTURED_ROWS, rows):
+        path = write_rows(tmp_path / "rows.parquet", rows_to_write)
+        assert [row for _, row in read_domain_rows(path)] == rows_to_write
+    sums, code, _ = parquet.read_table(path).to_pylist()
+    assert sums["prompt"] == [{"role": "user", "content": "1 + 1?"}]
+    assert sums["reward_model"] == {"style": "rule", "ground_truth": "2"}
+    assert (sums["extra_info"]["index"], code["extra_info"]["names"]) == (7, ["f", "g"])
 
 
 def test_a_key_without_a_value_in_any_row_is_left_out(tmp_path: Path) -> None:
-    row = {**OWN[0], "extra_info": {"index": 7, "hint": None}}
-    [(_, again)] = read_domain_rows(write(tmp_path / "rows.parquet", [row]))
+    row = {**STRUCTURED_ROWS[0], "extra_info": {"index": 7, "hint": None}}
+    [(_, again)] = read_domain_rows(write_rows(tmp_path / "rows.parquet", [row]))
     assert again["extra_info"] == {"index": 7}
 
 
-def test_the_same_rows_give_the_same_bytes_and_a_row_is_known_by_what_is_asked_and_what_is_right(
+def test_the_same_rows_give_the_same_bytes_and_a_row_is_identified_by_prompt_and_gold(
     tmp_path: Path,
 ) -> None:
-    one = write(tmp_path / "a.parquet", OWN)
-    again = write(tmp_path / "b.parquet", [normalise_row(json.loads(json.dumps(row))) for row in OWN])
-    assert one.read_bytes() == again.read_bytes()
-    same = domain_row("math__sums", "1 + 1?", "2", extra_info={"index": 99})
-    assert row_key(same) == row_key(OWN[0])
-    assert row_key(domain_row("math__sums", "1 + 1?", "3")) != row_key(OWN[0])
-    assert prompt_text(OWN[2]) == "Ask\n<think>"
+    copies = [normalise_row(json.loads(json.dumps(row))) for row in STRUCTURED_ROWS]
+    file = write_rows(tmp_path / "a.parquet", STRUCTURED_ROWS)
+    file_of_copies = write_rows(tmp_path / "b.parquet", copies)
+    assert file.read_bytes() == file_of_copies.read_bytes()
+    with_another_index = domain_row("math__sums", "1 + 1?", "2", extra_info={"index": 99})
+    assert row_key(with_another_index) == row_key(STRUCTURED_ROWS[0])
+    assert row_key(domain_row("math__sums", "1 + 1?", "3")) != row_key(STRUCTURED_ROWS[0])
+    assert prompt_text(STRUCTURED_ROWS[2]) == "Ask\n<think>"
 
 
 @pytest.mark.parametrize(
-    ("row", "what"),
+    ("row", "message"),
     [
         ({"prompt": "x", "reward_model": {"ground_truth": "1"}}, "no data_source"),
-        ({**OWN[0], "reward_model": {"style": "rule"}}, "no ground_truth"),
-        ({**OWN[0], "prompt": []}, "list of messages"),
-        ({**OWN[0], "prompt": [{"role": "me", "content": "x"}]}, "role 'me'"),
-        ({**OWN[0], "extra_info": "text"}, "extra_info should be an object"),
+        ({**STRUCTURED_ROWS[0], "reward_model": {"style": "rule"}}, "no ground_truth"),
+        ({**STRUCTURED_ROWS[0], "prompt": []}, "list of messages"),
+        ({**STRUCTURED_ROWS[0], "prompt": [{"role": "me", "content": "x"}]}, "role 'me'"),
+        ({**STRUCTURED_ROWS[0], "extra_info": "text"}, "extra_info should be an object"),
     ],
 )
-def test_a_row_that_is_none_says_what_it_lacks(row: dict[str, Any], what: str) -> None:
-    with pytest.raises(ValueError, match=what):
+def test_a_malformed_row_is_refused_with_what_it_lacks(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         normalise_row(row)
 
 
 def test_files_are_read_by_their_ending_in_the_order_of_names(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "1.parquet", OWN[:1])
-    write_parquet(tmp_path / "2.parquet", OWN[1:])
-    found = list(InFiles(train=str(tmp_path / "*.parquet")).rows("train"))
+    write_parquet(tmp_path / "1.parquet", STRUCTURED_ROWS[:1])
+    write_parquet(tmp_path / "2.parquet", STRUCTURED_ROWS[1:])
+    places = [place for place, _ in InFiles(train=str(tmp_path / "*.parquet")).rows("train")]
     names = ["1.parquet[0]", "2.parquet[0]", "2.parquet[1]"]
-    assert [place for place, _ in found] == [f"{tmp_path}/{name}" for name in names]
-    path = write(tmp_path / "rows.jsonl", [{"a": 1}])
+    assert places == [f"{tmp_path}/{name}" for name in names]
+    path = write_rows(tmp_path / "rows.jsonl", [{"a": 1}])
     assert list(read_rows(path)) == [(f"{path}:1", {"a": 1})]
 
 

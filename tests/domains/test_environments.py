@@ -1,8 +1,14 @@
-"""Environments: embedded games, those of other libraries, and tools."""
+"""Promises of environments:
+
+* the embedded games can be won at every level, read only what follows a thought, and count mistakes as
+  turns;
+* an environment of another library is played by its `reset` and `step`, and continues from a copy;
+* a turn with a call of a tool is answered, a turn without one is the answer, and a missing tool leaves the
+  answer ungraded.
+"""
 
 from __future__ import annotations
 
-import itertools
 import json
 import pickle
 import sys
@@ -31,8 +37,8 @@ from gymnasium_environments import Gem, Gymnasium
 LEVELS = st.integers(0, 10_000)
 
 
-def halved(game: GuessNumber, problem: Problem) -> list[Turn]:
-    """The turns of a player who halves what is left."""
+def play_by_halving(game: GuessNumber, problem: Problem) -> list[Turn]:
+    """Play as a player who halves the remaining interval, and list the turns."""
     state, low, high, turns = game.reset(problem, 0), 0, game.most, []
     while not turns or not turns[-1].done:
         guess = (low + high) // 2
@@ -49,10 +55,10 @@ def test_halving_finds_each_number(level: int, form: str) -> None:
     game = GuessNumber(most=99, guesses=7, form=form)  # type: ignore[arg-type]
     problem = game.problem("x/0", level)
     assert 0 <= int(problem.gold) <= 99
-    assert halved(game, problem)[-1].reward == 1.0
+    assert play_by_halving(game, problem)[-1].reward == 1.0
 
 
-def test_what_is_no_number_costs_a_guess_and_the_last_guess_ends_it() -> None:
+def test_a_guess_that_is_no_number_counts_and_the_last_guess_ends_the_game() -> None:
     game = GuessNumber(most=9, guesses=3)
     state = game.reset(Problem("", "", "7"), 0)
     turns = [game.step(state, action) for action in ("seven", "٧", "9" * 5000)]
@@ -61,35 +67,35 @@ def test_what_is_no_number_costs_a_guess_and_the_last_guess_ends_it() -> None:
     assert not any(turn.reward for turn in turns)
 
 
-def test_games_read_what_stands_behind_the_thought() -> None:
+def test_games_read_what_follows_the_thought() -> None:
     game = GuessNumber(most=9, guesses=3)
     state = game.reset(Problem("", "", "7"), 0)
-    said = [game.step(state, action) for action in ("<think>7?</think>\n8", "<think>7", "it is 3</think> 7")]
-    assert [turn.observation for turn in said[:2]] == ["<", "!"]
-    assert said[2].reward == 1.0
+    actions = ("<think>7?</think>\n8", "<think>7", "it is 3</think> 7")
+    lower, unreadable, right = [game.step(state, action) for action in actions]
+    assert [lower.observation, unreadable.observation] == ["<", "!"]
+    assert right.reward == 1.0
     maze = Maze(size=8, gems=5)
     level = maze.problem("x/0", 3)
-    step = shortest(maze, 3)[0]
-    plain, thinking = (
-        maze.step(maze.reset(level, 0), said) for said in (step, f"<think>N, E?</think> {step}")
-    )
-    assert plain == thinking
+    direction = way_to_all_gems(maze, 3)[0]
+    without_thought = maze.step(maze.reset(level, 0), direction)
+    with_thought = maze.step(maze.reset(level, 0), f"<think>N, E?</think> {direction}")
+    assert without_thought == with_thought
 
 
-def shortest(maze: Maze, level: int) -> list[str]:
-    """A way to all gems, one after the other."""
+def way_to_all_gems(maze: Maze, level: int) -> list[str]:
+    """Find a way to all gems, one after the other, by breadth-first search."""
     walk = maze._walk(level)
-    at, way = walk.at, ""
+    position, way = walk.at, ""
     for gem in walk.gems:
-        seen, edge = {at}, [(at, "")]
-        while edge[0][0] != gem:
-            here, steps = edge.pop(0)
+        reached, queue = {position}, [(position, "")]
+        while queue[0][0] != gem:
+            cell, directions = queue.pop(0)
             for name, (dx, dy) in DIRECTIONS.items():
-                there = here[0] + dx, here[1] + dy
-                if (here, there) in walk.passages and there not in seen:
-                    seen.add(there)
-                    edge.append((there, steps + name))
-        at, way = gem, way + edge[0][1]
+                neighbour = cell[0] + dx, cell[1] + dy
+                if (cell, neighbour) in walk.passages and neighbour not in reached:
+                    reached.add(neighbour)
+                    queue.append((neighbour, directions + name))
+        position, way = gem, way + queue[0][1]
     return list(way)
 
 
@@ -100,34 +106,34 @@ def test_every_gem_can_be_reached_and_all_of_them_earn_one(level: int, walls: fl
     state = maze.reset(problem, 0)
     assert problem.prompt.startswith(f"{maze._position(state)} ")
     turns: list[Turn] = []
-    for way in shortest(maze, level):  # which may have come by the last gem earlier
-        turns.append(maze.step(state, way))
+    for direction in way_to_all_gems(maze, level):  # which may pass the last gem on the way to another
+        turns.append(maze.step(state, direction))
         if turns[-1].done:
             break
     assert sum(turn.reward for turn in turns) == 1.0 and turns[-1].done
 
 
 @given(LEVELS)
-def test_a_wall_and_what_is_no_way_leave_one_where_one_is(level: int) -> None:
+def test_a_wall_or_a_word_that_is_no_direction_costs_a_step_and_moves_nobody(level: int) -> None:
     maze = Maze(size=3, gems=1, steps=4, walls=1.0)
     state = maze.reset(maze.problem("x/0", level), 0)
-    place = maze._position(state)
-    closed = [way for way in DIRECTIONS if way not in place.partition(":")[2]]
-    for way in [*closed, "up"][:3]:
-        assert maze.step(state, way).observation == place
-    assert state.steps == len([*closed, "up"][:3])
+    position = maze._position(state)
+    blocked = [direction for direction in DIRECTIONS if direction not in position.partition(":")[2]]
+    tried = [*blocked, "up"][:3]
+    for direction in tried:
+        assert maze.step(state, direction).observation == position
+    assert state.steps == len(tried)
 
 
 @pytest.mark.parametrize("game", [GuessNumber(), Maze(size=8, gems=5)], ids=str)
-def test_all_that_a_game_says_is_in_its_alphabet(game: Game) -> None:
+def test_prompts_and_observations_of_a_game_are_in_its_alphabet(game: Game) -> None:
     task = EnvironmentTask(environment=game, train_size=50, validation_size=10, test_size=20)
-    said = itertools.chain.from_iterable(
-        (one.prompt, game.step(game.reset(one, 0), "N").observation) for one in task.problems("train")
-    )
-    assert set("".join(said)) <= set(game.alphabet())
+    for problem in task.problems("train"):
+        observation = game.step(game.reset(problem, 0), "N").observation
+        assert set(problem.prompt + observation) <= set(game.alphabet())
 
 
-# Environments that others have written are played through their `reset` and `step`, as theirs are.
+# Environments of other libraries
 
 
 class Corridor:
@@ -158,9 +164,9 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_numbers_have_words_and_a_word_that_is_none_costs_a_turn() -> None:
-    words: dict[str, Any] = {"actions": ("left", "right"), "instructions": "Go right.\n"}
-    game = Gymnasium(id="corridor", arguments={"length": 4}, observe="rendered", **words)
+def test_words_stand_for_numbered_actions_and_an_unknown_word_costs_a_turn() -> None:
+    in_words: dict[str, Any] = {"actions": ("left", "right"), "instructions": "Go right.\n"}
+    game = Gymnasium(id="corridor", arguments={"length": 4}, observe="rendered", **in_words)
     problem = game.problem("train/0", 1)
     assert problem.prompt == "Go right.\n.x"
     state = game.reset(problem, 99)
@@ -169,7 +175,7 @@ def test_numbers_have_words_and_a_word_that_is_none_costs_a_turn() -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_texts_go_as_they_are_and_a_suffix_is_shown() -> None:
+def test_actions_of_text_are_handed_on_unchanged_and_the_suffix_is_shown() -> None:
     game = Gem(id="corridor")
     problem = game.problem("train/0", 2)
     assert problem.prompt == "2\nWhich way?"
@@ -179,7 +185,7 @@ def test_texts_go_as_they_are_and_a_suffix_is_shown() -> None:
 
 
 @pytest.mark.usefixtures("libraries")
-def test_one_that_is_copied_goes_on_from_its_copy_and_is_not_played_again() -> None:
+def test_an_environment_continues_from_its_copy_and_is_not_played_again() -> None:
     game = Gem(id="corridor")
     problem = game.problem("train/0", 0)
     world = World(game)
@@ -203,11 +209,11 @@ def test_a_configuration_is_checked_without_making_an_environment_and_a_missing_
     assert [problem.prompt for problem in task.problems("train")] == ["1", "2", "3", "0", "1"]
     monkeypatch.delitem(sys.modules, "gymnasium")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    (told,) = missing_requirements([Gymnasium(id="corridor")])
-    assert told == "the package 'gymnasium' isn't installed, which the environment 'corridor' needs"
+    (missing,) = missing_requirements([Gymnasium(id="corridor")])
+    assert missing == "the package 'gymnasium' isn't installed, which the environment 'corridor' needs"
 
 
-# Tools: which turns are calls, what they are answered with, and what ends an answer.
+# Tools
 
 PROBLEM = Problem("x/0", "What is six times seven?", "42")
 
@@ -232,8 +238,8 @@ class Lower(Upper):
         return argument.lower()
 
 
-def said(environment: Tools, *actions: str) -> list[str | None]:
-    """The observations, None where the answer has ended."""
+def observations(environment: Tools, *actions: str) -> list[str | None]:
+    """Play turns, and list their observations, None for a turn that ends the answer."""
     state = environment.reset(PROBLEM, 0)
     turns = [environment.step(state, action) for action in actions]
     return [None if turn.done else turn.observation for turn in turns]
@@ -241,7 +247,7 @@ def said(environment: Tools, *actions: str) -> list[str | None]:
 
 def test_a_call_is_answered_and_a_turn_without_one_is_the_answer() -> None:
     tools = Tools(tools=(Upper(), Lower()))
-    assert said(
+    assert observations(
         tools,
         "Let me see. <upper>six\ntimes</upper> and <lower>Later</lower>",
         "<lower>SEVEN",  # the stop string isn't shown
@@ -252,22 +258,24 @@ def test_a_call_is_answered_and_a_turn_without_one_is_the_answer() -> None:
 def test_the_pattern_of_calls_and_the_words_around_results_are_settings() -> None:
     fenced = r"(?s)```python\n(?P<argument>.*?)(?:```|\Z)"
     tools = Tools(tools=(Upper(),), call=fenced, answer="```output\n{result}\n```")
-    assert said(tools, "So:\n```python\nx = 1\n```", "<upper>a</upper>") == ["```output\nX = 1\n```", None]
+    assert observations(tools, "So:\n```python\nx = 1\n```", "<upper>a</upper>") == [
+        "```output\nX = 1\n```",
+        None,
+    ]
     named = Tools(tools=(Upper(), Lower()), call=r"(?P<tool>\w+)\((?P<argument>.*?)\)", answer="{result}")
-    assert said(named, "upper(a)", "lower(B)", "sideways(c)") == [
+    assert observations(named, "upper(a)", "lower(B)", "sideways(c)") == [
         "A",
         "b",
         "There is no tool sideways; there is upper, lower.",
     ]
 
 
-def test_calls_beyond_the_most_are_told_that_there_are_none_left_after_a_snapshot_of_version_0_1_too() -> (
-    None
-):
+def test_calls_beyond_the_bound_are_refused_also_after_a_snapshot_of_version_0_1() -> None:
     tools = Tools(tools=(Upper(),), most_calls=1, answer="{result}")
     none_left = "There are no calls left: give your answer."
     calls = ("<upper>a</upper>", "<upper>b</upper>")
-    assert said(tools, *calls, "42") == ["A", none_left, None]
+    assert observations(tools, *calls, "42") == ["A", none_left, None]
+    # A state of version 0.1, whose class had another name and another module.
     pickled = (
         b"\x80\x04\x95K\x00\x00\x00\x00\x00\x00\x00\x8c-treetune.tasks.environments.tools.environment"
         b"\x94\x8c\x05Calls\x94\x93\x94)\x81\x94}\x94\x8c\x04made\x94K\x01sb."
@@ -277,7 +285,7 @@ def test_calls_beyond_the_most_are_told_that_there_are_none_left_after_a_snapsho
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({"tools": (Upper(), Upper())}, "two tools are called upper"),
         ({"tools": (Upper(),), "answer": "done"}, "leaves the result out"),
@@ -286,12 +294,14 @@ def test_calls_beyond_the_most_are_told_that_there_are_none_left_after_a_snapsho
         ({"tools": (Upper(), Lower()), "call": "(?P<argument>y)"}, r"has no group \(\?P<tool>"),
     ],
 )
-def test_tools_that_can_not_be_told_apart_are_refused(given: dict, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        Tools(**given)
+def test_settings_that_do_not_identify_tool_argument_and_result_are_refused(
+    settings: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tools(**settings)
 
 
-def test_a_tool_that_is_not_there_leaves_the_answer_without_a_verdict() -> None:
+def test_an_unavailable_tool_leaves_the_answer_ungraded() -> None:
     tools = Tools(tools=(Upper(),))
     world = World(tools)
     assert not world.begin(PROBLEM, 0).turns
@@ -301,28 +311,27 @@ def test_a_tool_that_is_not_there_leaves_the_answer_without_a_verdict() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Scripted(Sandbox):
-    """Answers as the Python tool's console does, or isn't there."""
+    """A sandbox with one answer, or one that isn't installed."""
 
-    there: bool = True
+    is_installed: bool = True
 
     def missing(self) -> list[str]:
-        return [] if self.there else ["bwrap isn't installed"]
+        return [] if self.is_installed else ["bwrap isn't installed"]
 
     def run(self, code, *, stdin="", files=None, limits=None) -> ProgramOutcome:
-        if not self.there:
+        if not self.is_installed:
             raise SandboxUnavailable("bwrap isn't installed")
         return ProgramOutcome(stdout="2\n42", stderr="", exit=0, killed_by=None, seconds=0.1)
 
 
 def test_python_runs_in_its_sandbox_or_not_at_all() -> None:
     tools = Tools(tools=(Python(console=PythonTool(sandbox=Scripted())),))
-    assert said(tools, "<python>6 * 7</python>") == ["<result>\n42\n</result>"] and not missing_requirements(
-        [tools]
-    )
-    without = Tools(tools=(Python(console=PythonTool(sandbox=Scripted(there=False))),))
-    assert missing_requirements([without]) == ["bwrap isn't installed"]
+    assert observations(tools, "<python>6 * 7</python>") == ["<result>\n42\n</result>"]
+    assert not missing_requirements([tools])
+    without_sandbox = Tools(tools=(Python(console=PythonTool(sandbox=Scripted(is_installed=False))),))
+    assert missing_requirements([without_sandbox]) == ["bwrap isn't installed"]
     with pytest.raises(Unavailable, match="bwrap"):
-        without.tools[0].call("6 * 7")
+        without_sandbox.tools[0].call("6 * 7")
 
 
 def test_a_search_finds_the_passages_that_fit(tmp_path: Path) -> None:
@@ -342,7 +351,7 @@ def test_a_search_finds_the_passages_that_fit(tmp_path: Path) -> None:
     assert missing_requirements([Search(corpus=("nowhere.jsonl",))]) == [
         "nowhere.jsonl isn't there, which is searched"
     ]
-    other = tmp_path / "other.jsonl"
-    other.write_text(json.dumps({"title": "Cats"}) + "\n")
+    corpus_without_texts = tmp_path / "other.jsonl"
+    corpus_without_texts.write_text(json.dumps({"title": "Cats"}) + "\n")
     with pytest.raises(ValueError, match="no text under 'text'"):
-        Search(corpus=(str(other),)).prepare()
+        Search(corpus=(str(corpus_without_texts),)).prepare()

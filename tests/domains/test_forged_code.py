@@ -1,4 +1,9 @@
-"""No program earns a verdict that it forges, and none looks into its tests."""
+"""Promises of the code grader about hostile programs:
+
+* none earns a verdict that it forges, plays the part of its judge, or looks into its tests by their objects;
+* an answer that ends or raises errors of its own passes no test by that;
+* an honest program may use all that a forger uses.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +18,32 @@ from treetune.domains.sandbox.base import ProgramLimits
 
 pytestmark = needs_sandbox
 
-FORGED, PLAYS, REACHES = (
+FORGING_PROGRAMS, JUDGE_PLAYING_PROGRAMS, REACHING_PROGRAMS = (
     {name: code for name, (code, *_) in programs(file).items()} for file in ("forged", "plays", "reaches")
 )
-"""What pretends to have passed, what plays its judge, and what looks into its tests by what it is given."""
+"""Programs that pretend to have passed, that play their judge, and that look into their tests."""
 
-OBJECTS = (PROGRAMS / "objects_of_tests.txt").read_text()
-GIVEN = dict(line.split(": ", 1) for line in (PROGRAMS / "given.txt").read_text().splitlines())
-"""What tests may hand to an answer: expressions with the names of `OBJECTS`."""
+DEFINITIONS_OF_OBJECTS = (PROGRAMS / "objects_of_tests.txt").read_text()
+OBJECTS_GIVEN = dict(line.split(": ", 1) for line in (PROGRAMS / "given.txt").read_text().splitlines())
+"""Objects that tests may hand to an answer: expressions with the names of `DEFINITIONS_OF_OBJECTS`."""
 
 
-def golds_that_give(given: Iterable[str] = GIVEN) -> dict[str, dict[str, Any]]:
-    """Tests of each kind that give an answer's `f` each of these and expect what only they know. Of those
-    within a function, the first is all that is tried, and one start is enough for them."""
-    asserts = [f"assert f({GIVEN[one]}) == SECRET" for one in given]
-    lines = "".join(f"\n        {one}" for one in asserts)
-    pytests = "\n".join(f"def test_{n}():\n    {one}" for n, one in enumerate(asserts))
+def golds_that_give(names: Iterable[str] = OBJECTS_GIVEN) -> dict[str, dict[str, Any]]:
+    """Make tests of each kind that hand these objects to an answer's `f` and expect a number that they hide.
+
+    In tests within one function the first assertion that fails ends the function, and one start is enough.
+    """
+    asserts = [f"assert f({OBJECTS_GIVEN[name]}) == SECRET" for name in names]
+    lines = "".join(f"\n        {assertion}" for assertion in asserts)
+    pytests = "\n".join(f"def test_{n}():\n    {assertion}" for n, assertion in enumerate(asserts))
     check = f"def check(f):\n    if 1:{lines}\ncheck(f)"
     unittest = f"import unittest\nclass T(unittest.TestCase):\n    def test(self): {lines}\nunittest.main()"
     return {
-        "assertions": {"functional": [f"{OBJECTS}\n{one}" for one in (*asserts, check, unittest)]},
-        "pytest": {"pytest": f"{OBJECTS}\nfrom solution import f\n{pytests}"},
-        "a file": {"solution_file": f"{OBJECTS}\nfrom solution import *\n{asserts[0]}"},
+        "assertions": {
+            "functional": [f"{DEFINITIONS_OF_OBJECTS}\n{test}" for test in (*asserts, check, unittest)]
+        },
+        "pytest": {"pytest": f"{DEFINITIONS_OF_OBJECTS}\nfrom solution import f\n{pytests}"},
+        "a file": {"solution_file": f"{DEFINITIONS_OF_OBJECTS}\nfrom solution import *\n{asserts[0]}"},
     }
 
 
@@ -60,16 +69,16 @@ SQUARES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_what_computes_squares_passes_the_tests_of_squares() -> None:
+def test_an_honest_square_passes_the_tests_of_squares() -> None:
     context = "import contextlib\n@contextlib.contextmanager\ndef context(): yield 2\n"
     for kind, gold in SQUARES.items():
         code = "print(int(input()) ** 2)" if kind == "inputs" else context + SQUARE
         assert grade(code, gold).message is None, kind
 
 
-def test_there_are_as_many_forgeries_as_are_spoken_of() -> None:
-    assert len(FORGED) + len(REACHES) + len(PLAYS) >= 50
-    for code in (*FORGED.values(), *REACHES.values(), *PLAYS.values()):
+def test_there_are_at_least_50_forgeries_and_each_is_valid_python() -> None:
+    assert len(FORGING_PROGRAMS) + len(REACHING_PROGRAMS) + len(JUDGE_PLAYING_PROGRAMS) >= 50
+    for code in (*FORGING_PROGRAMS.values(), *REACHING_PROGRAMS.values(), *JUDGE_PLAYING_PROGRAMS.values()):
         compile(code, "forgery", "exec")
 
 
@@ -77,45 +86,45 @@ EXACT_AND_NEAR = {"functional": [GOLDS[kind]["functional"] for kind in ("functio
 
 
 @pytest.mark.parametrize("gold", [GOLDS["sum"], EXACT_AND_NEAR, GOLDS["pytest"]], ids=list)
-@pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
+@pytest.mark.parametrize("code", FORGING_PROGRAMS.values(), ids=FORGING_PROGRAMS)
 def test_no_forged_verdict_is_believed(code: str, gold: dict[str, Any]) -> None:
-    found = grade(code, gold, score="fraction")
-    assert found.reward < 1.0 and (gold is not EXACT_AND_NEAR or found.reward == 0.0)
+    graded = grade(code, gold, score="fraction")
+    assert graded.reward < 1.0 and (gold is not EXACT_AND_NEAR or graded.reward == 0.0)
 
 
 @pytest.mark.parametrize("kind", SQUARES)
-@pytest.mark.parametrize("code", PLAYS.values(), ids=PLAYS)
+@pytest.mark.parametrize("code", JUDGE_PLAYING_PROGRAMS.values(), ids=JUDGE_PLAYING_PROGRAMS)
 def test_no_program_plays_its_judge(code: str, kind: str) -> None:
-    found = grade(code, SQUARES[kind], score="fraction")
-    assert found.reward < 1.0 and (kind != "a list of tests" or found.reward == 0.0)
+    graded = grade(code, SQUARES[kind], score="fraction")
+    assert graded.reward < 1.0 and (kind != "a list of tests" or graded.reward == 0.0)
 
 
 @pytest.mark.parametrize("kind", golds_that_give())
-@pytest.mark.parametrize("code", REACHES.values(), ids=REACHES)
+@pytest.mark.parametrize("code", REACHING_PROGRAMS.values(), ids=REACHING_PROGRAMS)
 def test_nothing_that_the_tests_hand_over_leads_back_to_them(code: str, kind: str) -> None:
     gold = golds_that_give()[kind]
-    found = grade(code, gold, score="fraction", limits=ProgramLimits(seconds=30), test_seconds=8)
-    assert found.numbers["tests_passed"] == 0
+    graded = grade(code, gold, score="fraction", limits=ProgramLimits(seconds=30), test_seconds=8)
+    assert graded.numbers["tests_passed"] == 0
 
 
-@pytest.mark.parametrize("given", ["a function", "a generator", "an instance", "a class", "an error"])
+@pytest.mark.parametrize("given_object", ["a function", "a generator", "an instance", "a class", "an error"])
 @pytest.mark.parametrize("reach", ["raw messages", "values that are not", "changed arguments", "formats"])
-def test_no_message_that_an_answer_writes_itself_leads_there(reach: str, given: str) -> None:
-    """Each alone, since a broken message ends what can be tried."""
-    assert grade(REACHES[reach], golds_that_give([given])["assertions"]).reward == 0.0
+def test_no_message_that_an_answer_writes_itself_leads_to_the_tests(reach: str, given_object: str) -> None:
+    """Each is tried by itself, since a broken message ends the process that tries."""
+    assert grade(REACHING_PROGRAMS[reach], golds_that_give([given_object])["assertions"]).reward == 0.0
 
 
-def test_the_forgeries_are_forgeries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the tests let an answer do with their objects what it likes, it finds the number."""
-    open_to_all = inside.bundle("tests", "joining", "peers").replace("_check(operation, args, self)", "pass")
-    open_to_all = open_to_all.replace("isinstance(value, _NEVER)", "False")
-    monkeypatch.setattr(inside, "bundle", lambda *_: open_to_all)
-    for reach, given in (("all attributes", "a generator"), ("formats", "a function")):
-        assert grade(REACHES[reach], golds_that_give([given])["assertions"]).reward == 1.0
+def test_without_the_checks_on_objects_the_forgeries_succeed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the checks on objects, the programs find the number: it is the checks that stop them."""
+    unchecked = inside.bundle("tests", "joining", "peers").replace("_check(operation, args, self)", "pass")
+    unchecked = unchecked.replace("isinstance(value, _NEVER)", "False")
+    monkeypatch.setattr(inside, "bundle", lambda *_: unchecked)
+    for reach, given_object in (("all attributes", "a generator"), ("formats", "a function")):
+        assert grade(REACHING_PROGRAMS[reach], golds_that_give([given_object])["assertions"]).reward == 1.0
 
 
 @pytest.mark.parametrize("wrong", ["Exception", "AssertionError", "BaseException", "(ValueError, Exception)"])
-def test_what_an_answer_calls_an_error_of_its_own_catches_no_assertion(wrong: str) -> None:
+def test_an_answer_that_renames_a_general_exception_catches_no_assertion(wrong: str) -> None:
     gold = {"functional": "try:\n    f(-1)\n    assert False\nexcept Wrong:\n    pass"}
     assert grade(f"Wrong = {wrong}\ndef f(n): return 0", gold).reward == 0.0
     assert grade("class Wrong(Exception): pass\ndef f(n): raise Wrong", gold).reward == 1.0

@@ -1,4 +1,9 @@
-"""A plain function grades answers in the grader processes, and is checked before anything starts."""
+"""Promises of the grader that calls a user's function:
+
+* the function gets the parameters that it names, and returns a number, a grade or a dictionary with a score;
+* it runs in the grader processes, or in threads as a service, and a failure costs one answer its reward;
+* an exception is recorded with the line of the user's file, and a wrong path is refused at once.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +38,8 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def grades(name: str, *responses: str, deadline: float = 30, **settings: Any) -> list[Any]:
     grader = FunctionGrader(path=f"own_rewards:{name}", **settings)
     with GraderPool(grader, workers=1, deadline=deadline) as pool:
-        return [(g.outcome, g.reward) for g in pool.grade_many([(one, PROBLEM) for one in responses])]
+        answers = [(response, PROBLEM) for response in responses]
+        return [(grade.outcome, grade.reward) for grade in pool.grade_many(answers)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +56,7 @@ def grades(name: str, *responses: str, deadline: float = 30, **settings: Any) ->
         ("strict", "4", {}, 1.0),
     ],
 )
-def test_a_number_a_grade_or_a_dictionary_with_a_score_is_the_reward_of_what_a_function_asks_for(
+def test_a_function_gets_the_parameters_that_it_names_and_returns_a_number_a_grade_or_a_dictionary(
     name: str, response: str, arguments: dict[str, Any], reward: float
 ) -> None:
     grade = FunctionGrader(path=f"own_rewards:{name}", arguments=arguments).grade(response, PROBLEM)
@@ -77,14 +83,14 @@ def test_an_exception_is_recorded_with_the_line_of_the_users_file() -> None:
     assert grade.message == "KeyError: 'x' (own_rewards.py, line 20)"
 
 
-def test_keys_reach_those_alone_who_wait_for_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_of_the_environment_reach_services_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OWN_API_KEY", "secret")
     assert grades("key", "x") == [("ok", 0.0)]
     assert grades("key", "x", isolation="service") == [("ok", 1.0)]
 
 
 @pytest.mark.parametrize(
-    ("path", "arguments", "words"),
+    ("path", "arguments", "message"),
     [
         ("own_rewards.contains", {}, "such as 'my_rewards:score'"),
         ("own_rewards:contain", {}, "did you mean 'contains'"),
@@ -94,7 +100,7 @@ def test_keys_reach_those_alone_who_wait_for_a_service(monkeypatch: pytest.Monke
     ],
 )
 def test_a_path_or_arguments_that_fit_no_function_are_refused_at_once(
-    path: str, arguments: dict[str, Any], words: str
+    path: str, arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         FunctionGrader(path=path, arguments=arguments)

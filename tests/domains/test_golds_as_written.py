@@ -1,7 +1,8 @@
-"""A gold is what its file says, whatever the format; what can't be read is refused by row and field.
+"""Promises of reading golds and prompts from files:
 
-Held: nulls of structured golds, whole numbers beside a null, decimals, dates and bytes, chats written as
-text, calls of tools, files that are one JSON array, and what `check` says of fields that no row has.
+* a gold is what its file says in every format: with its nulls, whole numbers, decimals, dates and bytes;
+* a chat that is written as text, and a file that is one JSON array, are read;
+* a row that can't be read is refused by row and field, and `check` names a field that no row has.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def routed(path: Path) -> RoutedRows:
 
 
 def test_a_null_in_a_structured_gold_is_part_of_it(tmp_path: Path) -> None:
-    read = golds(tmp_path, [routed_row({"low": None, "high": 5}), routed_row({"low": 1, "high": 2})])
-    assert list(map(json.loads, read)) == [{"low": None, "high": 5}, {"low": 1, "high": 2}]
+    texts = golds(tmp_path, [routed_row({"low": None, "high": 5}), routed_row({"low": 1, "high": 2})])
+    assert list(map(json.loads, texts)) == [{"low": None, "high": 5}, {"low": 1, "high": 2}]
 
 
 def test_golds_with_other_keys_in_each_row_are_refused_where_nulls_fill_them_in(tmp_path: Path) -> None:

@@ -1,4 +1,11 @@
-"""Graders of MATH: the default, and the preset with the verdicts that the VinePPO paper's code gives."""
+"""Promises of the two graders of MATH, the default and the preset with the verdicts of the VinePPO paper's
+code:
+
+* the default grades a corpus and labelled answers right, and is right where the reference is wrong;
+* equal answers are right in every way to write them, and a difference of kind or of one digit decides;
+* no answer makes a grader raise, run code or compute for long;
+* the preset gives the verdicts of a plain reference that was written independently.
+"""
 
 from __future__ import annotations
 
@@ -27,57 +34,58 @@ CASES, PRESET = HERE / "cases/math.txt", HERE / "cases/minerva.txt"
 CORPUS = [json.loads(line) for line in (HERE / "math_answers.jsonl").read_text().splitlines()]
 
 
-def box(answer: str) -> str:
+def boxed(answer: str) -> str:
     return f"\\boxed{{{answer}}}"
 
 
 def grade(answer: str, gold: str, question: str = "?", grader: MathGrader | Minerva | None = None) -> Grade:
     problem = Problem(id="test/0", prompt=question, gold=gold)
-    return (grader or MathGrader()).grade(f"So it is ${box(answer)}$.", problem)
+    return (grader or MathGrader()).grade(f"So it is ${boxed(answer)}$.", problem)
 
 
-def right(answer: str, gold: str) -> bool:
+def is_right(answer: str, gold: str) -> bool:
     return grade(answer, gold).reward == 1.0
 
 
-def test_every_answer_of_the_corpus_is_judged_as_it_should_be_and_better_than_by_math_verify_alone() -> None:
+def test_every_answer_of_the_corpus_is_graded_right_which_math_verify_alone_does_not_achieve() -> None:
     from math_verify import parse, verify
 
-    assert [row for row in CORPUS if right(row["answer"], row["gold"]) is not row["right"]] == []
+    assert [row for row in CORPUS if is_right(row["answer"], row["gold"]) is not row["right"]] == []
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     kinds = ("full stop", "base", "matrix", "unit", "text", "percent", "mixed number")
-    alone: Counter[bool] = Counter()
+    errors_of_math_verify: Counter[bool] = Counter()
     for row in CORPUS:
         if row["kind"] in kinds:
-            said = verify(parse(box(row["gold"])), parse(box(row["answer"])))
-            alone[row["right"]] += said is not row["right"]
-    assert min(alone[True], alone[False]) > 0, "it rejects right ones and accepts wrong ones"
+            verdict = verify(parse(boxed(row["gold"])), parse(boxed(row["answer"])))
+            errors_of_math_verify[row["right"]] += verdict is not row["right"]
+    # It rejects right answers and accepts wrong ones, so that the grader's other steps are needed.
+    assert min(errors_of_math_verify[True], errors_of_math_verify[False]) > 0
 
 
 def test_at_most_one_wrong_answer_in_a_thousand_is_accepted_and_three_right_ones_in_a_hundred_rejected() -> (
     None
 ):
     rows = [json.loads(line) for line in (HERE / "labelled/math.jsonl").read_text().splitlines()][::3]
-    wrong: Counter[bool] = Counter()
+    errors: Counter[bool] = Counter()
     for row in rows:
         problem = Problem("test/0", row["data"].get("prompt", "?"), row["gold"])
-        wrong[row["label"]] += MathGrader().grade(row["response"], problem).correct is not row["label"]
-    assert wrong[False] <= 0.001 * sum(not row["label"] for row in rows)
-    assert wrong[True] <= 0.03 * sum(row["label"] for row in rows)
+        errors[row["label"]] += MathGrader().grade(row["response"], problem).correct is not row["label"]
+    assert errors[False] <= 0.001 * sum(not row["label"] for row in rows)
+    assert errors[True] <= 0.03 * sum(row["label"] for row in rows)
 
 
 @pytest.mark.parametrize(("answer", "gold", "verdict"), cases(CASES, "where the reference is wrong"))
 def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str, verdict: bool) -> None:
-    assert right(answer, gold) is verdict
+    assert is_right(answer, gold) is verdict
     reference = grade(answer, gold, grader=Minerva()).reward == 1.0
     assert reference is not verdict or answer == r"\text{information}"
 
 
 @pytest.mark.parametrize(("answer", "gold", "verdict"), cases(CASES, "what says the same"))
-def test_what_says_the_same_is_right_and_what_only_looks_like_it_is_not(
+def test_an_equal_answer_is_right_and_one_that_only_looks_equal_is_wrong(
     answer: str, gold: str, verdict: bool
 ) -> None:
-    assert right(answer, gold) is verdict
+    assert is_right(answer, gold) is verdict
 
 
 @pytest.mark.parametrize(("answer", "gold", "question", "verdict"), cases(CASES, "what the question decides"))
@@ -90,24 +98,26 @@ def test_percent_bases_and_equations_are_read_as_the_question_asks(
 @given(st.integers(-999, 999), st.integers(0, 9), st.integers(-9, 9), st.sampled_from(["e", "E", "e+"]))
 @settings(max_examples=50)
 def test_a_number_may_have_its_power_of_ten_behind_an_e(
-    whole: int, digit: int, power: int, sign: str
+    integer: int, digit: int, power: int, sign: str
 ) -> None:
-    written = f"{whole}.{digit}{'e' if power < 0 else sign}{power}"
-    value = Fraction(f"{whole}.{digit}") * Fraction(10) ** power
-    for gold in (f"{value.numerator}/{value.denominator}", rf"{whole}.{digit} \times 10^{{{power}}}"):
-        assert right(written, gold)
-        assert right(f"{whole}.{digit}e{power + 1}", gold) is (value == 0)
+    answer = f"{integer}.{digit}{'e' if power < 0 else sign}{power}"
+    value = Fraction(f"{integer}.{digit}") * Fraction(10) ** power
+    for gold in (f"{value.numerator}/{value.denominator}", rf"{integer}.{digit} \times 10^{{{power}}}"):
+        assert is_right(answer, gold)
+        assert is_right(f"{integer}.{digit}e{power + 1}", gold) is (value == 0)
 
 
 @settings(max_examples=60)
 @given(st.fractions(min_value=-1000, max_value=1000, max_denominator=500), st.fractions(max_denominator=50))
-def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: Fraction, other: Fraction) -> None:
+def test_a_fraction_equals_itself_in_every_writing_and_no_other_fraction(
+    value: Fraction, other_value: Fraction
+) -> None:
     sign = "-" if value < 0 else ""
-    dressed = rf"{sign}\dfrac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
-    assert right(dressed, f"{value.numerator}/{value.denominator}")
-    whole, rest = divmod(abs(value.numerator), value.denominator)
-    assert right(rf"{sign}{whole}\frac{{{rest}}}{{{value.denominator}}}", str(value))
-    assert right(str(other), str(value)) is (other == value)
+    not_reduced = rf"{sign}\dfrac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
+    assert is_right(not_reduced, f"{value.numerator}/{value.denominator}")
+    integer, remainder = divmod(abs(value.numerator), value.denominator)
+    assert is_right(rf"{sign}{integer}\frac{{{remainder}}}{{{value.denominator}}}", str(value))
+    assert is_right(str(other_value), str(value)) is (other_value == value)
 
 
 @pytest.mark.parametrize(("response", "answer"), cases(CASES, "boxes"))
@@ -130,8 +140,8 @@ def test_a_gold_may_be_a_worked_solution() -> None:
     golds = {boxed: r"\frac{1}{2}", "So it goes.The answer is: (1,2)": "(1,2)", "  x+1 ": "x+1"}
     assert {gold: find_gold(gold) for gold in golds} == golds
     problem = Problem(id="test/0", prompt="?", gold="7", data={"solution": r"It is $\boxed{8}$."})
-    assert Minerva().grade(box("8"), problem).reward == 1.0
-    assert Minerva().grade(box("7"), Problem(id="test/1", prompt="?", gold="7")).reward == 1.0
+    assert Minerva().grade(boxed("8"), problem).reward == 1.0
+    assert Minerva().grade(boxed("7"), Problem(id="test/1", prompt="?", gold="7")).reward == 1.0
     assert Minerva().grade("none", Problem(id="test/1", prompt="?", gold="7")).outcome == "no_answer"
 
 
@@ -140,7 +150,7 @@ def test_a_gold_may_be_a_worked_solution() -> None:
     ["9^{9^{9^{9}}}", "2^{999999999}", "(x+1)^{1000000}", "1000000!", "((3!)!)!!", "7" * 1000 + "^2",
      "(" * 500 + "1" + ")" * 500, "x" * 5000, r"\int_0^1 \int_0^1 \sin(xy) dx dy"],
 )  # fmt: skip
-def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
+def test_an_answer_that_would_take_for_ever_is_refused_at_once(answer: str) -> None:
     result = grade(answer, "5")
     assert (result.outcome, result.reward) == ("error", 0.0)
     assert "not computed" in (result.message or "")
@@ -151,7 +161,7 @@ def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
     [r"((3n)^{1500})^{1500}", r"(x^{900}+2)^{900}", r"\ln(\ln(\ln(\ln(\ln(7)))))", r"\cosh(\cosh(\cosh(12)))",
      r"\tanh(\exp(5000))"],
 )  # fmt: skip
-def test_what_grows_with_each_level_is_refused_by_its_levels(answer: str) -> None:
+def test_an_answer_that_grows_with_each_nested_operation_is_refused(answer: str) -> None:
     assert grade(answer, "x+1").outcome == "error"
 
 
@@ -178,32 +188,32 @@ def test_expressions_are_compared_exactly_and_by_the_digits_that_they_need(
     assert result.correct is verdict
 
 
-def test_a_gold_that_is_read_once_judges_each_answer_by_itself() -> None:
+def test_a_gold_that_is_read_once_grades_every_answer() -> None:
     gold = r"So there are $\boxed{\dfrac{7}{8}}$ of them."
-    assert [right(answer, gold) for answer in ("7/8", "0.875", "8/7", r"\tfrac78", "7")] == [
+    assert [is_right(answer, gold) for answer in ("7/8", "0.875", "8/7", r"\tfrac78", "7")] == [
         True, True, False, True, False,
     ]  # fmt: skip
-    assert [right(answer, '["3", "4"]') for answer in ("3, 4", "[4, 3]", "3")] == [True, True, False]
+    assert [is_right(answer, '["3", "4"]') for answer in ("3, 4", "[4, 3]", "3")] == [True, True, False]
 
 
 def test_an_answer_that_reads_like_the_gold_is_right_however_huge() -> None:
-    assert right("9^{9^{9^9}}", "9^{9^{9^{ 9}}}") is False
-    assert right("9^{9^{9^9}}", "9^{9^{9^9}}")
+    assert is_right("9^{9^{9^9}}", "9^{9^{9^{ 9}}}") is False
+    assert is_right("9^{9^{9^9}}", "9^{9^{9^9}}")
 
 
 @pytest.mark.parametrize("grader", [MathGrader(), Minerva()], ids=["default", "preset"])
 @settings(max_examples=100)
 @given(answer=st.text(alphabet="0123456789xyi\\{}()[]^_=,.;<>+-*/!%$& frac sqrt text pm cup", max_size=60))
-def test_no_mix_of_signs_makes_a_grader_raise(grader: MathGrader | Minerva, answer: str) -> None:
+def test_no_mixture_of_characters_makes_a_grader_raise(grader: MathGrader | Minerva, answer: str) -> None:
     assert grade(answer, r"\frac{1}{2}", grader=grader).outcome in ("ok", "no_answer", "error")
 
 
 def test_nothing_that_a_model_wrote_is_run() -> None:
     for code in ("__import__('os').system('touch /tmp/x')", "exit()", "[].__class__", "open('/etc/passwd')"):
-        assert [grade(code, "5", grader=one).reward for one in (MathGrader(), Minerva())] == [0.0, 0.0]
+        assert [grade(code, "5", grader=grader).reward for grader in (MathGrader(), Minerva())] == [0.0, 0.0]
 
 
-# The preset.
+# The preset
 
 
 @pytest.mark.parametrize(("text", "answers"), cases(PRESET, "extraction"))
@@ -211,27 +221,28 @@ def test_extraction_is_the_references(text: str, answers: list[str]) -> None:
     assert extract(text, "?") == answers
 
 
-def test_commas_part_answers_where_the_problem_says_so() -> None:
-    asked = "Enter your answers, separated by commas."
-    assert [extract(box("1, 2"), asked), extract(box("(1, 2)"), asked)] == [["1", "2"], ["(1,2)"]]
-    assert extract(box("1, 2"), "?") == ["1,2"]
+def test_commas_separate_answers_where_the_problem_says_so() -> None:
+    question = "Enter your answers, separated by commas."
+    assert extract(boxed("1, 2"), question) == ["1", "2"]
+    assert extract(boxed("(1, 2)"), question) == ["(1,2)"]
+    assert extract(boxed("1, 2"), "?") == ["1,2"]
 
 
-@pytest.mark.parametrize(("given", "gold", "same"), cases(PRESET, "equality"))
-def test_equality_is_the_references(given: str, gold: str, same: bool) -> None:
-    assert lists_agree(extract(box(given), "?"), extract(box(gold), "?")) is same
+@pytest.mark.parametrize(("answer", "gold", "verdict"), cases(PRESET, "equality"))
+def test_equality_is_the_references(answer: str, gold: str, verdict: bool) -> None:
+    assert lists_agree(extract(boxed(answer), "?"), extract(boxed(gold), "?")) is verdict
 
 
 @pytest.mark.parametrize(
-    ("given", "gold", "same"),
+    ("answers", "gold", "verdict"),
     [("122", "2", True), ("", "2", False), ("12", "21", True), ("1", "12", False)],
 )
-def test_of_several_answers_the_last_ones_count_in_any_order(given: str, gold: str, same: bool) -> None:
-    assert lists_agree(list(given), list(gold)) is same
+def test_of_several_answers_the_last_ones_count_in_any_order(answers: str, gold: str, verdict: bool) -> None:
+    assert lists_agree(list(answers), list(gold)) is verdict
 
 
-def answers(draw: random.Random) -> tuple[str, str]:
-    """Two answers of one kind, which often say the same: near misses are as likely as rewrites."""
+def random_pair(draw: random.Random) -> tuple[str, str]:
+    """Draw two answers of one kind, which are often equal, and otherwise nearly equal."""
     a, b, c = (draw.randint(1, 12) for _ in range(3))
     d = draw.choice((0, 0, 1))
     x, y = draw.sample("xyab", 2)
@@ -274,20 +285,20 @@ def answers(draw: random.Random) -> tuple[str, str]:
 
 
 def test_at_least_99_of_100_verdicts_are_those_of_a_plain_reference() -> None:
-    draw = random.Random(11)
+    rng = random.Random(11)
     differing = []
     equal = 0
     for _ in range(500):
-        given, gold = (extract(box(answer), "?") for answer in answers(draw))
-        expected = minerva_reference.equal_lists(given, gold)
+        answer, gold = (extract(boxed(text), "?") for text in random_pair(rng))
+        expected = minerva_reference.equal_lists(answer, gold)
         equal += expected
-        if lists_agree(given, gold) is not expected:
-            differing.append((given, gold, expected))
-    assert 100 < equal < 400, "a test of one verdict says nothing"
+        if lists_agree(answer, gold) is not expected:
+            differing.append((answer, gold, expected))
+    assert 100 < equal < 400, "both verdicts must occur often, or the test says nothing"
     assert len(differing) <= 5, differing
 
 
-# Kinds of answers.
+# Kinds of answers
 
 
 def test_answers_of_forty_kinds_are_graded_as_their_templates_say() -> None:
@@ -319,7 +330,7 @@ def test_answers_of_forty_kinds_are_graded_as_their_templates_say() -> None:
     ],
 )
 def test_a_difference_of_kind_or_of_one_digit_decides(answer: str, gold: str, verdict: bool) -> None:
-    assert right(answer, gold) is verdict
+    assert is_right(answer, gold) is verdict
 
 
 @pytest.mark.parametrize(
@@ -343,7 +354,7 @@ def test_there_is_no_time_after_24_00(text: str) -> None:
     assert TimeOfDay.read(text) is None
 
 
-def test_an_empty_gold_is_no_answers_gold() -> None:
+def test_an_empty_gold_is_an_error() -> None:
     assert grade(r"\,", "").outcome == "error"
 
 

@@ -1,4 +1,11 @@
-"""A mixture is its domains: what they draw, grade and cut is theirs, whatever stands beside them."""
+"""Promises of a mixture of domains, and of drawing problems:
+
+* an iteration has as many problems as asked for, all different, and draws depend on seed and iteration alone;
+* a domain's draws, grades, steps and sampling are the same whichever domains stand beside it;
+* weights are kept on average, whatever the rounding, and a domain that runs short is replaced by the others;
+* in epochs every problem comes once before any comes again, and between iterations all are equally likely;
+* a curriculum and the preference for problems of mixed success follow what was measured.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +51,7 @@ PARAMS = SamplingParams(max_tokens=100, stop=("rollout's",))
 
 @dataclass(frozen=True, kw_only=True)
 class Rated(Task):
-    """So many problems, whose rate rises from 0 to 1; a step is a character."""
+    """A task of `count` problems, whose pass rates rise from 0 to 1; a step is a character."""
 
     count: int
     grader: Grader = GRADER
@@ -52,7 +59,7 @@ class Rated(Task):
 
     def problems(self, split: Split) -> Sequence[Problem]:
         self.size(split)
-        rates = [place / (self.count - 1) if self.count > 1 else 0.5 for place in range(self.count)]
+        rates = [i / (self.count - 1) if self.count > 1 else 0.5 for i in range(self.count)]
         return [Problem(f"{split}/{i}", f"{i}?", str(i), {"rate": rate}) for i, rate in enumerate(rates)]
 
     def size(self, split: Split) -> int:
@@ -65,13 +72,12 @@ class Rated(Task):
 
 
 def mixture(
-    sizes: Mapping[str, int], weights: Mapping[str, float] | None = None, how: Weighting = FIXED
+    sizes: Mapping[str, int], weights: Mapping[str, float] | None = None, weighting: Weighting = FIXED
 ) -> Mixture:
-    given = weights or dict.fromkeys(sizes, 1.0)
-    return Mixture(
-        domains={name: Domain(task=Rated(count=size), weight=given[name]) for name, size in sizes.items()},
-        weighting=how,
-    )
+    """Make a mixture with a domain of each size; the weights are 1 unless others are named."""
+    weights = weights or dict.fromkeys(sizes, 1.0)
+    domains = {name: Domain(task=Rated(count=size), weight=weights[name]) for name, size in sizes.items()}
+    return Mixture(domains=domains, weighting=weighting)
 
 
 def draw(task: Mixture, count: int, iteration: int = 0, **more: Any) -> list[Problem]:
@@ -79,7 +85,8 @@ def draw(task: Mixture, count: int, iteration: int = 0, **more: Any) -> list[Pro
 
 
 def ids(problems: Sequence[Problem], domain: str = "") -> list[str]:
-    return [one.id for one in problems if domain in ("", one.domain)]
+    """List the ids of the problems, or of those of one domain."""
+    return [problem.id for problem in problems if domain in ("", problem.domain)]
 
 
 SIZES = st.dictionaries(st.sampled_from("abcdef"), st.integers(1, 30), min_size=1)
@@ -98,25 +105,27 @@ def test_an_iteration_has_the_asked_number_of_different_problems(
 
 @given(SIZES, st.integers(1, 8), st.integers(0, 5), MODES)
 def test_another_domain_beside_it_changes_nothing_for_a_domain(
-    sizes: dict[str, int], each: int, iteration: int, mode: Replacement
+    sizes: dict[str, int], per_domain: int, iteration: int, mode: Replacement
 ) -> None:
-    sizes = {name: size + each for name, size in sizes.items()}  # none of them is drawn empty
-    alone = draw(mixture(sizes), each * len(sizes), iteration, replacement=mode)
-    joined = draw(mixture({**sizes, "new": 40}), each * (len(sizes) + 1), iteration, replacement=mode)
+    sizes = {name: size + per_domain for name, size in sizes.items()}  # so that no domain runs short
+    alone = draw(mixture(sizes), per_domain * len(sizes), iteration, replacement=mode)
+    with_new_domain = draw(
+        mixture({**sizes, "new": 40}), per_domain * (len(sizes) + 1), iteration, replacement=mode
+    )
     for name in sizes:
-        assert ids(alone, name) == ids(joined, name)
-    assert len(ids(joined, "new")) == each
+        assert ids(alone, name) == ids(with_new_domain, name)
+    assert len(ids(with_new_domain, "new")) == per_domain
 
 
 @given(SIZES, st.integers(0, 5))
-def test_of_fewer_problems_a_domain_gives_the_first_of_those_it_would_have_given(
+def test_a_smaller_draw_of_a_domain_is_the_beginning_of_a_larger_one(
     sizes: dict[str, int], iteration: int
 ) -> None:
     many = draw(mixture(sizes), sum(sizes.values()), iteration)
     few = draw(mixture(sizes), max(1, sum(sizes.values()) // 2), iteration)
     for name in sizes:
-        own = ids(few, name)
-        assert own == ids(many, name)[: len(own)]
+        first_ids = ids(few, name)
+        assert first_ids == ids(many, name)[: len(first_ids)]
 
 
 @given(SIZES, MODES, st.integers(0, 3))
@@ -126,11 +135,11 @@ def test_draws_depend_on_seed_and_iteration_alone(
     count = max(1, sum(sizes.values()) // 2)
     task = mixture(sizes)
     draw(task, count, iteration + 1, replacement=mode)
-    turned = mixture(dict(reversed(sizes.items())))
-    first = ids(draw(task, count, iteration, replacement=mode))
-    assert first == ids(draw(turned, count, iteration, replacement=mode))
-    many = mixture({"a": 100, "b": 100})
-    assert ids(draw(many, 20, iteration, seed=1)) != ids(draw(many, 20, iteration, seed=2))
+    in_reversed_order = mixture(dict(reversed(sizes.items())))
+    drawn = ids(draw(task, count, iteration, replacement=mode))
+    assert drawn == ids(draw(in_reversed_order, count, iteration, replacement=mode))
+    large = mixture({"a": 100, "b": 100})
+    assert ids(draw(large, 20, iteration, seed=1)) != ids(draw(large, 20, iteration, seed=2))
 
 
 @given(SIZES, st.integers(0, 1000))
@@ -138,32 +147,39 @@ def test_draws_depend_on_seed_and_iteration_alone(
 def test_in_epochs_every_problem_of_a_domain_comes_once_before_any_comes_again(
     sizes: dict[str, int], seed: int
 ) -> None:
-    task = mixture(sizes, {name: 1.0 + place for place, name in enumerate(sizes)})
+    task = mixture(sizes, {name: 1.0 + number for number, name in enumerate(sizes)})
     count = max(1, sum(sizes.values()) // 3)
-    stream = [one for i in range(8) for one in draw(task, count, i, replacement="epochs", seed=seed)]
+    stream = []
+    for iteration in range(8):
+        stream += draw(task, count, iteration, replacement="epochs", seed=seed)
     for name, size in sizes.items():
-        own = ids(stream, name)
-        for start in range(0, len(own) - size + 1, size):
-            assert len(set(own[start : start + size])) == size
+        ids_of_domain = ids(stream, name)
+        for start in range(0, len(ids_of_domain) - size + 1, size):
+            assert len(set(ids_of_domain[start : start + size])) == size
 
 
 @given(st.integers(1, 50).flatmap(lambda size: st.tuples(st.just(size), st.integers(0, size))))
 def test_a_shorter_beginning_of_a_shuffle_is_the_beginning_of_a_longer_one(sizes: tuple[int, int]) -> None:
-    size, few = sizes
-    whole = list(first_of_shuffle(size, size, random.Random(1)))
-    assert sorted(whole) == list(range(size))
-    assert list(first_of_shuffle(size, few, random.Random(1))) == whole[:few]
+    size, count = sizes
+    all_numbers = list(first_of_shuffle(size, size, random.Random(1)))
+    assert sorted(all_numbers) == list(range(size))
+    assert list(first_of_shuffle(size, count, random.Random(1))) == all_numbers[:count]
 
 
 def test_a_small_weight_has_its_share_over_many_iterations() -> None:
     task = mixture({"large": 500, "small": 500, "third": 500}, {"large": 9.7, "small": 0.3, "third": 2.0})
-    drawn = Counter(one.domain for i in range(1000) for one in draw(task, 12, i))
+    drawn: Counter[str] = Counter()
+    for iteration in range(1000):
+        drawn.update(problem.domain for problem in draw(task, 12, iteration))
     assert drawn["small"] == pytest.approx(300, abs=40)  # 4 standard deviations are below 68
     assert drawn["third"] == 2000
     assert drawn.total() == 12_000
+    # Shares that are whole numbers are kept in every iteration.
     for iteration in range(20):
-        whole = Counter(one.domain for one in draw(mixture({"a": 90, "b": 90, "c": 90}), 9, iteration))
-        assert whole == {"a": 3, "b": 3, "c": 3}
+        drawn = Counter(
+            problem.domain for problem in draw(mixture({"a": 90, "b": 90, "c": 90}), 9, iteration)
+        )
+        assert drawn == {"a": 3, "b": 3, "c": 3}
 
 
 def test_a_domain_that_runs_short_gives_all_and_the_others_the_rest() -> None:
@@ -176,13 +192,13 @@ def test_a_domain_that_runs_short_gives_all_and_the_others_the_rest() -> None:
 
 
 def test_a_domain_of_weight_0_is_measured_and_never_trained_on() -> None:
-    both: tuple[Split, ...] = ("train", "test")
+    trained = Domain(task=Rated(count=5, splits=("train", "test")))
     measured = Domain(task=Rated(count=3, splits=("test",)), weight=0)
-    task = Mixture(domains={"asked": Domain(task=Rated(count=5, splits=both)), "measured": measured})
-    assert {one.domain for one in task.problems("train")} == {"asked"}
+    task = Mixture(domains={"trained": trained, "measured": measured})
+    assert {problem.domain for problem in task.problems("train")} == {"trained"}
     assert (task.size("train"), task.size("test")) == (5, 8)
-    first = ["asked/test/0", "measured/test/0", "asked/test/1", "measured/test/1"]
-    assert ids(task.problems("test"))[:4] == first
+    alternating = ["trained/test/0", "measured/test/0", "trained/test/1", "measured/test/1"]
+    assert ids(task.problems("test"))[:4] == alternating
     with pytest.raises(ValueError, match="no domain of the mixture has a validation split"):
         task.problems("validation")
     with pytest.raises(ValueError, match="domain 'a': no train split"):
@@ -192,8 +208,8 @@ def test_a_domain_of_weight_0_is_measured_and_never_trained_on() -> None:
 def test_weights_by_size_and_temperature() -> None:
     sizes = {"large": 400, "small": 100}
 
-    def weights(how: Weighting) -> dict[str, float]:
-        task = mixture(sizes, how=how)
+    def weights(weighting: Weighting) -> dict[str, float]:
+        task = mixture(sizes, weighting=weighting)
         return dict(task.drawing_metrics(task.problems("train"), Drawing(0, 0)))
 
     assert weights(Proportional()) == {"domains/large/weight": 0.8, "domains/small/weight": 0.2}
@@ -202,19 +218,23 @@ def test_weights_by_size_and_temperature() -> None:
 
 
 def test_a_curriculum_follows_what_was_measured() -> None:
-    """Against the rule written out: a running mean of 4 p (1 - p), and a floor."""
+    """The expected weights are computed by hand: a running mean of 4 p (1 - p), and a floor."""
     measured = [
-        {"domains/easy/learnable": 0.0, "domains/right/learnable": 0.25},
-        {"domains/right/learnable": 0.2},  # nothing was drawn of the other one
-        {"domains/easy/learnable": 0.1, "domains/right/learnable": 0.0},
+        {"domains/easy/learnable": 0.0, "domains/medium/learnable": 0.25},
+        {"domains/medium/learnable": 0.2},  # no easy problem was drawn
+        {"domains/easy/learnable": 0.1, "domains/medium/learnable": 0.0},
     ]
     rule = Curriculum(rate=0.5, floor=0.1)
-    sizes, given = {"easy": 10, "right": 10}, {"easy": 1.0, "right": 3.0}
+    sizes, fixed_weights = {"easy": 10, "medium": 10}, {"easy": 1.0, "medium": 3.0}
     drawing = Drawing(0, 3, recorded=measured.__getitem__)
-    found = list(rule.over_iterations(given, sizes, drawing))
-    easy, right = [1.0, 0.5, 0.5, 0.45], [1.0, 1.0, 0.9, 0.45]
-    assert [one["easy"] for one in found] == pytest.approx([0.1 + q for q in easy])
-    assert [one["right"] for one in found] == pytest.approx([3 * (0.1 + q) for q in right])
+    weights = list(rule.over_iterations(fixed_weights, sizes, drawing))
+    mean_of_easy, mean_of_medium = [1.0, 0.5, 0.5, 0.45], [1.0, 1.0, 0.9, 0.45]
+    assert [of_iteration["easy"] for of_iteration in weights] == pytest.approx(
+        [0.1 + mean for mean in mean_of_easy]
+    )
+    assert [of_iteration["medium"] for of_iteration in weights] == pytest.approx(
+        [3 * (0.1 + mean) for mean in mean_of_medium]
+    )
 
 
 def test_difficulty_leaves_training_problems_out_and_measured_ones_in() -> None:
@@ -222,7 +242,7 @@ def test_difficulty_leaves_training_problems_out_and_measured_ones_in() -> None:
     task = Mixture(
         domains={"a": Domain(task=rated, difficulty=Difficulty(field="rate", above=0.0, below=0.9))}
     )
-    assert [one.gold for one in task.problems("train")] == list("12345678")
+    assert [problem.gold for problem in task.problems("train")] == list("12345678")
     assert len(task.problems("test")) == 11
     assert task.size("train") is None
     lacking = Mixture(domains={"a": Domain(task=rated, difficulty=Difficulty(field="pass_rate"))})
@@ -231,36 +251,37 @@ def test_difficulty_leaves_training_problems_out_and_measured_ones_in() -> None:
 
 
 def test_stop_and_budget_are_the_domains_own() -> None:
-    own = Gsm8k(stop=("task's",))
+    with_stop = Gsm8k(stop=("task's",))
     task = Mixture(
         domains={
-            "plain": Domain(task=Rated(count=3)),
-            "rows": Domain(task=own, max_tokens=30),
-            "said": Domain(task=own, stop=("said",), max_tokens=300),
-            "silent": Domain(task=Gsm8k(stop=())),
-            "none": Domain(task=own, stop=()),
+            "nothing set": Domain(task=Rated(count=3)),
+            "set by task": Domain(task=with_stop, max_tokens=30),
+            "set by domain": Domain(task=with_stop, stop=("domain's",), max_tokens=300),
+            "no stop of task": Domain(task=Gsm8k(stop=())),
+            "no stop of domain": Domain(task=with_stop, stop=()),
         }
     )
 
     def sampling(domain: str) -> SamplingParams:
         return task.of(Problem("x", "x", "x", domain=domain)).adjust_sampling(PARAMS)
 
-    assert sampling("plain") == PARAMS
-    assert sampling("rows") == SamplingParams(max_tokens=30, stop=("task's",))
-    assert sampling("said") == SamplingParams(max_tokens=100, stop=("said",))
-    assert sampling("silent") == PARAMS
-    assert sampling("none") == SamplingParams(max_tokens=100)
+    assert sampling("nothing set") == PARAMS
+    assert sampling("set by task") == SamplingParams(max_tokens=30, stop=("task's",))
+    # A domain's bound can't raise the rollout's.
+    assert sampling("set by domain") == SamplingParams(max_tokens=100, stop=("domain's",))
+    assert sampling("no stop of task") == PARAMS
+    assert sampling("no stop of domain") == SamplingParams(max_tokens=100)
 
 
-def test_each_answer_is_graded_and_cut_by_its_domain() -> None:
+def test_each_answer_is_graded_and_split_into_steps_by_its_domain() -> None:
     sums = AdditionChain(train_size=5, validation_size=1, test_size=1)
     numbers = Countdown(train_size=5, validation_size=1, test_size=1, operators=("+", "-"))
     task = Mixture(domains={"sums": Domain(task=sums), "numbers": Domain(task=numbers)})
     for problem in task.problems("train"):
-        text = task.of(problem).demonstration(problem, 0)
-        assert task.grader.grade(text, problem).correct
+        answer = task.of(problem).demonstration(problem, 0)
+        assert task.grader.grade(answer, problem).correct
         assert task.grader.of(problem) == (sums if problem.domain == "sums" else numbers).grader
-        assert task.of(problem).step_boundaries(text)[-1] == len(text)
+        assert task.of(problem).step_boundaries(answer)[-1] == len(answer)
     assert set(sums.alphabet()) | set(numbers.alphabet()) == set(task.alphabet())
     assert set(task.grader.parts()) == {sums.grader, numbers.grader}
 
@@ -272,10 +293,10 @@ def test_further_problems_are_those_that_were_not_drawn() -> None:
     taken = task.draw(problems, 10, drawing)
     further = task.draw_further(problems, taken, drawing)
     assert sorted(ids(taken) + ids(further)) == sorted(ids(problems))
-    assert Counter(one.domain for one in further[:10]) == {"a": 5, "b": 5}
+    assert Counter(problem.domain for problem in further[:10]) == {"a": 5, "b": 5}
 
 
-def test_a_mixture_that_is_none_is_refused() -> None:
+def test_a_bad_name_of_a_domain_and_weights_of_zero_alone_are_refused() -> None:
     with pytest.raises(ValueError, match="'a/b', which is not a valid name"):
         Mixture(domains={"a/b": Domain(task=Rated(count=2))})
     with pytest.raises(ValueError, match="all domains have the weight 0"):
@@ -285,29 +306,31 @@ def test_a_mixture_that_is_none_is_refused() -> None:
 def test_problems_that_were_right_in_part_are_drawn_more_readily() -> None:
     task = Mixture(domains={"a": Domain(task=Rated(count=100))}, prefer_mixed=4.0)
     rates = {"a/train/0": 0.5, "a/train/1": 0.25, "a/train/2": 1.0, "a/train/3": 0.0}
-    earlier = [rates, {"a/train/1": 0.0}]  # the latest says what is known
+    earlier = [rates, {"a/train/1": 0.0}]  # the latest rate of a problem counts
     drawn: Counter[str] = Counter()
     for seed in range(1000):
         problems = draw(task, 5, 2, seed=seed, pass_rates=earlier.__getitem__)
         assert len(set(ids(problems))) == 5
         drawn.update(ids(problems))
-    others = sum(drawn.values()) - drawn["a/train/0"]
+    draws_of_others = sum(drawn.values()) - drawn["a/train/0"]
+    # It weighs 4, and the 99 others 1 each: the chance to be among five draws is about 1 - (99/103)**5.
     assert drawn["a/train/0"] == pytest.approx(1000 * (1 - (99 / 103) ** 5), abs=70)
-    assert drawn["a/train/1"] < 90 > others / 99, "all others are as likely as ever"
-    three, nine = (ids(draw(task, count, 2, pass_rates=earlier.__getitem__)) for count in (3, 9))
+    assert drawn["a/train/1"] < 90 > draws_of_others / 99, "all others are as likely as ever"
+    three = ids(draw(task, 3, 2, pass_rates=earlier.__getitem__))
+    nine = ids(draw(task, 9, 2, pass_rates=earlier.__getitem__))
     assert three == nine[:3]
 
 
 def test_where_nothing_was_right_in_part_draws_are_as_without_preference() -> None:
     domains = {"a": Domain(task=Rated(count=30))}
     preferring, plain = Mixture(domains=domains, prefer_mixed=4.0), Mixture(domains=domains)
-    known = [{"a/train/0": 1.0}]
-    assert draw(preferring, 9, 1, pass_rates=known.__getitem__) == draw(plain, 9, 1)
+    pass_rates = [{"a/train/0": 1.0}]
+    assert draw(preferring, 9, 1, pass_rates=pass_rates.__getitem__) == draw(plain, 9, 1)
 
 
 def test_a_domain_hands_on_all_that_its_task_can_do() -> None:
-    """What tasks learn to do, they can do within a mixture."""
-    others = {
+    """A method that is added to Task must be added to the wrapper of a mixture's domain, too."""
+    of_mixture_alone = {
         "of",
         "parts",
         "domain_names",
@@ -316,11 +339,11 @@ def test_a_domain_hands_on_all_that_its_task_can_do() -> None:
         "drawing_metrics",
         "remembers_pass_rates",
     }
-    own = {name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")}
-    assert own - others - {"root"} <= vars(DomainTask).keys()
+    names_of_task = {name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")}
+    assert names_of_task - of_mixture_alone - {"root"} <= vars(DomainTask).keys()
 
 
-# Of one domain: which problems an iteration gets.
+# Which problems of one domain an iteration gets
 
 SIZE_AND_COUNT = st.integers(1, 40).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size)))
 
@@ -340,9 +363,9 @@ def test_the_choice_depends_on_seed_and_iteration_alone(
     sizes: tuple[int, int], seed: int, mode: Replacement
 ) -> None:
     size, count = sizes
-    first = [draw_problems(range(size), count, seed, i, mode) for i in range(5)]
-    again = [draw_problems(range(size), count, seed, i, mode) for i in reversed(range(5))]
-    assert first == again[::-1]
+    in_order = [draw_problems(range(size), count, seed, i, mode) for i in range(5)]
+    in_reversed_order = [draw_problems(range(size), count, seed, i, mode) for i in reversed(range(5))]
+    assert in_order == in_reversed_order[::-1]
 
 
 @given(SIZE_AND_COUNT, st.integers())
@@ -350,19 +373,22 @@ def test_the_choice_depends_on_seed_and_iteration_alone(
 def test_in_epochs_every_problem_comes_once_before_any_comes_again(sizes: tuple[int, int], seed: int) -> None:
     size, count = sizes
     iterations = range(min(3 * size, 30))
-    stream = [one for i in iterations for one in draw_problems(range(size), count, seed, i, "epochs")]
+    stream = []
+    for iteration in iterations:
+        stream += draw_problems(range(size), count, seed, iteration, "epochs")
     for start in range(0, len(stream) - size + 1, size):
         assert sorted(stream[start : start + size]) == list(range(size))
 
 
 @pytest.mark.parametrize("mode", ["between_iterations", "epochs"])
 def test_iterations_and_seeds_choose_differently(mode: Replacement) -> None:
-    seeds_and_iterations = itertools.product(range(3), range(3))
-    choices = {tuple(draw_problems(range(1000), 64, *place, mode)) for place in seeds_and_iterations}
+    choices = set()
+    for seed, iteration in itertools.product(range(3), range(3)):
+        choices.add(tuple(draw_problems(range(1000), 64, seed, iteration, mode)))
     assert len(choices) == 9
 
 
-def test_between_iterations_all_problems_are_as_likely() -> None:
+def test_between_iterations_all_problems_are_equally_likely() -> None:
     drawn = Counter(chain.from_iterable(draw_problems(range(10), 5, 0, i) for i in range(2000)))
     assert all(abs(times - 1000) < 5 * 22.4 for times in drawn.values())  # 5 standard deviations
 

@@ -1,4 +1,12 @@
-"""Answers of several turns: what is trained, how each ends, and that nothing but its seeds decides it."""
+"""Promises of answers in several turns:
+
+* each sampled token is trained once, with its log-prob, and no token of the environment is;
+* an answer depends on its seeds alone: neither on the order of requests, nor on other answers, nor on where
+  the environment runs, nor on a kill;
+* an environment that fails, hangs or dies ends its answer and no other, with an outcome that says so;
+* budgets, deadlines and stop strings end turns and answers as they say;
+* states are copied for environments that allow it, and stored with the answer.
+"""
 
 from __future__ import annotations
 
@@ -49,21 +57,23 @@ Sampled = Callable[..., list[Trajectory]]
 
 
 @pytest.fixture(scope="module")
-def sampled(environments: EnvironmentPool) -> Sampled:
-    """Answers to a task's problems, by the rollout with these settings."""
+def sample_answers(environments: EnvironmentPool) -> Sampled:
+    """Return a function that samples answers to a task's problems by a rollout with some settings."""
 
     def sample(
-        task: Task, engine: Engine | None = None, said: TurnJournal | None = None, **given: object
+        task: Task, engine: Engine | None = None, turn_journal: TurnJournal | None = None, **settings: object
     ) -> list[Trajectory]:
-        asked = rollout(**given)
-        services = [] if said is None else [said]
-        context = turns.lent(task, engine or turns.engine(), environments, rollout=asked, services=services)
-        return answered(asked.run(context, task.problems("train")))[0]
+        multi_turn = rollout(**settings)
+        services = [] if turn_journal is None else [turn_journal]
+        context = turns.lent(
+            task, engine or turns.engine(), environments, rollout=multi_turn, services=services
+        )
+        return answered(multi_turn.run(context, task.problems("train")))[0]
 
     return sample
 
 
-def earned(text: str) -> list[float]:
+def rewards_of_letters(text: str) -> list[float]:
     return [turn.reward for turn in played(text[::2])]
 
 
@@ -75,18 +85,18 @@ class LastLetter(FinalAnswer):
 
 
 def test_each_sampled_token_is_trained_once_with_its_logprob_and_no_injected_one_is(
-    sampled: Sampled, environments: EnvironmentPool
+    sample_answers: Sampled, environments: EnvironmentPool
 ) -> None:
     engine = turns.engine()
-    answers = sampled(Letters(), engine)
-    asked = {(plain(one.prompt_ids), one.seed) for one in engine.asked}
-    assert len(asked) == len(engine.asked), "no two turns share their draws"
-    seen = []
+    answers = sample_answers(Letters(), engine)
+    prompts_and_seeds = {(plain(request.prompt_ids), request.seed) for request in engine.asked}
+    assert len(prompts_and_seeds) == len(engine.asked), "no two turns share their draws"
+    prompts = []
     for answer in answers:
         before = [answer.prompt_ids]
         for segment in answer.segments:
             if segment.origin == "sampled":
-                seen.append(plain(joined(before)))
+                prompts.append(plain(joined(before)))
             else:
                 assert segment.logprobs is None and decode(segment.token_ids) in "+-"
             before.append(segment.token_ids)
@@ -94,12 +104,12 @@ def test_each_sampled_token_is_trained_once_with_its_logprob_and_no_injected_one
         of_engine = [segment.logprobs for segment in answer.segments if segment.origin == "sampled"]
         assert plain(row.behaviour_logprobs[row.trained]) == plain(joined(of_engine))
         assert decode(row.response_ids[row.trained]) == answer.text.replace("+", "").replace("-", "")
-    assert sorted(seen) == sorted(plain(one.prompt_ids) for one in engine.asked)
+    assert sorted(prompts) == sorted(plain(request.prompt_ids) for request in engine.asked)
 
 
-def test_an_answer_earns_what_its_turns_earn(sampled: Sampled) -> None:
-    for answer in sampled(Letters()):
-        rewards = earned(answer.text)
+def test_an_answer_earns_the_sum_of_its_turns(sample_answers: Sampled) -> None:
+    for answer in sample_answers(Letters()):
+        rewards = rewards_of_letters(answer.text)
         assert (answer.reward, answer.finish_reason) == (sum(rewards), "stop")
         assert answer.step_ends == (*range(2, len(answer.text), 2), len(answer.text))
         assert answer.step_rewards == (tuple(rewards) if any(rewards[:-1]) else ())
@@ -107,19 +117,19 @@ def test_an_answer_earns_what_its_turns_earn(sampled: Sampled) -> None:
 
 @pytest.mark.parametrize("order", range(4))
 def test_answers_depend_neither_on_the_order_nor_on_where_the_environment_runs_nor_on_others(
-    order: int, sampled: Sampled
+    order: int, sample_answers: Sampled
 ) -> None:
     shuffle = random.Random(order)
     engine = turns.engine(order=lambda count: shuffle.sample(range(count), count))
-    expected = sampled(Letters())
-    assert sampled(Letters(environment=LadderElsewhere()), engine) == expected
-    few = sampled(Letters(golds=("",) * (order + 1)))
+    expected = sample_answers(Letters())
+    assert sample_answers(Letters(environment=LadderElsewhere()), engine) == expected
+    few = sample_answers(Letters(golds=("",) * (order + 1)))
     assert few == expected[: len(few)]
 
 
 @dataclass(frozen=True)
 class Closed(Grader):
-    """Isn't there."""
+    """A grader that is unavailable."""
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -127,41 +137,41 @@ class Closed(Grader):
         raise Unavailable("nobody judges here")
 
 
-def test_what_a_cut_answer_earns_is_known_also_where_nobody_is_there_to_grade_it(sampled: Sampled) -> None:
-    answers = sampled(Letters(grader=Closed()), reward="grader", max_turns=2, unfinished_reward=-1.0)
-    assert {(one.finish_reason, one.grade.outcome, one.reward) for one in answers} == {
-        ("length", "no_answer", -1.0),
-        ("stop", "unavailable", 0.0),
-    }
+def test_the_reward_of_an_unfinished_answer_needs_no_grader(sample_answers: Sampled) -> None:
+    answers = sample_answers(Letters(grader=Closed()), reward="grader", max_turns=2, unfinished_reward=-1.0)
+    ends = {(answer.finish_reason, answer.grade.outcome, answer.reward) for answer in answers}
+    assert ends == {("length", "no_answer", -1.0), ("stop", "unavailable", 0.0)}
 
 
-def test_a_turn_that_comes_to_its_tokens_goes_on_and_an_answer_ends(sampled: Sampled) -> None:
-    for answer in sampled(Letters(), turn_tokens=2, max_turns=2, unfinished_reward=-1.0):
+def test_a_turn_at_its_bound_of_tokens_is_cut_and_an_answer_at_its_bound_ends(
+    sample_answers: Sampled,
+) -> None:
+    for answer in sample_answers(Letters(), turn_tokens=2, max_turns=2, unfinished_reward=-1.0):
         assert answer.numbers["turns/cut"] == answer.numbers["turns/count"]
         assert len(answer.segments[0].token_ids) == 2
-    for answer in sampled(Letters(), max_turns=1, unfinished_reward=-1.0):
+    for answer in sample_answers(Letters(), max_turns=1, unfinished_reward=-1.0):
         assert (answer.finish_reason, answer.reward, answer.step_rewards) == ("length", -1.0, ())
         assert answer.numbers["turns/turns_spent"] == 1 and len(answer.text) == 1
-    for answer in sampled(Letters(), max_tokens=3, unfinished_reward=None):
+    for answer in sample_answers(Letters(), max_tokens=3, unfinished_reward=None):
         if answer.unfinished:
             assert answer.reward == 0.25 * (answer.text[0] == "a"), "it keeps what it has earned"
             assert len(answer.response_ids) <= 3 and answer.numbers["turns/tokens_spent"] == 1
 
 
-def test_stop_strings_end_turns_and_are_not_for_the_environment(sampled: Sampled) -> None:
+def test_stop_strings_end_turns_and_are_not_for_the_environment(sample_answers: Sampled) -> None:
     def letter_and_line(ids: tuple[int, ...], version: int) -> list[float]:
-        wanted = {"\n": 1.0} if turns.ALPHABET[ids[-1]] in "ab" else turns.likes(ids)
-        return [wanted.get(character, 0.0) for character in turns.ALPHABET] + [0.0]
+        chances = {"\n": 1.0} if turns.ALPHABET[ids[-1]] in "ab" else turns.likes(ids)
+        return [chances.get(character, 0.0) for character in turns.ALPHABET] + [0.0]
 
     engine = turns.engine()
     engine._probabilities = letter_and_line
-    for answer in sampled(Letters(), engine, turn_tokens=None, stop=("\n",)):
+    for answer in sample_answers(Letters(), engine, turn_tokens=None, stop=("\n",)):
         assert answer.text[1] == "\n" and not answer.numbers["turns/cut"]
         letters = "".join(letter for letter in answer.text if letter in "ab")
         assert answer.reward == sum(turn.reward for turn in played(letters))
 
 
-ENDS = {
+OUTCOMES = {
     "hang": ("timeout", "no result within 1 s"),
     "halfway": ("timeout", "no result within 1 s"),
     "die": ("error", "the worker process ended with exit code 3"),
@@ -174,10 +184,10 @@ ENDS = {
 }
 
 
-def test_an_environment_that_fails_ends_its_answer_and_no_other(sampled: Sampled) -> None:
-    golds = (*ENDS, "fine", "fine", "fine", "fine")
-    for answer in sampled(Letters(golds=golds, environment=Obedient()), samples=1):
-        outcome, message = ENDS.get(answer.problem.gold, ("ok", None))
+def test_an_environment_that_fails_ends_its_answer_and_no_other(sample_answers: Sampled) -> None:
+    golds = (*OUTCOMES, "fine", "fine", "fine", "fine")
+    for answer in sample_answers(Letters(golds=golds, environment=Obedient()), samples=1):
+        outcome, message = OUTCOMES.get(answer.problem.gold, ("ok", None))
         grade = answer.grade
         assert (grade.outcome, grade.message, grade.is_known) == (outcome, message, outcome != "unavailable")
         if outcome == "ok":
@@ -186,29 +196,35 @@ def test_an_environment_that_fails_ends_its_answer_and_no_other(sampled: Sampled
             assert (answer.reward, answer.step_rewards) == (0.0, ())
 
 
-def test_a_megabyte_is_cut_to_the_bound_and_counted(sampled: Sampled) -> None:
+def test_a_megabyte_is_cut_to_the_bound_and_counted(sample_answers: Sampled) -> None:
     task = Letters(golds=("megabyte",), environment=Obedient())
-    (answer,) = sampled(task, samples=1, observation_characters=5)
+    (answer,) = sample_answers(task, samples=1, observation_characters=5)
     assert answer.text[3:8] == "xxxxx" and answer.text[8] in "ab"
     assert answer.numbers["turns/observations_cut"] == 1, "nobody reads what is said to the last turn"
 
 
-def test_what_needs_copies_has_them_and_what_can_have_none_does_not(sampled: Sampled, tmp_path: Path) -> None:
-    for environment, copied in ((Unsteady(), True), (Fleeting(), False)):
-        written = sampled(Letters(environment=environment))
-        for answer in written:
+def test_answers_keep_copies_of_states_where_the_environment_allows_copies(
+    sample_answers: Sampled, tmp_path: Path
+) -> None:
+    for environment, has_copies in ((Unsteady(), True), (Fleeting(), False)):
+        answers = sample_answers(Letters(environment=environment))
+        for answer in answers:
             assert (answer.reward, len(answer.step_ends)) == (0.75, 3)
-            injected = [one for one in answer.segments if one.origin == "injected"]
-            assert [one.snapshot is not None for one in injected] == [copied] * 2
-        write_trajectories(tmp_path / "trajectories.arrow", written)
-        read = read_trajectories(tmp_path / "trajectories.arrow")
-        assert read == written and any(one.step_rewards for one in read)
-        snapshots = [[one.snapshot for one in answer.segments] for answer in written]
-        assert [[one.snapshot for one in answer.segments] for answer in read] == snapshots
+            injected = [segment for segment in answer.segments if segment.origin == "injected"]
+            assert [segment.snapshot is not None for segment in injected] == [has_copies] * 2
+        write_trajectories(tmp_path / "trajectories.arrow", answers)
+        stored_answers = read_trajectories(tmp_path / "trajectories.arrow")
+        assert stored_answers == answers and any(answer.step_rewards for answer in stored_answers)
+        # Equality of answers leaves snapshots out.
+        for answer, stored in zip(answers, stored_answers, strict=True):
+            snapshots = [segment.snapshot for segment in answer.segments]
+            assert [segment.snapshot for segment in stored.segments] == snapshots
 
 
-def test_a_copied_environment_that_says_nothing_leaves_its_copy_with_the_turn(sampled: Sampled) -> None:
-    for answer in sampled(Letters(environment=Mute())):
+def test_a_copied_environment_that_says_nothing_leaves_its_copy_with_the_turn(
+    sample_answers: Sampled,
+) -> None:
+    for answer in sample_answers(Letters(environment=Mute())):
         assert [segment.origin for segment in answer.segments] == ["sampled"] * 3
         assert [segment.snapshot is not None for segment in answer.segments] == [True, True, False]
         rewards, observed, state = unpack_snapshot(answer.segments[:2])
@@ -217,96 +233,111 @@ def test_a_copied_environment_that_says_nothing_leaves_its_copy_with_the_turn(sa
 
 @pytest.mark.parametrize("killed_after", [1, 9, 17])
 def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_nothing_twice(
-    killed_after: int, sampled: Sampled, tmp_path: Path
+    killed_after: int, sample_answers: Sampled, tmp_path: Path
 ) -> None:
     for task in (Letters(), Letters(environment=LadderElsewhere())):
-        whole, first, second = turns.engine(), turns.engine(fail_after=killed_after), turns.engine()
+        undisturbed, killed, resumed = turns.engine(), turns.engine(fail_after=killed_after), turns.engine()
         journal = tmp_path / f"{type(task.environment).__name__}.jsonl"
         with pytest.raises(EngineError):
-            sampled(task, JournaledEngine(first, journal))
-        assert sampled(task, JournaledEngine(second, journal)) == sampled(task, whole)
-        assert (len(first.asked), len(second.asked)) == (killed_after, len(whole.asked) - killed_after)
+            sample_answers(task, JournaledEngine(killed, journal))
+        assert sample_answers(task, JournaledEngine(resumed, journal)) == sample_answers(task, undisturbed)
+        assert (len(killed.asked), len(resumed.asked)) == (
+            killed_after,
+            len(undisturbed.asked) - killed_after,
+        )
 
 
-def test_what_an_environment_said_before_a_kill_it_need_not_say_again(
-    tmp_path: Path, sampled: Sampled
+def test_observations_before_a_kill_are_read_from_the_journal(
+    tmp_path: Path, sample_answers: Sampled
 ) -> None:
     journal = tmp_path / "0.turns"
 
-    def of_run(engine: Engine) -> list[Trajectory]:
+    def answers_of_run(engine: Engine) -> list[Trajectory]:
         journaled = JournaledEngine(engine, tmp_path / "0.jsonl")
-        return sampled(Letters(environment=UnsteadyHere()), journaled, said=TurnJournal(journal))
+        return sample_answers(Letters(environment=UnsteadyHere()), journaled, said=TurnJournal(journal))
 
     with pytest.raises(EngineError):
-        of_run(turns.engine(fail_after=40))
-    said = journal.read_bytes()
-    journal.write_bytes(said[:-3])  # the end of a line is lost with the run
-    answers = of_run(turns.engine())
-    kept = said[: said.rindex(b"\n", 0, -1) + 1]
-    assert journal.read_bytes().startswith(kept + b'{"crc32"')
-    again = turns.engine()
-    assert of_run(again) == answers and not again.asked, "though no seed decides what is said"
+        answers_of_run(turns.engine(fail_after=40))
+    lines_before = journal.read_bytes()
+    journal.write_bytes(lines_before[:-3])  # the kill cuts the last line short
+    answers = answers_of_run(turns.engine())
+    complete_lines = lines_before[: lines_before.rindex(b"\n", 0, -1) + 1]
+    assert journal.read_bytes().startswith(complete_lines + b'{"crc32"')
+    engine_of_third_run = turns.engine()
+    assert answers_of_run(engine_of_third_run) == answers and not engine_of_third_run.asked, (
+        "though no seed decides what is said"
+    )
 
 
-def test_what_hung_is_not_tried_again_and_what_was_not_there_is(tmp_path: Path, sampled: Sampled) -> None:
+def test_an_error_is_not_tried_again_after_a_kill_and_an_unavailable_environment_is(
+    tmp_path: Path, sample_answers: Sampled
+) -> None:
     def outcomes(*golds: str) -> list[tuple[str, str]]:
         task = Letters(golds=golds, environment=Obedient())
-        answers = sampled(task, said=TurnJournal(tmp_path / "0.turns"), samples=1)
+        answers = sample_answers(task, said=TurnJournal(tmp_path / "0.turns"), samples=1)
         return [(answer.grade.outcome, str(answer.grade.message)) for answer in answers]
 
-    first = outcomes("raise", "gone")
-    assert [outcome for outcome, _ in first] == ["error", "unavailable"]
-    # The environment would do better now.
-    assert outcomes("fine", "fine") == [first[0], ("ok", "None")]
+    before_kill = outcomes("raise", "gone")
+    assert [outcome for outcome, _ in before_kill] == ["error", "unavailable"]
+    # The journal decides, although the environment would answer both now.
+    assert outcomes("fine", "fine") == [before_kill[0], ("ok", "None")]
 
 
-def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(sampled: Sampled) -> None:
+def test_a_grader_may_judge_the_last_turn_in_place_of_or_in_addition_to_the_environment(
+    sample_answers: Sampled,
+) -> None:
     task = Letters(golds=("a",) * 4, grader=LastLetter(marker="#"))
-    alone = {answer.text: answer for answer in sampled(task)}
-    for answer in sampled(task, reward="grader"):
+    alone = {answer.text: answer for answer in sample_answers(task)}
+    for answer in sample_answers(task, reward="grader"):
         assert (answer.reward, answer.step_rewards) == (float(answer.text[-1] == "a"), ())
-    for answer in sampled(task, reward="sum"):
+    for answer in sample_answers(task, reward="sum"):
         assert answer.reward == alone[answer.text].reward + float(answer.text[-1] == "a")
 
 
-def test_in_a_mixture_a_domain_has_its_own_environment_or_one_turn_and_its_grader(sampled: Sampled) -> None:
+def test_in_a_mixture_a_domain_has_its_own_environment_or_one_turn_and_its_grader(
+    sample_answers: Sampled,
+) -> None:
     games = Letters(golds=("",) * 2)
     questions = Letters(golds=("a",) * 2, environment=None, grader=LastLetter(marker="#"))
     task = Mixture(domains={"games": Domain(task=games), "questions": Domain(task=questions)})
-    for answer in sampled(task):
+    for answer in sample_answers(task):
         if answer.problem.domain == "games":
             assert len(answer.step_ends) > 1 and answer.reward in {i / 4 for i in range(8)}
         else:
             assert (len(answer.text), answer.reward) == (1, float(answer.text == "a"))
 
 
-def test_the_way_a_model_is_told_of_observations_is_a_setting(sampled: Sampled) -> None:
-    for answer in sampled(Letters(), observation_format="x{observation}y", max_tokens=30):
-        parts = {decode(one.token_ids) for one in answer.segments if one.origin == "injected"}
-        assert parts and parts <= {"x+y", "x-y"}
+def test_the_format_of_observations_is_a_setting(sample_answers: Sampled) -> None:
+    for answer in sample_answers(Letters(), observation_format="x{observation}y", max_tokens=30):
+        injected = [segment for segment in answer.segments if segment.origin == "injected"]
+        observations = {decode(segment.token_ids) for segment in injected}
+        assert observations and observations <= {"x+y", "x-y"}
     assert replace(rollout(), observation_format=None).frame(CODEC)("+") == "\n+\n"
 
 
-def test_turns_that_are_played_again_together_have_the_seconds_of_one(environments: EnvironmentPool) -> None:
+def test_turns_that_are_replayed_share_the_deadline_of_one_turn(environments: EnvironmentPool) -> None:
     unruly = Unruly(moods=("hangs",), deadline=0.2)
     play = environments.begin(unruly, unruly.problem("p", 0), seed=0, actions=("1", "2"))
     (last,) = play.begin().result(timeout=60).turns
     assert last.message == "no result within 0.2 s"
 
 
-def test_a_slow_turn_costs_its_own_answer_alone(sampled: Sampled) -> None:
+def test_a_slow_turn_costs_its_own_answer_alone(sample_answers: Sampled) -> None:
     golds = ("hang", *["slow"] * 11)
-    sampled(Letters(golds=("fine",), environment=Obedient()), samples=1)  # its module is loaded
+    sample_answers(Letters(golds=("fine",), environment=Obedient()), samples=1)  # its module is loaded
     begun = time.monotonic()
-    answers = sampled(Letters(golds=golds, environment=Obedient()), samples=1)
-    assert [one.grade.outcome for one in answers] == ["timeout", *["ok"] * 11]
-    assert time.monotonic() - begun < 4.0, "eleven turns of half a second and one of a second, one by one 6.5"
+    answers = sample_answers(Letters(golds=golds, environment=Obedient()), samples=1)
+    assert [answer.grade.outcome for answer in answers] == ["timeout", *["ok"] * 11]
+    # One by one, eleven turns of half a second and one of a second take 6.5 seconds.
+    assert time.monotonic() - begun < 4.0
 
 
-def test_an_answer_whose_turns_take_longer_than_its_deadline_ends_as_a_timeout(sampled: Sampled) -> None:
+def test_an_answer_whose_turns_take_longer_than_its_deadline_ends_as_a_timeout(
+    sample_answers: Sampled,
+) -> None:
     task = Letters(golds=("slow", "fine"), environment=Obedient())
-    sampled(Letters(golds=("fine",), environment=Obedient()), samples=1)  # its module is loaded
-    slow, fine = sampled(task, samples=1, answer_deadline=0.2)
+    sample_answers(Letters(golds=("fine",), environment=Obedient()), samples=1)  # its module is loaded
+    slow, fine = sample_answers(task, samples=1, answer_deadline=0.2)
     assert (slow.grade.outcome, slow.reward, slow.step_rewards) == ("timeout", 0.0, ())
     assert slow.grade.message == "the time for the answer's turns ran out" and len(slow.step_ends) == 2
     assert (fine.grade.outcome, fine.reward) == ("ok", 0.375)
@@ -316,7 +347,7 @@ def test_an_answer_whose_turns_take_longer_than_its_deadline_ends_as_a_timeout(s
 
 @dataclass(frozen=True, kw_only=True)
 class Counted(turns.LadderElsewhere):
-    """Leaves a file for each answer that has begun and not ended."""
+    """The ladder, which has a file for each answer in flight and rewards turns with the number of files."""
 
     folder: str
 
@@ -333,14 +364,14 @@ class Counted(turns.LadderElsewhere):
         return replace(turn, reward=float(at_work))
 
 
-def test_no_more_answers_are_in_flight_than_the_rollout_says(sampled: Sampled, tmp_path: Path) -> None:
-    texts, most = [], []
+def test_no_more_answers_are_in_flight_than_the_rollout_says(sample_answers: Sampled, tmp_path: Path) -> None:
+    texts, most_in_flight = [], []
     for in_flight in (3, None):
         task = Letters(environment=Counted(folder=str(tmp_path)))
-        answers = sampled(task, in_flight=in_flight)
-        texts.append([one.text for one in answers])
-        most.append(max(max(one.step_rewards, default=0) for one in answers))
-    assert most[0] <= 3 < most[1] and texts[0] == texts[1]
+        answers = sample_answers(task, in_flight=in_flight)
+        texts.append([answer.text for answer in answers])
+        most_in_flight.append(max(max(answer.step_rewards, default=0) for answer in answers))
+    assert most_in_flight[0] <= 3 < most_in_flight[1] and texts[0] == texts[1]
 
 
 def test_processes_of_answers_end_with_the_pool() -> None:
@@ -352,6 +383,6 @@ def test_processes_of_answers_end_with_the_pool() -> None:
         assert not Path(f"/proc/{pid}").exists(), "with its answer, too"
         play = pool.begin(Obedient(), Problem("p", "?", "pid"), 0)
         (turn,) = play.act("a").result(timeout=60).turns
-    until = time.monotonic() + 10
+    deadline = time.monotonic() + 10
     while Path(f"/proc/{turn.observation}").exists():
-        assert time.monotonic() < until
+        assert time.monotonic() < deadline

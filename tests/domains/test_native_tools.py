@@ -1,4 +1,14 @@
-"""Tools that are called in the chat's own format: what is read, what is answered, and what is trained."""
+"""Promises of tools that a model calls in the format of its chat:
+
+* calls are read as models write them, and every call of a turn is answered, a wrong one with its fault;
+* ids, log-probs and masks of an answer are those of one forward pass over the chat that the template
+  writes;
+* a call within a thought that the prompt opened is not made;
+* a grader reads the whole conversation, also of an answer that continues from a copy;
+* an MCP server that errs, hangs or dies is an observation, and a rollout that was killed asks it nothing
+  twice;
+* Python that keeps names has, in a copy, those of the moment at which the copy was made.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +54,14 @@ PROBLEM = Problem("x/0", "What is 12 times 34?", "408")
 SERVER = str(Path(__file__).parents[1] / "support" / "mcp_server.py")
 
 
-def multiply(one: int, other: int = 2) -> int:
+def multiply(a: int, b: int = 2) -> int:
     """Multiplies two numbers.
 
     Args:
-        one: A number.
-        other: Another one.
+        a: A number.
+        b: Another number.
     """
-    return one * other
+    return a * b
 
 
 def doubled(argument: str) -> str:
@@ -66,12 +76,12 @@ def doubled(argument: str) -> str:
 MULTIPLY = Function(path=f"{__name__}.multiply")
 
 
-def wrapped(*calls: str) -> str:
+def message_with_calls(*calls: str) -> str:
     return "Let me see. " + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
 
 
-def results(environment: Tools, *actions: str) -> list[list[str] | None]:
-    """What each turn's calls came to, None where the answer has ended."""
+def results_of_turns(environment: Tools, *actions: str) -> list[list[str] | None]:
+    """Play turns, and list the results of each turn's calls, None for a turn that ends the answer."""
     state = environment.reset(PROBLEM, 0)
     turns = [environment.step(state, action) for action in actions]
     return [None if turn.done else [text for _, _, text in turn.results] for turn in turns]
@@ -85,9 +95,13 @@ def call(name: str, arguments: str = "{}") -> str:
 
 
 @pytest.mark.parametrize(
-    ("form", "text", "read"),
+    ("form", "text", "calls"),
     [
-        ("hermes", wrapped(call("a", '{"x": 1}'), call("b")), [("a", {"x": 1}, ""), ("b", {}, "")]),
+        (
+            "hermes",
+            message_with_calls(call("a", '{"x": 1}'), call("b")),
+            [("a", {"x": 1}, ""), ("b", {}, "")],
+        ),
         ("hermes", '<tool_call>{"name": "a", "arguments": {}}', [("a", {}, "")]),
         ("hermes", 'It is {"name": "a"}.', []),
         ("llama", '{"name": "a", "parameters": {"x": 1}}', [("a", {"x": 1}, "")]),
@@ -98,33 +112,34 @@ def call(name: str, arguments: str = "{}") -> str:
         ("mistral", 'So[TOOL_CALLS]a[CALL_ID]q[ARGS]{"x": [2]}', [("a", {"x": [2]}, "q")]),
     ],
 )
-def test_calls_are_read_as_models_write_them(form: str, text: str, read: list) -> None:
-    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [ToolCall(*one) for one in read]
+def test_calls_are_read_as_models_write_them(form: str, text: str, calls: list) -> None:
+    assert Tools(tools=(MULTIPLY,), format=form).calls(text) == [ToolCall(*call) for call in calls]
 
 
 @pytest.mark.parametrize(
     "text", ['{"name": "a', "[]x", '{"name": 3}', '{"arguments": {}}', '{"name": "a", "arguments": 3}']
 )
 def test_a_call_that_can_not_be_read_is_answered_with_its_fault(text: str) -> None:
-    (told,) = results(Tools(tools=(MULTIPLY,), format="hermes"), wrapped(text))
-    assert told is not None and "A call is JSON with a name and an object of arguments" in told[-1]
+    (results,) = results_of_turns(Tools(tools=(MULTIPLY,), format="hermes"), message_with_calls(text))
+    assert results is not None
+    assert "A call is JSON with a name and an object of arguments" in results[-1]
 
 
 def test_all_calls_of_a_turn_are_answered_and_wrong_arguments_are_told() -> None:
     tools = Tools(tools=(MULTIPLY,), format="hermes", most_calls=6)
-    turn = wrapped(
-        call("multiply", '{"one": 12, "other": "34"}'),
-        call("multiply", '{"one": "x"}'),
-        call("multiply", '{"one": 1, "third": 3}'),
+    turn = message_with_calls(
+        call("multiply", '{"a": 12, "b": "34"}'),
+        call("multiply", '{"a": "x"}'),
+        call("multiply", '{"a": 1, "third": 3}'),
         call("divide"),
-        call("multiply", '{"one": 5}'),
+        call("multiply", '{"a": 5}'),
         "so",
-        call("multiply", '{"one": 1}'),
+        call("multiply", '{"a": 1}'),
     )
-    first, last = results(tools, turn, "408")
+    first, last = results_of_turns(tools, turn, "408")
     assert last is None and first is not None
     assert first[0] == "408" and first[4] == "10"
-    assert first[1].startswith("multiply can't be called so: one: ")
+    assert first[1].startswith("multiply can't be called so: a: ")
     assert "third: Unexpected keyword argument" in first[2]
     assert first[3] == "There is no tool divide; there is multiply."
     assert first[5].startswith("The call is no JSON")
@@ -139,19 +154,21 @@ def test_a_tool_that_raises_says_so_and_the_answer_goes_on() -> None:
             raise ZeroDivisionError("nothing to divide by")
 
     tools = Tools(tools=(Broken(),), format="hermes")
-    assert results(tools, wrapped(call("broken"))) == [["ZeroDivisionError: nothing to divide by"]]
+    assert results_of_turns(tools, message_with_calls(call("broken"))) == [
+        ["ZeroDivisionError: nothing to divide by"]
+    ]
 
 
 @pytest.mark.slow  # the import of vLLM
 def test_vllms_parsers_read_calls_outside_of_a_server(tmp_path: Path) -> None:
     bpe_tokenizer(template=template("tools")).save_pretrained(tmp_path)
     tools = Tools(tools=(MULTIPLY,), format="vllm:hermes", tokenizer=str(tmp_path))
-    text = wrapped(call("multiply", '{"one": 12, "other": 34}'), call("multiply", '{"one": 3}'))
-    assert results(tools, text, "408") == [["408", "6"], None]
+    text = message_with_calls(call("multiply", '{"a": 12, "b": 34}'), call("multiply", '{"a": 3}'))
+    assert results_of_turns(tools, text, "408") == [["408", "6"], None]
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({"format": "xml"}, "give tags, hermes, llama, mistral, or vllm:NAME"),
         ({"format": "vllm:hermes"}, "with a tokenizer"),
@@ -159,38 +176,40 @@ def test_vllms_parsers_read_calls_outside_of_a_server(tmp_path: Path) -> None:
         ({"tools": (Mcp(command=("true",)),)}, "set format"),
     ],
 )
-def test_formats_that_are_none_are_refused(given: dict, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        Tools(**{"tools": (MULTIPLY,), **given})
+def test_unknown_formats_and_settings_that_do_not_fit_a_format_are_refused(
+    settings: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tools(**{"tools": (MULTIPLY,), **settings})
 
 
 # In a chat
 
-WRITTEN = (
-    wrapped(call("multiply", '{"one": 12, "other": 34}'), call("multiply", '{"one": "x"}')),
-    "<tool_call>" + call("multiply", '{"one": 408, "other": 2}'),  # cut, as by a stop string
+TURNS_OF_MODEL = (
+    message_with_calls(call("multiply", '{"a": 12, "b": 34}'), call("multiply", '{"a": "x"}')),
+    "<tool_call>" + call("multiply", '{"a": 408, "b": 2}'),  # cut, as by a stop string
     "It is 408.",
 )
 
 
-def chatting(tools: Tools) -> TextCodec:
+def codec_with_tools(tools: Tools) -> TextCodec:
     codec = codec_of(bpe_tokenizer(template=template("tools")), chat=Chat())
     assert codec.with_tools is not None
     return codec.with_tools(tools.offered())
 
 
-class Writing(FakeEngine):
-    """Writes one text after the other, with the log-probs that a model gives them one request at a time."""
+class ScriptedModel(FakeEngine):
+    """Write one text in each turn, with the log-probs that a model gives to each request by itself."""
 
-    def __init__(self, codec: TextCodec, texts: Sequence[str], **given: Any) -> None:
-        super().__init__(lambda ids, version: (), codec.eos_id, **given)
+    def __init__(self, codec: TextCodec, texts: Sequence[str], **settings: Any) -> None:
+        super().__init__(lambda ids, version: (), codec.eos_id, **settings)
         self._codec, self._texts = codec, texts
         torch.manual_seed(0)
         size = len(bpe_tokenizer())
         self.model = random_model("qwen2", size, max_position_embeddings=2048).eval()
 
     def logprobs(self, ids: Sequence[int]) -> np.ndarray:
-        """Of each id but the first, in one forward pass."""
+        """Compute the log-prob of each id but the first in one forward pass."""
         with torch.no_grad():
             logits = self.model(torch.tensor([ids])).logits[0, :-1].double()
         return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0].numpy()
@@ -201,9 +220,12 @@ class Writing(FakeEngine):
         turn = list(prompt).count(self._codec.encode("<|im_start|>")[0]) // 2 - 1
         text = self._texts[min(turn, len(self._texts) - 1)]
         cut = derived_random(seed, "cut").randrange(len(text))
-        # The beginning letter by letter, as no tokenizer would write it: nobody may encode it again.
-        letters = [token for letter in text[:cut] for token in self._codec.encode(letter)]
-        ids = (*letters, *self._codec.encode(text[cut:]), self._codec.eos_id)
+        # The beginning is written letter by letter, as no tokenizer would. Code that encodes the text again
+        # gets other ids, and the test notices.
+        ids: list[int] = []
+        for letter in text[:cut]:
+            ids += self._codec.encode(letter)
+        ids += [*self._codec.encode(text[cut:]), self._codec.eos_id]
         return Completion(ids, self.logprobs((*prompt, *ids))[len(prompt) - 1 :], "stop", 0)
 
 
@@ -218,18 +240,18 @@ Sampled = Callable[..., tuple[list[Trajectory], Any]]
 
 
 @pytest.fixture
-def sampled(pool: EnvironmentPool) -> Sampled:
-    """Two answers to each of two questions, in a chat that offers these tools."""
+def sample_answers(pool: EnvironmentPool) -> Sampled:
+    """Return a function that samples two answers to each of two questions, in a chat that offers tools."""
 
     def sample(
-        tools: Tools, engine: Any, codec: TextCodec, said: TurnJournal | None = None,
+        tools: Tools, engine: Any, codec: TextCodec, turn_journal: TurnJournal | None = None,
         pool: EnvironmentPool = pool, grader: Grader | None = None, gold: str = "",
     ) -> Any:  # fmt: skip
         reward: Reward = "environment" if grader is None else "grader"
         rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward=reward)
         task = Letters(golds=(gold, gold), environment=None)
         rollout.prepare(codec)
-        services = [pool, rollout, *([said] if said else [])]
+        services = [pool, rollout, *([turn_journal] if turn_journal else [])]
         context = context_of(
             task, engine, GraderPool(grader or task.grader), codec, sampling=rollout.sampling,
             unfinished_reward=0.0, context_length=2048, services=services,
@@ -240,69 +262,69 @@ def sampled(pool: EnvironmentPool) -> Sampled:
 
 
 def test_ids_logprobs_and_masks_are_those_of_one_forward_pass_over_the_templates_chat(
-    sampled: Sampled,
+    sample_answers: Sampled,
 ) -> None:
     tools = Tools(tools=(MULTIPLY,), format="hermes")
-    codec = chatting(tools)
-    engine = Writing(codec, WRITTEN)
-    answers, context = sampled(tools, engine, codec)
+    codec = codec_with_tools(tools)
+    engine = ScriptedModel(codec, TURNS_OF_MODEL)
+    answers, context = sample_answers(tools, engine, codec)
     tokenizer = bpe_tokenizer(template=template("tools"))
     (end,) = codec.encode(TURN_END)
-    cuts = set()
+    tokenisations = set()
     for answer in answers:
         row = make_episode(context, answer)
-        whole = (*plain(answer.prompt_ids), *plain(row.response_ids))
-        one_pass = engine.logprobs(whole)[len(answer.prompt_ids) - 1 :]
-        assert np.abs(one_pass - row.behaviour_logprobs)[row.trained].max() < 1e-6
-        turns = [plain(one.token_ids) for one in answer.segments if one.origin == "sampled"]
+        all_ids = (*plain(answer.prompt_ids), *plain(row.response_ids))
+        logprobs_of_one_pass = engine.logprobs(all_ids)[len(answer.prompt_ids) - 1 :]
+        assert np.abs(logprobs_of_one_pass - row.behaviour_logprobs)[row.trained].max() < 1e-6
+        turns = [plain(segment.token_ids) for segment in answer.segments if segment.origin == "sampled"]
         assert plain(row.response_ids[row.trained]) == sum(turns, ()) and len(turns) == 3
         assert all(turn[-1] == end for turn in turns), "its end is trained, once"
-        cuts.add(tuple(turns))
+        tokenisations.add(tuple(turns))
         fault = (
-            "multiply can't be called so: one: Input should be a valid integer, unable to parse string as an"
+            "multiply can't be called so: a: Input should be a valid integer, unable to parse string as an"
             " integer"
         )
-        said = [
+        messages = [
             {"role": "user", "content": answer.problem.prompt},
-            {"role": "assistant", "content": WRITTEN[0]},
+            {"role": "assistant", "content": TURNS_OF_MODEL[0]},
             {"role": "tool", "content": "408"},
             {"role": "tool", "content": fault},
-            {"role": "assistant", "content": WRITTEN[1]},
+            {"role": "assistant", "content": TURNS_OF_MODEL[1]},
             {"role": "tool", "content": "816"},
-            {"role": "assistant", "content": WRITTEN[2]},
+            {"role": "assistant", "content": TURNS_OF_MODEL[2]},
         ]
-        text = tokenizer.apply_chat_template(said, tools=list(tools.offered()), tokenize=False)
-        assert tokenizer.decode(whole) == text.removesuffix("\n")
-    assert len(cuts) > 1, "the same text, in tokens of different cuts"
+        text = tokenizer.apply_chat_template(messages, tools=list(tools.offered()), tokenize=False)
+        assert tokenizer.decode(all_ids) == text.removesuffix("\n")
+    assert len(tokenisations) > 1, "the answers have the same text in different tokens"
 
 
-class Reading(Grader):
-    """Rewards each turn with the number of its messages; keeps what it was shown."""
+class TurnCounter(Grader):
+    """Reward each turn with the number of its messages, and keep the transcripts that it reads."""
 
     isolation: ClassVar[Isolation] = "inline"
     reads_turns: ClassVar[bool] = True
 
     def __init__(self) -> None:
-        self.read: list[Any] = []
+        self.transcripts: list[Any] = []
 
     def grade(self, response: str, problem: Problem) -> Grade:
         assert problem.transcript is not None
-        self.read.append(problem.transcript)
+        self.transcripts.append(problem.transcript)
         rewards = tuple(float(len(turn)) for turn in problem.transcript[1])
         return Grade(reward=sum(rewards), outcome="ok", step_rewards=rewards)
 
 
 def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_from_a_copy(
-    sampled: Sampled,
+    sample_answers: Sampled,
 ) -> None:
     tools = Tools(tools=(MULTIPLY,), format="hermes")
-    codec, grader = chatting(tools), Reading()
-    answers, context = sampled(tools, Writing(codec, WRITTEN), codec, grader=grader)
-    text, turns, _ = grader.read[0]
-    first, *results = turns[0]
-    (call,) = first["tool_calls"][:1]
-    assert first["content"] == "Let me see."
-    assert call["function"] == {"name": "multiply", "arguments": {"one": 12, "other": 34}}
+    codec, grader = codec_with_tools(tools), TurnCounter()
+    answers, context = sample_answers(tools, ScriptedModel(codec, TURNS_OF_MODEL), codec, grader=grader)
+    text, turns, _ = grader.transcripts[0]
+    message, *results = turns[0]
+    (call,) = message["tool_calls"][:1]
+    assert message["content"] == "Let me see."
+    assert call["function"] == {"name": "multiply", "arguments": {"a": 12, "b": 34}}
     assert (results[0]["content"], results[0]["tool_call_id"]) == ("408", call["id"])
     assert [len(turn) for turn in turns] == [3, 2, 1]
     assert turns[2] == [{"role": "assistant", "content": "It is 408."}]
@@ -310,16 +332,17 @@ def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_fr
     for answer in answers:
         assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
         assert make_episode(context, answer).step_rewards == answer.step_rewards
-    started = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
-    (again,) = context.engine.run(context.get(MultiTurn).answers(context, [started]))
-    assert grader.read[-1] == grader.read[0] and again.step_rewards == (3.0, 2.0, 1.0)
+    after_first_turn = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
+    (continued,) = context.engine.run(context.get(MultiTurn).answers(context, [after_first_turn]))
+    assert grader.transcripts[-1] == grader.transcripts[0]
+    assert continued.step_rewards == (3.0, 2.0, 1.0)
 
 
 # In a thought that the prompt opened
 
 
-class Saying(FakeEngine):
-    """Writes one text after the other: the turn is the number of results that stand in the prompt."""
+class ScriptedTurns(FakeEngine):
+    """Write one text in each turn, which is the number of results that stand in the prompt."""
 
     def __init__(self, codec: TextCodec, result: str, texts: Sequence[str]) -> None:
         super().__init__(lambda ids, version: (), codec.eos_id)
@@ -328,40 +351,40 @@ class Saying(FakeEngine):
     def _sample(
         self, prompt: tuple, seed: int, sampling: SamplingParams, reads_logprobs: bool = True
     ) -> Completion:
-        read = self._codec.decode_all or self._codec.decode
-        text = self._texts[read(prompt).count(self._result)]
+        decode = self._codec.decode_all or self._codec.decode
+        text = self._texts[decode(prompt).count(self._result)]
         ids = (*self._codec.encode(text), self._codec.eos_id)
         return Completion(ids, np.zeros(len(ids)), "stop", 0)
 
 
-CALLED = wrapped(call("multiply", '{"one": 12, "other": 34}'))
+MULTIPLY_CALL = message_with_calls(call("multiply", '{"a": 12, "b": 34}'))
 
 
 @pytest.mark.parametrize(
     ("texts", "turns", "reward"),
     [
-        # A call that the thought speaks of isn't made, and the answer ends in its thought.
-        ([f"I could write {CALLED}"], 1, 0.0),
-        ([f"I could write {CALLED} but 408 is it."], 1, 0.0),
-        ([f"I need a product.</think>{CALLED}", "So it is clear.</think>#### 408"], 2, 1.0),
-        ([f"I need a product.</think>{CALLED}", f"Again {CALLED}"], 2, 0.0),
+        # A call within the thought isn't made, and the answer ends in its thought.
+        ([f"I could write {MULTIPLY_CALL}"], 1, 0.0),
+        ([f"I could write {MULTIPLY_CALL} but 408 is it."], 1, 0.0),
+        ([f"I need a product.</think>{MULTIPLY_CALL}", "So it is clear.</think>#### 408"], 2, 1.0),
+        ([f"I need a product.</think>{MULTIPLY_CALL}", f"Again {MULTIPLY_CALL}"], 2, 0.0),
         (["12 times 34, that is 408.</think>#### 408"], 1, 1.0),
     ],
 )
 def test_calls_in_a_thought_that_the_chat_template_opened_are_not_made(
-    sampled: Sampled, texts: list[str], turns: int, reward: float
+    sample_answers: Sampled, texts: list[str], turns: int, reward: float
 ) -> None:
     opening = template("tools").removesuffix("{% endif %}") + "<think>\n{% endif %}"
     tools = Tools(tools=(MULTIPLY,), format="hermes")
     codec = codec_of(bpe_tokenizer(template=opening), chat=Chat(earlier_turns="as_sampled"))
     assert codec.with_tools is not None
     codec = codec.with_tools(tools.offered())
-    engine = Saying(codec, "<tool_response>", texts)
-    answers, _ = sampled(tools, engine, codec, grader=Numeric(), gold="408")
+    engine = ScriptedTurns(codec, "<tool_response>", texts)
+    answers, _ = sample_answers(tools, engine, codec, grader=Numeric(), gold="408")
     for answer in answers:
         assert len(answer.step_ends) == turns
         assert answer.reward == reward
-        assert answer.text == codec.decode(joined([one.token_ids for one in answer.segments]))
+        assert answer.text == codec.decode(joined([segment.token_ids for segment in answer.segments]))
 
 
 @pytest.mark.parametrize(
@@ -372,28 +395,30 @@ def test_calls_in_a_thought_that_the_chat_template_opened_are_not_made(
         (["I might call <doubled>12</doubled> but"], 1, 0.0),
     ],
 )
-def test_of_a_model_without_a_chat_the_first_turn_alone_begins_in_the_prompts_thought(
-    sampled: Sampled, texts: list[str], turns: int, reward: float
+def test_without_a_chat_only_the_first_turn_begins_in_the_thought_of_the_prompt(
+    sample_answers: Sampled, texts: list[str], turns: int, reward: float
 ) -> None:
     codec = TextCodec(
         encode=lambda text: [ord(letter) for letter in text],
         decode=lambda ids: "".join(chr(token) for token in ids if token),
         eos_id=0,
-        frame=lambda asked: f"{asked}\nAssistant: <think>\n",
+        frame=lambda question: f"{question}\nAssistant: <think>\n",
     )
     tools = Tools(tools=(Function(path=f"{__name__}.doubled"),))
-    answers, _ = sampled(tools, Saying(codec, "<result>", texts), codec, grader=Numeric(), gold="408")
+    answers, _ = sample_answers(
+        tools, ScriptedTurns(codec, "<result>", texts), codec, grader=Numeric(), gold="408"
+    )
     for answer in answers:
         assert len(answer.step_ends) == turns
         assert answer.reward == reward
 
 
-def test_an_answer_that_goes_on_has_the_actions_that_it_had(sampled: Sampled) -> None:
+def test_an_answer_that_continues_has_the_same_actions(sample_answers: Sampled) -> None:
     codec = TextCodec(
         encode=lambda text: [ord(letter) for letter in text],
         decode=lambda ids: "".join(chr(token) for token in ids if token),
         eos_id=0,
-        frame=lambda asked: f"{asked}\nAssistant: <think>\n",
+        frame=lambda question: f"{question}\nAssistant: <think>\n",
     )
     limits = TurnLimits(turn_tokens=100, max_turns=3, observation_characters=100, stop=())
     prompt_ids = token_array(codec.encode_prompt(PROBLEM))
@@ -426,30 +451,33 @@ def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_chat() 
 # Servers
 
 
-def counting(folder: Path, **given: Any) -> Tools:
+def tools_of_counting_server(folder: Path, **settings: Any) -> Tools:
     command = (sys.executable, SERVER, str(folder / "counted"))
-    return Tools(tools=(Mcp(command=command, call_seconds=3.0, **given),), format="hermes", deadline=60.0)
+    return Tools(tools=(Mcp(command=command, call_seconds=3.0, **settings),), format="hermes", deadline=60.0)
 
 
 @pytest.fixture
-def ended() -> Iterator[None]:
+def ended_servers() -> Iterator[None]:
+    """End all servers after the test."""
     yield
     end_servers()
 
 
-def test_a_server_that_errs_hangs_or_dies_is_an_observation_and_the_next_call_finds_it(
-    tmp_path: Path, ended: None
+@pytest.mark.usefixtures("ended_servers")
+def test_a_server_that_errs_hangs_or_dies_is_an_observation_and_the_next_call_is_answered(
+    tmp_path: Path,
 ) -> None:
-    tools = counting(tmp_path)
-    assert [one["function"]["name"] for one in tools.offered()] == ["count", "fail", "hang", "wait", "die"]
+    tools = tools_of_counting_server(tmp_path)
+    names = [schema["function"]["name"] for schema in tools.offered()]
+    assert names == ["count", "fail", "hang", "wait", "die"]
     assert tools.isolation == "service"
-    turns = results(
+    turns = results_of_turns(
         tools,
-        wrapped(call("count"), call("count", '{"step": "5"}')),
-        wrapped(call("count", '{"step": "x"}'), call("fail", '{"why": "so"}'), call("nothing")),
-        wrapped(call("wait"), call("count")),
-        wrapped(call("die"), call("count")),
-        wrapped(call("hang"), call("count")),
+        message_with_calls(call("count"), call("count", '{"step": "5"}')),
+        message_with_calls(call("count", '{"step": "x"}'), call("fail", '{"why": "so"}'), call("nothing")),
+        message_with_calls(call("wait"), call("count")),
+        message_with_calls(call("die"), call("count")),
+        message_with_calls(call("hang"), call("count")),
     )
     assert turns[0] == ["1", "6"]
     assert turns[1] is not None and turns[1][0].startswith("Error: ") and turns[1][1].startswith("Error: ")
@@ -461,13 +489,14 @@ def test_a_server_that_errs_hangs_or_dies_is_an_observation_and_the_next_call_fi
     ]
 
 
-def test_servers_that_are_not_there_and_tools_that_they_lack_are_told(tmp_path: Path, ended: None) -> None:
+@pytest.mark.usefixtures("ended_servers")
+def test_missing_servers_and_missing_tools_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not available"):
         Mcp(command=(sys.executable, "-c", "raise SystemExit('out of order')")).schemas()
     with pytest.raises(ValueError, match=r"didn't list its tools within 0.5 s"):
         Mcp(command=("sleep", "60"), start_seconds=0.5).schemas()
     with pytest.raises(ValueError, match="only names fly, which"):
-        counting(tmp_path, only=("count", "fly")).offered()
+        tools_of_counting_server(tmp_path, only=("count", "fly")).offered()
     assert missing_requirements([Mcp(command=("no-such-program",))]) == [
         "no-such-program, which is to be started as an MCP server, isn't there"
     ]
@@ -476,22 +505,28 @@ def test_servers_that_are_not_there_and_tools_that_they_lack_are_told(tmp_path: 
 
 
 def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_its_server_nothing_twice(
-    tmp_path: Path, sampled: Sampled
+    tmp_path: Path, sample_answers: Sampled
 ) -> None:
-    tools = counting(tmp_path)
-    codec, texts = chatting(tools), (wrapped(call("count")), wrapped(call("count"), call("fail")), "Done.")
+    tools = tools_of_counting_server(tmp_path)
+    codec = codec_with_tools(tools)
+    texts = (
+        message_with_calls(call("count")),
+        message_with_calls(call("count"), call("fail")),
+        "Done.",
+    )
 
-    def of_run(engine: FakeEngine, **given: Any) -> list[Trajectory]:
+    def answers_of_run(engine: FakeEngine, **settings: Any) -> list[Trajectory]:
         journaled = JournaledEngine(engine, tmp_path / "0.jsonl")
-        return sampled(tools, journaled, codec, TurnJournal(tmp_path / "0.turns"), **given)[0]
+        return sample_answers(tools, journaled, codec, TurnJournal(tmp_path / "0.turns"), **settings)[0]
 
-    with EnvironmentPool() as first, pytest.raises(EngineError):  # which waits for turns that are played
-        of_run(Writing(codec, texts, fail_after=7), pool=first)
-    end_servers()  # with the run
-    answers = of_run(Writing(codec, texts))
+    # A pool for the killed run alone, whose end waits for turns that are being played.
+    with EnvironmentPool() as pool_of_killed_run, pytest.raises(EngineError):
+        answers_of_run(ScriptedModel(codec, texts, fail_after=7), pool=pool_of_killed_run)
+    end_servers()  # as they end with the process of a run
+    answers = answers_of_run(ScriptedModel(codec, texts))
     counted = (tmp_path / "counted").read_text()
-    again = Writing(codec, texts)
-    assert of_run(again) == answers and not again.asked
+    engine_of_third_run = ScriptedModel(codec, texts)
+    assert answers_of_run(engine_of_third_run) == answers and not engine_of_third_run.asked
     assert (tmp_path / "counted").read_text() == counted and 8 <= len(counted) <= 12
     assert all(answer.grade.outcome == "ok" and "Error" in answer.text for answer in answers)
 
@@ -500,22 +535,26 @@ def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_its_server_nothin
 
 
 @needs_sandbox
-def test_names_stay_from_call_to_call_and_a_copy_has_those_of_where_it_was_made() -> None:
+def test_names_stay_from_call_to_call_and_a_copy_has_the_names_of_its_moment() -> None:
     tools = Tools(tools=(Python(state=True),), format="hermes")
     state = tools.reset(PROBLEM, 0)
 
-    def run(state: Any, code: str) -> str:
-        return tools.step(state, wrapped(call("python", f'{{"code": "{code}"}}'))).observation
+    def run_python(state: Any, code: str) -> str:
+        return tools.step(state, message_with_calls(call("python", f'{{"code": "{code}"}}'))).observation
 
-    assert run(state, "x = [1]") == ""
-    copied = pickle.dumps(state)
-    assert run(state, "x.append(2); print(x)") == "[1, 2]"
-    there = pickle.loads(copied)
-    assert run(there, "x.append(3); print(x)") == "[1, 3]" and run(state, "x") == "[1, 2]"
-    assert run(pickle.loads(pickle.dumps(there)), "x") == "[1, 3]"
-    assert "ended" in run(there, "import os; os._exit(1)")
-    assert "NameError" in run(there, "x") and "NameError" in run(pickle.loads(pickle.dumps(there)), "x")
-    assert run(tools.reset(PROBLEM, 0), "print('x' in globals())") == "False"
+    assert run_python(state, "x = [1]") == ""
+    snapshot = pickle.dumps(state)
+    assert run_python(state, "x.append(2); print(x)") == "[1, 2]"
+    copied_state = pickle.loads(snapshot)
+    assert (
+        run_python(copied_state, "x.append(3); print(x)") == "[1, 3]" and run_python(state, "x") == "[1, 2]"
+    )
+    assert run_python(pickle.loads(pickle.dumps(copied_state)), "x") == "[1, 3]"
+    assert "ended" in run_python(copied_state, "import os; os._exit(1)")
+    assert "NameError" in run_python(copied_state, "x") and "NameError" in run_python(
+        pickle.loads(pickle.dumps(copied_state)), "x"
+    )
+    assert run_python(tools.reset(PROBLEM, 0), "print('x' in globals())") == "False"
 
 
 def test_python_that_keeps_names_is_refused_where_the_sandbox_forgets() -> None:

@@ -1,4 +1,8 @@
-"""Predicted inputs and outputs: a value counts in any writing, an input by what the program makes of it."""
+"""Promises of the graders of predicted inputs and outputs of programs:
+
+* a predicted value counts in any writing, and truth values are no numbers;
+* a predicted input counts by the output of the program, which runs in the sandbox alone.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +53,8 @@ class FakeSandbox(Sandbox):
                 command, input=keys["stdin"], capture_output=True, text=True, timeout=seconds, check=False
             )
         except subprocess.TimeoutExpired as error:
-            said = (error.stdout or b"").decode()
-            return ProgramOutcome(stdout=said, stderr="", exit=None, killed_by="time", seconds=seconds)
+            printed = (error.stdout or b"").decode()
+            return ProgramOutcome(stdout=printed, stderr="", exit=None, killed_by="time", seconds=seconds)
         return ProgramOutcome(
             stdout=done.stdout, stderr=done.stderr, exit=done.returncode, killed_by=None, seconds=0.0
         )
@@ -62,7 +66,7 @@ class NoSandbox(Sandbox):
 
 
 @pytest.mark.parametrize(
-    ("said", "right"),
+    ("answer", "right"),
     [
         ('{"input": {"n": 3}}', True),
         ('{"input": {"n": -3}}', True),
@@ -74,10 +78,14 @@ class NoSandbox(Sandbox):
         ('{"input": [3]}', True),
     ],
 )
-def test_another_input_with_the_same_output_is_right_where_the_program_is_run(said: str, right: bool) -> None:
-    running, plain = CodeIO(program="reference", sandbox=FakeSandbox()), CodeIO()
-    assert running.grade(f"```json\n{said}\n```", problem()).correct is right
-    assert plain.grade(f"```json\n{said}\n```", problem()).correct is (said == '{"input": {"n": 3}}')
+def test_another_input_with_the_same_output_is_right_where_the_program_is_run(
+    answer: str, right: bool
+) -> None:
+    running, without_program = CodeIO(program="reference", sandbox=FakeSandbox()), CodeIO()
+    assert running.grade(f"```json\n{answer}\n```", problem()).correct is right
+    assert without_program.grade(f"```json\n{answer}\n```", problem()).correct is (
+        answer == '{"input": {"n": 3}}'
+    )
 
 
 def test_a_program_that_hangs_on_an_input_makes_it_wrong_and_a_missing_sandbox_judges_nothing() -> None:
@@ -98,7 +106,7 @@ def test_programs_run_in_the_sandbox() -> None:
         assert grader.grade(f'```json\n{{"input": {{"n": {n}}}}}\n```', problem()).correct is right
 
 
-# Of CRUXEval: judged by calling the function; nothing of the answer is run.
+# CRUXEval, where the function is called and nothing of the answer is run
 
 CODE = "def f(text, n):\n    return [text] * n if n else (text,)"
 ENDLESS = "def f(n):\n    while n: pass"
@@ -112,17 +120,17 @@ ANSWERS = [*cases(Path(__file__).parent / "cases/cruxeval.txt", "answers"), ["in
 
 @needs_sandbox
 @pytest.mark.parametrize(("kind", "answer", "reward"), ANSWERS)
-def test_an_answer_is_judged_by_what_the_function_makes_of_it(kind: str, answer: str, reward: float) -> None:
-    asked = Problem(id=kind, prompt="?", gold=json.dumps(GOLDS[kind]))
+def test_an_answer_is_graded_by_the_output_of_the_function(kind: str, answer: str, reward: float) -> None:
+    question = Problem(id=kind, prompt="?", gold=json.dumps(GOLDS[kind]))
     grader = CruxEval(limits=ProgramLimits(seconds=0.5)) if kind == "endless" else CruxEval()
-    assert grader.grade(f"<think>```\n0\n```</think>\n```python\n{answer}\n```", asked).reward == reward
-    assert grader.grade(f"<answer>\n{answer}\n</answer>", asked).reward == reward
+    assert grader.grade(f"<think>```\n0\n```</think>\n```python\n{answer}\n```", question).reward == reward
+    assert grader.grade(f"<answer>\n{answer}\n</answer>", question).reward == reward
 
 
 @pytest.mark.parametrize("response", ["", "['a b', 'a b']", "```\n\n```", "```\n['a b']\n```</think>"])
-def test_no_answer_is_no_answer(response: str) -> None:
-    asked = Problem(id="o", prompt="?", gold=json.dumps(GOLDS["output"]))
-    assert CruxEval().grade(response, asked).outcome == "no_answer"
+def test_a_response_without_a_tagged_value_has_no_answer(response: str) -> None:
+    question = Problem(id="o", prompt="?", gold=json.dumps(GOLDS["output"]))
+    assert CruxEval().grade(response, question).outcome == "no_answer"
 
 
 @pytest.mark.parametrize("gold", ["3", "{}", '{"code": "def f(): pass"}', '{"code": "", "input": "1"}', "x"])

@@ -1,4 +1,9 @@
-"""The data sets of reasoning_gym as tasks: names, settings, scorers, and the same problems every time."""
+"""Promises of the tasks from the library reasoning_gym:
+
+* every data set is known by its name, and a setting that the library refuses is told with its key;
+* problems are the same in every process, and can be stored with their answers;
+* golds score in full, empty answers don't, and an answer on which a scorer raises is wrong.
+"""
 
 from __future__ import annotations
 
@@ -43,17 +48,19 @@ def test_every_data_set_of_the_library_is_known_by_its_name() -> None:
     assert set(data_sets()) == set(DATASETS) - {"composite"}
 
 
-@pytest.mark.parametrize(("settings", "key", "words"), cases(CASES, "refused settings"))
-def test_what_the_library_does_not_take_is_told_with_the_key_to_change(
-    settings: dict[str, Any], key: str, words: str
+@pytest.mark.parametrize(("settings", "key", "part_of_message"), cases(CASES, "refused settings"))
+def test_a_setting_that_the_library_refuses_is_told_with_its_key(
+    settings: dict[str, Any], key: str, part_of_message: str
 ) -> None:
     (finding,) = ReasoningGym(**settings).check(None)  # type: ignore[arg-type]
     assert finding.key == key
-    assert words in f"{finding.what} {finding.remedy}"
+    assert part_of_message in f"{finding.what} {finding.remedy}"
 
 
 @pytest.mark.parametrize("wrong", [{"question": "(a)(b)"}, {"question": "(a"}, {"prompt": "no place"}])
-def test_prompt_and_question_need_a_place_each(wrong: dict[str, str]) -> None:
+def test_a_prompt_without_a_placeholder_and_a_question_without_one_group_are_refused(
+    wrong: dict[str, str],
+) -> None:
     with pytest.raises(ValueError, match=r"one group|expression|\{question\}"):
         ReasoningGym(dataset="spell_backward", **wrong)  # type: ignore[arg-type]
 
@@ -77,8 +84,8 @@ def test_problems_are_the_same_whatever_the_process_drew_or_hashed_before(
 
 def test_levels_and_settings_say_how_hard_it_is() -> None:
     def digits(task: ReasoningGym) -> set[int]:
-        numbers = " ".join(questions(task, "train")).replace("+", " ").replace("-", " ").split()
-        return {len(one) for one in numbers if one.isdigit()}
+        words = " ".join(questions(task, "train")).replace("+", " ").replace("-", " ").split()
+        return {len(word) for word in words if word.isdigit()}
 
     assert max(digits(small("chain_sum", levels={"num_digits": 2}))) == 3
     assert min(digits(small("chain_sum", levels={"num_digits": 2}, level_mode="upper_bound"))) == 3
@@ -93,13 +100,17 @@ def test_enumerations_of_the_library_are_written_as_texts() -> None:
 
 def test_golds_score_in_full_and_empty_answers_do_not() -> None:
     names = ["spell_backward", "chain_sum", "countdown", "letter_jumble", "mini_sudoku", "gsm_symbolic"]
-    problems = [problem for name in names for problem in small(name).problems("test")]
-    problems = [replace(one, id=f"{number}") for number, one in enumerate(problems)]
+    problems: list[Problem] = []
+    for name in names:
+        problems += small(name).problems("test")
+    problems = [replace(problem, id=f"{number}") for number, problem in enumerate(problems)]
+    golds = [(f"so: <answer>\n{problem.gold}\n</answer>", problem) for problem in problems]
+    empty_answers = [("<answer> </answer>", problem) for problem in problems]
     with GraderPool(ReasoningGymGrader(), workers=1) as pool:
-        golds = pool.grade_many([(f"so: <answer>\n{one.gold}\n</answer>", one) for one in problems])
-        empty = pool.grade_many([("<answer> </answer>", one) for one in problems])
-    assert [grade.reward for grade in golds] == [1.0] * len(problems)
-    assert {(grade.reward, grade.outcome) for grade in empty} == {(0.0, "no_answer")}
+        grades_of_golds = pool.grade_many(golds)
+        grades_of_empty = pool.grade_many(empty_answers)
+    assert [grade.reward for grade in grades_of_golds] == [1.0] * len(problems)
+    assert {(grade.reward, grade.outcome) for grade in grades_of_empty} == {(0.0, "no_answer")}
 
 
 def test_an_answer_on_which_a_scorer_raises_is_wrong_and_says_so() -> None:
@@ -119,10 +130,10 @@ def test_a_scorer_sees_the_whole_question_where_the_prompt_holds_a_part() -> Non
 
 def test_a_noisy_teacher_gives_answers_to_other_problems() -> None:
     task = small("spell_backward", demonstration_noise=0.5)
-    problems = task.problems("train") * 10
-    right = [
-        task.grader.grade(task.demonstration(one, seed), one).correct for seed, one in enumerate(problems)
-    ]
+    right = []
+    for seed, problem in enumerate(task.problems("train") * 10):
+        right.append(task.grader.grade(task.demonstration(problem, seed), problem).correct)
+    # Half of the demonstrations are of other problems, and some of those have the same answer.
     assert 0.4 < sum(right) / len(right) < 0.65
 
 
@@ -144,7 +155,7 @@ DATA = st.recursive(
 
 
 @given(DATA)
-def test_what_scorers_compare_with_comes_back_as_it_was(value: Any) -> None:
+def test_values_for_scorers_are_unpacked_as_they_were(value: Any) -> None:
     json.loads(packed(value))
     assert repr(unpacked(packed(value))) == repr(value)
 

@@ -1,4 +1,10 @@
-"""Reward functions in the forms of verl, TRL and verifiers run as they are, here and in another Python."""
+"""Promises of reward functions in the forms of verl, TRL and verifiers:
+
+* each runs unchanged, with the arguments that its library gives it, in this Python and in another one;
+* a function of several turns may reward each turn;
+* nonsense, hanging and dying cost an answer its reward and nothing else;
+* a weighted sum keeps each reward as a number and takes the outcome of a part that fails.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +47,7 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A Python that has nothing installed."""
+    """Make a Python in which nothing is installed, and return its path."""
     folder = tmp_path_factory.mktemp("other")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     return str(folder / "bin/python")
@@ -65,22 +71,25 @@ REWARDS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", REWARDS)
-def test_a_function_in_another_library_s_form_runs_as_it_is_in_either_python(
+def test_a_function_in_the_form_of_another_library_runs_unchanged_in_either_python(
     name: str, other_python: str
 ) -> None:
-    here = FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 4", PROBLEM)
-    assert (here.outcome, here.reward) == ("ok", pytest.approx(REWARDS[name]))
-    there = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
-    assert there.grade("It is 4", PROBLEM) == here
+    grade = FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 4", PROBLEM)
+    assert (grade.outcome, grade.reward) == ("ok", pytest.approx(REWARDS[name]))
+    grader_elsewhere = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
+    assert grader_elsewhere.grade("It is 4", PROBLEM) == grade
 
 
-def test_what_else_is_counted_is_kept_and_what_does_not_apply_is_no_answer() -> None:
-    told = FunctionGrader(path="foreign_rewards.py:told").grade("It is 4", PROBLEM)
-    assert told.numbers == {"rewards/score": -0.5, "rewards/acc": 1.0, "rewards/words": 3.0}
-    summed = FunctionGrader(path="foreign_rewards.py:rubric").grade("It is 5", PROBLEM)
-    assert summed.numbers == {"rewards/exact": 0.0, "rewards/short": 0.5, "rewards/parsed": 0.0}
-    others = replace(PROBLEM, data={"data_source": "words"})
-    assert FunctionGrader(path="foreign_rewards.py:for_sums_alone").grade("4", others).outcome == "no_answer"
+def test_other_numbers_of_a_function_are_kept_and_a_function_that_does_not_apply_gives_no_answer() -> None:
+    of_dictionary = FunctionGrader(path="foreign_rewards.py:told").grade("It is 4", PROBLEM)
+    assert of_dictionary.numbers == {"rewards/score": -0.5, "rewards/acc": 1.0, "rewards/words": 3.0}
+    of_rubric = FunctionGrader(path="foreign_rewards.py:rubric").grade("It is 5", PROBLEM)
+    assert of_rubric.numbers == {"rewards/exact": 0.0, "rewards/short": 0.5, "rewards/parsed": 0.0}
+    of_another_source = replace(PROBLEM, data={"data_source": "words"})
+    assert (
+        FunctionGrader(path="foreign_rewards.py:for_sums_alone").grade("4", of_another_source).outcome
+        == "no_answer"
+    )
 
 
 def test_weighted_functions_that_all_return_none_give_no_answer() -> None:
@@ -92,13 +101,13 @@ def test_weighted_functions_that_all_return_none_give_no_answer() -> None:
 
     row = {"prompt": "2 + 2?", "gold": "4", "domain": "", "data": {}, "messages": []}
 
-    def rewards(text: str) -> list[float]:
-        turn = [{"role": "assistant", "content": text}]
+    def rewards(response: str) -> list[float]:
+        turn = [{"role": "assistant", "content": response}]
         rubric = SimpleNamespace(funcs=[right, never], weights=[0.5, 1.0])
-        given, _ = foreign.grade_answer(
-            rubric, "rubric", text, {**row, "transcript": (text, [turn], [0.0])}, {}
+        rewards_of_functions, _ = foreign.grade_answer(
+            rubric, "rubric", response, {**row, "transcript": (response, [turn], [0.0])}, {}
         )
-        return given
+        return rewards_of_functions
 
     assert rewards("4") == [0.5]
     assert rewards("five") == []
@@ -107,23 +116,25 @@ def test_weighted_functions_that_all_return_none_give_no_answer() -> None:
 def test_completions_are_conversations_where_prompts_are() -> None:
     chat = replace(PROBLEM, messages=(Message("system", "Add."), Message("user", "2 + 2?")))
     grader = FunctionGrader(path="foreign_rewards.py:of_chats")
-    assert [grader.grade(said, chat).reward for said in ("4", "5")] == [1.0, 0.0]
+    assert [grader.grade(response, chat).reward for response in ("4", "5")] == [1.0, 0.0]
 
 
 # In several turns
 
 
-def turn(said: str, *results: tuple[str, str], **arguments: int) -> list[dict[str, Any]]:
-    """A turn that calls `multiply`, where there are arguments."""
-    called = {"name": "multiply", "arguments": arguments}
-    calls = {"tool_calls": [{"id": results[0][0], "type": "function", "function": called}]} if results else {}
-    heard = [
-        {"role": "tool", "name": "multiply", "tool_call_id": call, "content": text} for call, text in results
-    ]
-    return [{"role": "assistant", "content": said, **calls}, *heard]
+def turn(content: str, *results: tuple[str, str], **arguments: int) -> list[dict[str, Any]]:
+    """Write a turn's messages; with results, which are pairs of id and text, it has called `multiply`."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if results:
+        function = {"name": "multiply", "arguments": arguments}
+        message["tool_calls"] = [{"id": results[0][0], "type": "function", "function": function}]
+    messages = [message]
+    for call_id, text in results:
+        messages.append({"role": "tool", "name": "multiply", "tool_call_id": call_id, "content": text})
+    return messages
 
 
-CALLED = replace(
+PROBLEM_OF_TURNS = replace(
     PROBLEM,
     gold="816",
     messages=(Message("user", "12 times 34, twice?"),),
@@ -137,7 +148,7 @@ CALLED = replace(
         [0.25, 0.0, 0.5],
     ),
 )
-BY_TURN: dict[str, tuple[float, ...]] = {
+REWARDS_OF_TURNS: dict[str, tuple[float, ...]] = {
     "paid_for_turns": (0.0, 0.0, 1.0),
     "scores_of_turns": (1.25, 1.0, 1.5),
     "called": (0.0, 0.0, 1.05),
@@ -147,17 +158,18 @@ BY_TURN: dict[str, tuple[float, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", BY_TURN)
-def test_a_function_of_several_turns_has_what_its_own_library_gives_it_and_may_reward_each(
+@pytest.mark.parametrize("name", REWARDS_OF_TURNS)
+def test_a_function_of_several_turns_has_the_arguments_of_its_library_and_may_reward_each_turn(
     name: str, other_python: str
 ) -> None:
-    here = FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 816, not 408.", CALLED)
-    assert (here.outcome, here.step_rewards) == ("ok", pytest.approx(BY_TURN[name]))
-    assert here.reward == pytest.approx(sum(BY_TURN[name]))
-    there = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
-    assert there.grade("It is 816, not 408.", CALLED) == here
-    of_text = replace(CALLED, messages=())  # which a chat's template has made a conversation
-    assert FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 816, not 408.", of_text) == here
+    grade = FunctionGrader(path=f"foreign_rewards.py:{name}").grade("It is 816, not 408.", PROBLEM_OF_TURNS)
+    assert (grade.outcome, grade.step_rewards) == ("ok", pytest.approx(REWARDS_OF_TURNS[name]))
+    assert grade.reward == pytest.approx(sum(REWARDS_OF_TURNS[name]))
+    grader_elsewhere = FunctionGrader(path=f"foreign_rewards.py:{name}", python=other_python)
+    assert grader_elsewhere.grade("It is 816, not 408.", PROBLEM_OF_TURNS) == grade
+    without_messages = replace(PROBLEM_OF_TURNS, messages=())  # a prompt of text, as a conversation
+    grader = FunctionGrader(path=f"foreign_rewards.py:{name}")
+    assert grader.grade("It is 816, not 408.", without_messages) == grade
 
 
 def test_messages_are_of_verifiers_own_classes_where_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,15 +177,19 @@ def test_messages_are_of_verifiers_own_classes_where_it_is_loaded(monkeypatch: p
     library.AssistantMessage = type("AssistantMessage", (SimpleNamespace,), {})
     monkeypatch.setitem(sys.modules, "verifiers.types", library)
     row = {"prompt": "", "gold": "", "data": {}, "domain": "", "messages": ()}
-    first, heard, *_ = foreign.verifiers_state({**row, "transcript": CALLED.transcript})["completion"]
-    assert isinstance(first, library.AssistantMessage) and first.tool_calls[0].name == "multiply"
-    assert heard.content == heard["content"] == "408"
+    message, tool_message, *_ = foreign.verifiers_state({**row, "transcript": PROBLEM_OF_TURNS.transcript})[
+        "completion"
+    ]
+    assert isinstance(message, library.AssistantMessage) and message.tool_calls[0].name == "multiply"
+    assert tool_message.content == tool_message["content"] == "408"
 
 
-def test_verl_counts_the_prompt_and_what_stands_between_turns() -> None:
-    wrong = FunctionGrader(path="foreign_rewards.py:paid_for_turns").grade("", replace(CALLED, gold="5"))
+def test_the_score_in_verls_form_stands_at_the_end_of_all_tokens_of_the_turns() -> None:
+    wrong = FunctionGrader(path="foreign_rewards.py:paid_for_turns").grade(
+        "", replace(PROBLEM_OF_TURNS, gold="5")
+    )
     assert wrong.reward == pytest.approx(-0.8)
-    right = FunctionGrader(path="foreign_rewards.py:paid_for_turns").grade("", CALLED)
+    right = FunctionGrader(path="foreign_rewards.py:paid_for_turns").grade("", PROBLEM_OF_TURNS)
     assert right.numbers["rewards/scored"] == 0.75
 
 
@@ -182,18 +198,22 @@ def test_rewards_of_turns_are_weighted_and_equal_last_turns_of_other_conversatio
         "turns": FunctionGrader(path="foreign_rewards.py:scores_of_turns"),
         "right": FunctionGrader(path="foreign_rewards.py:paid_for_turns"),
     }
-    assert CALLED.transcript is not None
-    silent = replace(CALLED, transcript=(*CALLED.transcript[:2], [0.0, 0.0, 0.5]))
+    assert PROBLEM_OF_TURNS.transcript is not None
+    without_rewards = replace(
+        PROBLEM_OF_TURNS, transcript=(*PROBLEM_OF_TURNS.transcript[:2], [0.0, 0.0, 0.5])
+    )
     with GraderPool(Weighted(graders=graders, weights={"turns": 2.0}), workers=1) as pool:
-        first, second = pool.grade_many([("It is 816", CALLED), ("It is 816", silent)])
-    assert first.step_rewards == (2.5, 2.0, 4.0) and first.reward == 8.5
-    assert second.step_rewards == (2.0, 2.0, 4.0)
+        grade, grade_without_rewards = pool.grade_many(
+            [("It is 816", PROBLEM_OF_TURNS), ("It is 816", without_rewards)]
+        )
+    assert grade.step_rewards == (2.5, 2.0, 4.0) and grade.reward == 8.5
+    assert grade_without_rewards.step_rewards == (2.0, 2.0, 4.0)
 
 
-def test_as_many_rewards_as_there_are_not_turns_are_an_error() -> None:
+def test_a_wrong_number_of_rewards_is_an_error() -> None:
     grader = FunctionGrader(path="foreign_rewards.py:two")
     with pytest.raises(ValueError, match="or one for each of the 3 turns"):
-        grader.grade("", CALLED)
+        grader.grade("", PROBLEM_OF_TURNS)
 
 
 FAILURES = {
@@ -209,12 +229,12 @@ FAILURES = {
 def test_nonsense_hanging_and_dying_cost_an_answer_its_reward_in_either_python(
     elsewhere: bool, other_python: str
 ) -> None:
-    for name, (outcome, words) in FAILURES.items():
+    for name, (outcome, message) in FAILURES.items():
         python = other_python if elsewhere else None
         grader = FunctionGrader(path=f"foreign_rewards.py:{name}", python=python)
         with GraderPool(grader, workers=1, deadline=2.0) as pool:
             (grade,) = pool.grade_many([("It is 4", PROBLEM)])
-        assert (grade.outcome, grade.reward) == (outcome, 0.0) and words in str(grade.message), name
+        assert (grade.outcome, grade.reward) == (outcome, 0.0) and message in str(grade.message), name
 
 
 def test_after_a_death_the_next_answer_has_another_process_and_what_is_printed_is_no_reward(
@@ -230,7 +250,7 @@ def test_after_a_death_the_next_answer_has_another_process_and_what_is_printed_i
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("settings", "message"),
     [
         ({"path": "nowhere.py:f"}, "there is no file nowhere.py"),
         ({"path": "foreign_rewards.py:exactly"}, "has no 'exactly'"),
@@ -238,13 +258,15 @@ def test_after_a_death_the_next_answer_has_another_process_and_what_is_printed_i
         ({"path": "foreign_rewards.py:exact", "python": sys.executable, "isolation": "service"}, "leave one"),
     ],
 )
-def test_what_can_not_be_run_is_refused_at_once(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        FunctionGrader(**given)
+def test_a_path_or_python_that_cannot_be_run_is_refused_at_once(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        FunctionGrader(**settings)
 
 
 class Fixed(Grader):
-    """Gives what the problem's data says."""
+    """Return the grade in the problem's data."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
         return Grade(**problem.data["grade"])
@@ -262,23 +284,20 @@ def test_a_weighted_sum_has_each_reward_as_a_number_and_the_outcome_of_what_fail
     assert (grade.outcome, grade.reward) == ("ok", pytest.approx(0.675))
     assert grade.numbers == {"rewards/right": 1.0, "rewards/length": -0.65}
     answer = Trajectory(PROBLEM, 0, (1,), (Segment((2,)),), "stop", "4", grade, (1,))
-    assert columns(
-        answers_of(add_measured_numbers(trees_of([answer]), TextCodec(encode=list, decode=str, eos_id=0)))
-    ) == {
-        "rewards/right": [1.0],
-        "rewards/length": [-0.65],
-    }
+    trees = add_measured_numbers(trees_of([answer]), TextCodec(encode=list, decode=str, eos_id=0))
+    assert columns(answers_of(trees)) == {"rewards/right": [1.0], "rewards/length": [-0.65]}
     for outcome in ("unavailable", "error", "timeout"):
-        about = replace(PROBLEM, data={**DATA, "grade": {"reward": 0.0, "outcome": outcome, "message": "so"}})
+        failing_grade = {"reward": 0.0, "outcome": outcome, "message": "so"}
+        problem = replace(PROBLEM, data={**DATA, "grade": failing_grade})
         both = Weighted(graders={"one": graders["right"], "other": Fixed()})
         with GraderPool(both, workers=1) as pool:
-            (grade,) = pool.grade_many([("4", about)])
+            (grade,) = pool.grade_many([("4", problem)])
         assert (grade.outcome, grade.reward, grade.message) == (outcome, 0.0, "other: so")
     with pytest.raises(ValueError, match="weights has size"):
         Weighted(graders=graders, weights={"size": 1.0})
 
 
-def test_a_weighted_sum_stands_the_conformance_suite() -> None:
+def test_a_weighted_sum_passes_the_conformance_suite() -> None:
     right = FunctionGrader(path="foreign_rewards.py:compute_score")
     case = Case(PROBLEM, right=["It is 4"], wrong=["It is 5"], nearly=["4.5"], silent=[])
     conformance(Weighted(graders={"right": right}), [case], deadline=20.0)

@@ -1,4 +1,12 @@
-"""Graders of logic, simulation, tables, choices and facts."""
+"""Promises of the graders by rule, of logic, simulation, tables, choices and facts:
+
+* labelled responses get the grades of their labels, and faults that were seen in published scorers don't
+  occur;
+* an answer is right in every way to write it, one changed part makes it wrong, and a later choice replaces
+  an earlier one;
+* any text gets a grade between 0 and 1, and nothing that a response says is evaluated;
+* a gold that says nothing is an error.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +80,7 @@ def answer(text: object) -> str:
 
 @pytest.mark.parametrize("name", LABELLED)
 def test_labelled_cases_are_told_apart(name: str) -> None:
-    """But those that say how good a grader is, since nothing is mended by them."""
+    """Right answers of the unseen part are left out: they measure a grader, and none is changed by them."""
     rows = [json.loads(line) for line in (HERE / f"labelled/{name}.jsonl").read_text().splitlines()]
     rows = [row for row in rows if row["data"].get("part") != "unseen" or not row["label"]]
     assert len(rows) >= 30 and {row["label"] for row in rows} == {True, False}
@@ -84,20 +92,21 @@ def test_labelled_cases_are_told_apart(name: str) -> None:
     assert not wrong
 
 
-# What published scorers get wrong, each a fault that was seen in one of them.
+# Faults that were seen in published scorers
 
 
 def test_percent_is_read_both_ways_only_where_asked_and_allowed() -> None:
-    asked, written_out = TableGrader(percent="asked"), TableGrader()
+    lenient, strict = TableGrader(percent="asked"), TableGrader()
     question = "By how many percent did it rise?"
-    for said in ("23.5", "23.5%", r"23.5\%", "0.235"):
-        assert reward(asked, rf"\boxed{{{said}}}", "23.5", question) == 1
-        assert reward(asked, rf"\boxed{{{said}}}", "23.5", "How much did it rise?") == (said == "23.5")
-        assert reward(written_out, rf"\boxed{{{said}}}", "23.5", question) == (said == "23.5")
-    assert reward(asked, r"\boxed{2350%}", "23.5%", question) == 0
-    assert reward(written_out, r"\boxed{0.235}", "23.5%") == 1
-    for said in ("400", "0.04", "4%", "40000%"):
-        assert reward(written_out, rf"\boxed{{{said}}}", "4") == 0, "a hundred times it, or a hundredth of it"
+    for number in ("23.5", "23.5%", r"23.5\%", "0.235"):
+        response = rf"\boxed{{{number}}}"
+        assert reward(lenient, response, "23.5", question) == 1
+        assert reward(lenient, response, "23.5", "How much did it rise?") == (number == "23.5")
+        assert reward(strict, response, "23.5", question) == (number == "23.5")
+    assert reward(lenient, r"\boxed{2350%}", "23.5%", question) == 0
+    assert reward(strict, r"\boxed{0.235}", "23.5%") == 1
+    for number in ("400", "0.04", "4%", "40000%"):
+        assert reward(strict, rf"\boxed{{{number}}}", "4") == 0, "a hundred times it, or a hundredth of it"
 
 
 @pytest.mark.parametrize(
@@ -107,9 +116,11 @@ def test_percent_is_read_both_ways_only_where_asked_and_allowed() -> None:
         *(response for (response,) in cases(CHOICES, "two options")),
     ],
 )  # fmt: skip
-def test_who_names_no_option_or_two_has_chosen_none_however_often_it_is_graded(response: str) -> None:
+def test_a_response_that_names_no_option_or_two_has_no_answer_however_often_it_is_graded(
+    response: str,
+) -> None:
     for gold in "ABCD":
-        for _ in range(3):
+        for _ in range(3):  # a published scorer draws an option at random
             assert grade(MultipleChoice(), response, gold) == Grade(reward=0.0, outcome="no_answer")
 
 
@@ -125,15 +136,16 @@ def test_the_last_choice_counts_wherever_it_stands(response: str, letter: str) -
     assert MultipleChoice().extract(response, Problem(id="x", prompt="?", gold="C")) == letter
 
 
-def test_the_given_column_and_the_header_earn_nothing() -> None:
-    copied = {"header": ["Position", "Name", "Pet"], "rows": [[str(place), "?", "?"] for place in (1, 2, 3)]}
-    assert reward(ZebraGrader(), answer(copied), ZEBRA) == 0
-    one_right = {**copied, "rows": [["1", "Ann", "?"], ["2", "?", "?"], ["3", "?", "?"]]}
+def test_the_column_of_positions_and_the_header_earn_nothing() -> None:
+    header = ["Position", "Name", "Pet"]
+    positions_alone = {"header": header, "rows": [["1", "?", "?"], ["2", "?", "?"], ["3", "?", "?"]]}
+    assert reward(ZebraGrader(), answer(positions_alone), ZEBRA) == 0
+    one_right = {"header": header, "rows": [["1", "Ann", "?"], ["2", "?", "?"], ["3", "?", "?"]]}
     assert reward(ZebraGrader(), answer(one_right), ZEBRA) == pytest.approx(1 / 6)
     assert reward(ZebraGrader(score="exact"), answer(one_right), ZEBRA) == 0
 
 
-def test_a_house_that_is_no_number_is_asked_for_like_anything_else() -> None:
+def test_a_column_that_is_called_house_and_has_colours_is_graded_like_any_other() -> None:
     gold = json.dumps({"header": ["Position", "House"], "rows": [["1", "red"], ["2", "blue"]]})
     assert reward(ZebraGrader(), answer([["1", "red"], ["2", "blue"]]), gold) == 1
     assert reward(ZebraGrader(), answer([["1", "blue"], ["2", "red"]]), gold) == 0
@@ -148,10 +160,10 @@ def test_nothing_that_an_answer_says_is_evaluated(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-# What is no answer, and what is no gold.
+# Responses without an answer, and golds that are none
 
 
-def test_a_choice_is_read_and_nothing_hangs_however_long_a_run_of_blanks_is() -> None:
+def test_a_choice_is_read_and_nothing_hangs_however_many_blanks_stand_in_a_row() -> None:
     blanks = " " * 200_000
     assert MultipleChoice().grade(f"answer: {blanks}?", Problem("x", "?", "B")).outcome == "no_answer"
     assert MultipleChoice().grade(f"x{blanks}y", Problem("x", "?", "B")).outcome == "no_answer"
@@ -159,7 +171,7 @@ def test_a_choice_is_read_and_nothing_hangs_however_long_a_run_of_blanks_is() ->
     assert reward(MultipleChoice(), f"B) the first{blanks}of them", "B") == 1
 
 
-def test_two_answers_at_once_are_none() -> None:
+def test_two_answers_at_once_earn_nothing() -> None:
     for gold in ("1", '{"output": 1}'):
         assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', gold) == 0
     assert reward(CodeIO(), '```json\n{"output": 1, "because": 2}\n```', '{"output": 1}') == 0
@@ -176,20 +188,20 @@ def test_two_answers_at_once_are_none() -> None:
         ("exact_match", "[]"), ("f1", " "), ("table", ""),
     ],
 )  # fmt: skip
-def test_a_gold_that_says_nothing_is_told(name: str, gold: str) -> None:
+def test_a_gold_that_says_nothing_is_an_error(name: str, gold: str) -> None:
     problem = Problem(id="x", prompt="?", gold=gold)
     with pytest.raises(ValueError, match="gold"):
         GRADERS[name].verdict("A" if name == "multiple_choice" else "[[1]]", problem)
 
 
-# What holds of any gold and any answer to it.
+# Properties of any gold and any answer to it
 
 
-_words = st.text(alphabet=string.ascii_letters, min_size=1, max_size=6)
-_cells = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=4)
+RANDOM_WORDS = st.text(alphabet=string.ascii_letters, min_size=1, max_size=6)
+RANDOM_CELLS = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=4)
 
 
-def _swapped(draw: Any, text: str) -> str:
+def with_random_case(draw: Any, text: str) -> str:
     return "".join(draw.choice((sign.upper(), sign.lower())) for sign in text)
 
 
@@ -204,21 +216,22 @@ def test_every_way_to_write_a_grid_is_read_and_one_changed_cell_is_seen(
     grid: list[list[int]], data: Any
 ) -> None:
     gold = json.dumps(grid)
-    for text in (gold, str(grid), write_grid(grid), "\n".join(" ".join(map(str, row)) for row in grid)):  # type: ignore[arg-type]
+    spaces_and_lines = "\n".join(" ".join(map(str, row)) for row in grid)
+    for text in (gold, str(grid), write_grid(grid), spaces_and_lines):  # type: ignore[arg-type]
         assert read_grid(text) == tuple(map(tuple, grid))
         assert reward(GridGrader(), answer(text), gold) == 1
     row = data.draw(st.integers(0, len(grid) - 1))
     column = data.draw(st.integers(0, len(grid[0]) - 1))
-    changed = [list(one) for one in grid]
+    changed = [list(cells) for cells in grid]
     changed[row][column] = (changed[row][column] + data.draw(st.integers(1, 9))) % 10
-    found = grade(GridGrader(score="cells"), answer(changed), gold)
-    assert found.reward == pytest.approx(1 - 1 / (len(grid) * len(grid[0])))
+    reward_of_cells = reward(GridGrader(score="cells"), answer(changed), gold)
+    assert reward_of_cells == pytest.approx(1 - 1 / (len(grid) * len(grid[0])))
     assert reward(GridGrader(), answer(changed), gold) == 0
     assert reward(GridGrader(), answer([*grid, grid[0]]), gold) == 0
 
 
 @given(
-    st.lists(_words, min_size=2, max_size=6, unique_by=str.lower),
+    st.lists(RANDOM_WORDS, min_size=2, max_size=6, unique_by=str.lower),
     st.randoms(use_true_random=False),
     st.sampled_from(["json", "commas", "lines", "numbered"]),
 )
@@ -226,29 +239,31 @@ def test_every_way_to_write_a_grid_is_read_and_one_changed_cell_is_seen(
 def test_an_order_is_right_in_every_writing_and_no_other_order_is(
     names: list[str], draw: Any, form: str
 ) -> None:
-    def text(order: list[str]) -> str:
-        said = [_swapped(draw, name) for name in order]
+    def write_order(order: list[str]) -> str:
+        order = [with_random_case(draw, name) for name in order]
         if form == "json":
-            return json.dumps(said)
-        numbered = [f"{place}. {name}" for place, name in enumerate(said, start=1)]
-        return {"commas": ", ".join(said), "lines": "\n".join(said), "numbered": "\n".join(numbered)}[form]
+            return json.dumps(order)
+        if form == "commas":
+            return ", ".join(order)
+        if form == "lines":
+            return "\n".join(order)
+        return "\n".join(f"{number}. {name}" for number, name in enumerate(order, start=1))
 
     gold = json.dumps(names)
-    assert reward(OrderingGrader(), answer(text(names)), gold) == 1
-    other = list(names)
-    one, another = draw.sample(range(len(names)), 2)
-    other[one], other[another] = other[another], other[one]
-    assert reward(OrderingGrader(), answer(text(other)), gold) == 0
-    assert reward(OrderingGrader(score="places"), answer(text(other)), gold) == pytest.approx(
-        1 - 2 / len(names)
-    )
-    assert reward(OrderingGrader(score="places"), answer(text([*names, "Zz"])), gold) == 0
-    assert reward(OrderingGrader(score="places"), answer(text(names[:-1])), gold) == 0
+    by_places = OrderingGrader(score="places")
+    assert reward(OrderingGrader(), answer(write_order(names)), gold) == 1
+    swapped = list(names)
+    i, j = draw.sample(range(len(names)), 2)
+    swapped[i], swapped[j] = swapped[j], swapped[i]
+    assert reward(OrderingGrader(), answer(write_order(swapped)), gold) == 0
+    assert reward(by_places, answer(write_order(swapped)), gold) == pytest.approx(1 - 2 / len(names))
+    assert reward(by_places, answer(write_order([*names, "Zz"])), gold) == 0
+    assert reward(by_places, answer(write_order(names[:-1])), gold) == 0
 
 
 @given(
     st.integers(2, 4).flatmap(
-        lambda n: st.lists(st.lists(_cells, min_size=n, max_size=n), min_size=1, max_size=5)
+        lambda n: st.lists(st.lists(RANDOM_CELLS, min_size=n, max_size=n), min_size=1, max_size=5)
     ),
     st.randoms(use_true_random=False),
 )
@@ -256,13 +271,16 @@ def test_an_order_is_right_in_every_writing_and_no_other_order_is(
 def test_a_table_is_right_in_any_order_of_rows_and_columns_and_one_changed_cell_is_seen(
     cells: list[list[str]], draw: Any
 ) -> None:
-    header = ["Position", *(f"Thing {place}" for place in range(len(cells[0])))]
-    rows = [[str(place), *row] for place, row in enumerate(cells, start=1)]
+    header = ["Position", *(f"Thing {number}" for number in range(len(cells[0])))]
+    rows = [[str(position), *row] for position, row in enumerate(cells, start=1)]
     gold = json.dumps({"header": header, "rows": rows})
-    order = draw.sample(range(len(header)), len(header))
+    columns = draw.sample(range(len(header)), len(header))
+    shuffled_rows = []
+    for row in draw.sample(rows, len(rows)):
+        shuffled_rows.append([with_random_case(draw, row[column]) for column in columns])
     shuffled = {
-        "header": [_swapped(draw, header[place]) for place in order],
-        "rows": [[_swapped(draw, row[place]) for place in order] for row in draw.sample(rows, len(rows))],
+        "header": [with_random_case(draw, header[column]) for column in columns],
+        "rows": shuffled_rows,
     }
     grader = ZebraGrader()
     for table in (
@@ -281,28 +299,32 @@ def test_a_table_is_right_in_any_order_of_rows_and_columns_and_one_changed_cell_
     assert reward(grader, answer([*rows, rows[0]]), gold) == 0
 
 
-_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | RANDOM_WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(RANDOM_WORDS, inner, max_size=3),
     max_leaves=8,
 )
 
 
-@given(_values, _values, st.sampled_from(["output", "input"]), st.booleans())
+@given(VALUES, VALUES, st.sampled_from(["output", "input"]), st.booleans())
 @settings(max_examples=50)
 def test_a_value_equals_itself_in_every_writing_and_equality_has_no_direction(
-    value: Any, other: Any, key: str, in_braces: bool
+    value: Any, other_value: Any, key: str, in_braces: bool
 ) -> None:
     block = json.dumps({key: value}) if in_braces else f'"{key}": {json.dumps(value)}'
     grader = CodeIO()
     for gold in (json.dumps({key: value}), json.dumps(value)):
         assert reward(grader, f"So:\n```json\n{block}\n```", gold) == 1
-    assert grader.equal(value, other) == grader.equal(other, value)
-    assert not grader.equal([value], [value, other])
+    assert grader.equal(value, other_value) == grader.equal(other_value, value)
+    assert not grader.equal([value], [value, other_value])
     assert not grader.equal({"a": value}, {"b": value})
 
 
-_FORMS = {
+FORMS_AND_GOLDS = {
     "one_word": ("<answer>{}</answer>", st.text(alphabet="abcxyz", min_size=1, max_size=6)),
     "exact_match": ("<answer>{}</answer>", st.text(alphabet="bcx yz", min_size=1, max_size=9)),
     "table": ("\\boxed{{{}}}", st.text(alphabet="qxyz", min_size=2, max_size=6)),
@@ -310,43 +332,51 @@ _FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", _FORMS)
+@pytest.mark.parametrize("name", FORMS_AND_GOLDS)
 @given(st.data(), st.sampled_from(["", " ", "\n", "\t \n"]), st.randoms(use_true_random=False))
 @settings(max_examples=40)
-def test_case_and_spaces_around_change_no_verdict(name: str, data: Any, space: str, draw: Any) -> None:
-    form, texts = _FORMS[name]
+def test_case_and_surrounding_spaces_change_no_grade(name: str, data: Any, space: str, rng: Any) -> None:
+    form, texts = FORMS_AND_GOLDS[name]
     gold = data.draw(texts.filter(str.strip))
-    other = data.draw(texts.filter(str.strip))
-    same = " ".join(gold.lower().split()) == " ".join(other.lower().split())
-    for text in (other, other.upper(), _swapped(draw, other), f"{space}{other}{space}"):
-        assert reward(GRADERS[name], form.format(text), gold) == same
-        assert reward(GRADERS[name], form.format(text), gold.upper()) == same
+    other_answer = data.draw(texts.filter(str.strip))
+    is_right = " ".join(gold.lower().split()) == " ".join(other_answer.lower().split())
+    for text in (
+        other_answer,
+        other_answer.upper(),
+        with_random_case(rng, other_answer),
+        f"{space}{other_answer}{space}",
+    ):
+        assert reward(GRADERS[name], form.format(text), gold) == is_right
+        assert reward(GRADERS[name], form.format(text), gold.upper()) == is_right
 
 
 @given(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("ABCDEFGHIJ"))
-def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(said: str, gold: str) -> None:
+def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(letter: str, gold: str) -> None:
     forms = [r"\boxed{%s}", r"\boxed{(%s)}", r"\boxed{\text{%s}}", "Answer: %s", "**Answer:** (%s)"]
     forms += ["the final answer is %s.", "Answer: %s) Paris", "The correct answer is option (%s) Paris"]
     for form in forms:
-        assert reward(MultipleChoice(), form % said, gold) == (said == gold), form
-    outcome = grade(MultipleChoice(options=4), rf"\boxed{{{said}}}", "A").outcome
-    assert outcome == ("ok" if said <= "D" else "no_answer")
+        assert reward(MultipleChoice(), form % letter, gold) == (letter == gold), form
+    outcome = grade(MultipleChoice(options=4), rf"\boxed{{{letter}}}", "A").outcome
+    assert outcome == ("ok" if letter <= "D" else "no_answer")
 
 
 @given(*[st.sampled_from("ABCDEFGHIJ")] * 3, st.sampled_from([". Wait, no. ", "\n", ". Actually, ", "; "]))
-def test_a_later_choice_replaces_an_earlier_one(one: str, other: str, gold: str, between: str) -> None:
-    for said in (
-        f"Answer: {one}{between}The answer is {other}.",
-        f"\\boxed{{{one}}}{between}Answer: {other}",
+def test_a_later_choice_replaces_an_earlier_one(earlier: str, later: str, gold: str, between: str) -> None:
+    for response in (
+        f"Answer: {earlier}{between}The answer is {later}.",
+        f"\\boxed{{{earlier}}}{between}Answer: {later}",
     ):
-        assert reward(MultipleChoice(), said, gold) == (other == gold), said
+        assert reward(MultipleChoice(), response, gold) == (later == gold), response
     for hedge in ("{} or {}", "({}) or ({})", "{}) or {})", "{}. Maybe {}", "{}, {}", "{}/{}", "{} and {}"):
-        said = f"Answer: {hedge.format(one, other)}"
-        assert one == other or grade(MultipleChoice(), said, gold).outcome == "no_answer", said
+        response = f"Answer: {hedge.format(earlier, later)}"
+        outcome = grade(MultipleChoice(), response, gold).outcome
+        assert earlier == later or outcome == "no_answer", response
 
 
 @given(
-    st.lists(st.integers(-9999, 9999).map(str) | _words.map(lambda word: f"q{word}"), min_size=1, max_size=5),
+    st.lists(
+        st.integers(-9999, 9999).map(str) | RANDOM_WORDS.map(lambda word: f"q{word}"), min_size=1, max_size=5
+    ),
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=50)
@@ -359,13 +389,13 @@ def test_several_answers_count_in_any_order_and_each_once(golds: list[str], draw
     assert reward(TableGrader(), rf"\boxed{{{'|'.join(changed)}}}", gold) == 0
 
 
-@given(st.lists(_words, min_size=1, max_size=5), st.lists(_words, min_size=1, max_size=5))
-def test_f1_is_symmetric_and_one_exactly_for_the_same_words(one: list[str], other: list[str]) -> None:
-    first, second = " ".join(one), " ".join(other)
-    there = reward(F1(), answer(first), json.dumps([second]))
-    assert there == pytest.approx(reward(F1(), answer(second), json.dumps([first])))
-    if reward(ExactMatch(), answer(first), json.dumps([second])):
-        assert there == 1
+@given(st.lists(RANDOM_WORDS, min_size=1, max_size=5), st.lists(RANDOM_WORDS, min_size=1, max_size=5))
+def test_f1_is_symmetric_and_one_for_an_exact_match(words: list[str], other_words: list[str]) -> None:
+    text, other_text = " ".join(words), " ".join(other_words)
+    f1 = reward(F1(), answer(text), json.dumps([other_text]))
+    assert f1 == pytest.approx(reward(F1(), answer(other_text), json.dumps([text])))
+    if reward(ExactMatch(), answer(text), json.dumps([other_text])):
+        assert f1 == 1
 
 
 @pytest.mark.parametrize("name", GRADERS)
@@ -374,11 +404,11 @@ def test_f1_is_symmetric_and_one_exactly_for_the_same_words(one: list[str], othe
     st.sampled_from(["{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```json\n{}\n```", "Answer: {}"]),
 )
 @settings(max_examples=60)
-def test_any_text_gets_a_verdict(name: str, text: str, form: str) -> None:
+def test_any_text_gets_a_grade_between_0_and_1(name: str, text: str, form: str) -> None:
     assert 0 <= reward(GRADERS[name], form.format(text), GOLDS.get(name, "4")) <= 1
 
 
-# LiveBench: parts of an answer earn parts, and the last answer counts alone.
+# LiveBench, where parts of an answer earn parts of the reward
 
 
 def livebench(task: str, response: str, gold: str) -> float:
@@ -393,8 +423,8 @@ def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
     assert livebench("tablereformat", '[{"a": "TRUE", "b": 1.0}]', '[{"a": "True", "b": "1"}]') == 1
     assert livebench("tablereformat", '[{"a": "false", "b": 1}]', '[{"a": "true", "b": 1}]') == 0
     plot = "One thing happens. Another thing follows. They all go home."
-    other = "They all go home. One thing happens. Another thing follows."
-    assert livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
+    reordered = "They all go home. One thing happens. Another thing follows."
+    assert livebench("plot_unscrambling", reordered, plot) == pytest.approx(1 - 2 / 3)
 
 
 def test_a_table_in_markdown_may_have_empty_cells_at_its_ends() -> None:
@@ -432,8 +462,10 @@ def test_any_answer_to_livebench_earns_at_most_1(task: str, text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
-def test_edit_distance_is_a_metric_that_ends_at_the_longer_length(one: list[int], other: list[int]) -> None:
-    distance = edit_distance(one, other)
-    assert distance == edit_distance(other, one)
-    assert (distance == 0) == (one == other)
-    assert abs(len(one) - len(other)) <= distance <= max(len(one), len(other))
+def test_edit_distance_is_a_symmetric_distance_between_the_difference_of_lengths_and_the_longer_length(
+    numbers: list[int], other_numbers: list[int]
+) -> None:
+    distance = edit_distance(numbers, other_numbers)
+    assert distance == edit_distance(other_numbers, numbers)
+    assert (distance == 0) == (numbers == other_numbers)
+    assert abs(len(numbers) - len(other_numbers)) <= distance <= max(len(numbers), len(other_numbers))

@@ -1,4 +1,4 @@
-"""Environments that tests act in, one of them small enough to enumerate, and what lends them to a rollout."""
+"""Define environments for tests, one of them small enough to enumerate, and contexts for rollouts in them."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ CODEC = TextCodec(encode=encode, decode=decode, eos_id=EOS)
 
 
 def likes(ids: tuple[int, ...]) -> dict[str, float]:
-    """The policy: what it writes next, by the last token."""
+    """Return the policy's chances for the next letter, which depend on the last token alone."""
     return {"+": {"a": 0.75, "b": 0.25}, "-": {"a": 0.25, "b": 0.75}}.get(
         ALPHABET[ids[-1]], {"a": 0.5, "b": 0.5}
     )
 
 
 def probabilities(ids: tuple[int, ...], version: int) -> list[float]:
-    wanted = likes(ids)
-    return [wanted.get(character, 0.0) for character in ALPHABET] + [0.0]
+    chances = likes(ids)
+    return [chances.get(character, 0.0) for character in ALPHABET] + [0.0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ladder(Environment):
-    """Three letters, with something earned for each: 1/4 for an ``a`` in the first turn, 1/2 for a ``b`` in
-    the second, 1 for a third that is the first again. Two times ``b`` end it. It says ``+`` to ``a`` and
-    ``-`` to ``b``."""
+    """A game of three letters, each of which can earn a reward.
+
+    An ``a`` in the first turn earns 1/4, a ``b`` in the second 1/2, and a third letter that repeats the first
+    earns 1. Two times ``b`` end the game. It answers ``+`` to ``a`` and ``-`` to ``b``.
+    """
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -63,27 +65,28 @@ class Ladder(Environment):
 
     def step(self, state: list[str], action: str) -> Turn:
         state.append(action)
-        place = len(state)
-        reward = [0.25 * (action == "a"), 0.5 * (action == "b"), 1.0 * (action == state[0])][place - 1]
-        return Turn("+" if action == "a" else "-", done=place == 3 or state == ["b", "b"], reward=reward)
+        turn = len(state)
+        reward_of_turn = {1: 0.25 * (action == "a"), 2: 0.5 * (action == "b"), 3: 1.0 * (action == state[0])}
+        is_over = turn == 3 or state == ["b", "b"]
+        return Turn("+" if action == "a" else "-", done=is_over, reward=reward_of_turn[turn])
 
 
 def played(letters: str) -> list[Turn]:
-    """What the ladder says to them."""
+    """Play these letters, and list the ladder's turns."""
     state = Ladder().reset(Problem("", "", ""), 0)
     return [Ladder().step(state, letter) for letter in letters]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LadderElsewhere(Ladder):
-    """The same in worker processes."""
+    """The ladder in worker processes."""
 
     isolation: ClassVar[Isolation] = "process"
 
 
 @dataclass
 class Record:
-    """A state that knows its problem."""
+    """A state that remembers the gold of its problem."""
 
     gold: str
     actions: list[str] = field(default_factory=list)
@@ -91,7 +94,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Obedient(Environment):
-    """Does in turn `turn` what the problem's gold says, and says ``+`` in all others."""
+    """Misbehave in turn `turn` as the problem's gold says, and answer ``+`` in all other turns."""
 
     turn: int = 2
     deadline: float = 1.0
@@ -110,10 +113,10 @@ class Obedient(Environment):
         match state.gold:
             case "hang":
                 time.sleep(60)
-            case "halfway":  # the head of a message that never follows
-                files = Path("/proc/self/fd")
-                sockets = [one for one in files.iterdir() if str(one.resolve()).count("socket:")]
-                os.write(max(int(one.name) for one in sockets), struct.pack("!i", 256))
+            case "halfway":  # sends the head of a message, and never the message
+                descriptors = Path("/proc/self/fd").iterdir()
+                sockets = [int(file.name) for file in descriptors if "socket:" in str(file.resolve())]
+                os.write(max(sockets), struct.pack("!i", 256))
                 time.sleep(60)
             case "slow":
                 time.sleep(0.5)
@@ -136,7 +139,7 @@ class Obedient(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class Unsteady(Environment):
-    """Says what no seed decides on, and has states that can be copied, or (`Fleeting`) can't be."""
+    """Answer by the clock, which no seed decides; states can be copied, but for those of `Fleeting`."""
 
     again: ClassVar[Again] = "copy"
 
@@ -145,13 +148,13 @@ class Unsteady(Environment):
 
     def step(self, state: list[float], action: str) -> Turn:
         state.append(time.perf_counter_ns())
-        said = "+" if state[-1] // 64 % 2 else "-"
-        return Turn(said, done=len(state) == 3, reward=0.25)
+        observation = "+" if state[-1] // 64 % 2 else "-"
+        return Turn(observation, done=len(state) == 3, reward=0.25)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mute(Unsteady):
-    """Has states that can be copied, and says nothing to the policy."""
+    """An environment whose states can be copied, and that says nothing to the policy."""
 
     def step(self, state: list[float], action: str) -> Turn:
         return replace(super().step(state, action), observation="")
@@ -159,7 +162,7 @@ class Mute(Unsteady):
 
 @dataclass(frozen=True, kw_only=True)
 class UnsteadyHere(Unsteady):
-    """The same in this process."""
+    """`Unsteady` in this process."""
 
     isolation: ClassVar[Isolation] = "inline"
 
@@ -171,7 +174,7 @@ class Fleeting(Unsteady):
 
 @dataclass(frozen=True, kw_only=True)
 class Letters(Task):
-    """As many problems as `golds`, all of them a question mark."""
+    """A problem for each of `golds`, all with a question mark as prompt."""
 
     golds: tuple[str, ...] = ("",) * 4
     environment: Environment = field(default_factory=Ladder)
@@ -184,18 +187,19 @@ class Letters(Task):
         return [0, len(response)] if response else [0]
 
 
-def engine(**given: Any) -> FakeEngine:
-    return FakeEngine(probabilities, EOS, **{"decode": decode, **given})
+def engine(**settings: Any) -> FakeEngine:
+    return FakeEngine(probabilities, EOS, **{"decode": decode, **settings})
 
 
-def rollout(**given: Any) -> MultiTurn:
-    """One letter a turn, and nothing around what the environment says."""
-    settings = {"max_tokens": 20, "max_turns": 3, "turn_tokens": 1, "observation_format": "{observation}"}
-    return MultiTurn(**{**settings, **given})
+def rollout(**settings: Any) -> MultiTurn:
+    """Make a rollout of one letter a turn, with nothing around the environment's observations."""
+    defaults = {"max_tokens": 20, "max_turns": 3, "turn_tokens": 1, "observation_format": "{observation}"}
+    return MultiTurn(**{**defaults, **settings})
 
 
-def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any) -> RolloutContext:
-    sampler = given.pop("rollout", rollout())
+def lent(task: Task, engine: Engine, environments: EnvironmentPool, **settings: Any) -> RolloutContext:
+    """Make the context of a rollout with these environments."""
+    sampler = settings.pop("rollout", rollout())
     return context_of(
         task,
         engine,
@@ -204,6 +208,6 @@ def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any
         seed=7,
         sampling=sampler.sampling,
         unfinished_reward=sampler.unfinished_reward,
-        services=[environments, sampler, *given.pop("services", ())],
-        **given,
+        services=[environments, sampler, *settings.pop("services", ())],
+        **settings,
     )

@@ -1,6 +1,6 @@
-"""Reads exported logs with Inspect itself, and says whether all is there that went in.
+"""Reads exported logs with Inspect itself, and compares them with the evaluation that was exported.
 
-inspect_ai is none of this project's packages; an environment of its own has it:
+inspect_ai is no dependency of this project; install it in an environment of its own:
 
     python -m venv /tmp/inspect && /tmp/inspect/bin/pip install inspect_ai
     /tmp/inspect/bin/python tests/endurance/check_inspect_log.py EXPERIMENT_DIR LOG…
@@ -24,15 +24,15 @@ def main(experiment: Path, logs: list[Path]) -> int:
         faults = list(faults_of(log, answers_of(experiment, log)))
         header = read_eval_log(str(path), header_only=True)
         if header.results != log.results or header.eval != log.eval:
-            faults.append("its header says something else")
+            faults.append("its header differs from the log")
         first = (log.samples or [])[0]
         if read_eval_log_sample(str(path), id=first.id, epoch=first.epoch).output != first.output:
-            faults.append("a sample by itself is another one")
+            faults.append("a sample that is read alone differs")
         if len(read_summaries(str(path))) != len(log.samples or []):
             faults.append("the list of samples has another length")
-        # Of .json files it lists those alone whose names it gave.
-        listed = any(Path(one.name).name == path.name for one in list_eval_logs(str(path.parent)))
-        if path.suffix == ".eval" and not listed:
+        # Inspect lists only .json files with names that it has given itself.
+        names = {Path(log_file.name).name for log_file in list_eval_logs(str(path.parent))}
+        if path.suffix == ".eval" and path.name not in names:
             faults.append("it isn't listed among the folder's logs")
         assert log.results is not None
         metrics = {name: metric.value for name, metric in log.results.scores[0].metrics.items()}
@@ -50,7 +50,7 @@ def answers_of(experiment: Path, log: EvalLog) -> dict[tuple[str, int], dict]:
 
 
 def faults_of(log: EvalLog, rows: dict[tuple[str, int], dict]):
-    samples = {(one.id, one.epoch): one for one in log.samples or []}
+    samples = {(sample.id, sample.epoch): sample for sample in log.samples or []}
     if samples.keys() != rows.keys():
         yield f"{len(rows)} answers were measured and {len(samples)} are there"
     for key in samples.keys() & rows.keys():

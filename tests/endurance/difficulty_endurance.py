@@ -1,15 +1,15 @@
-"""Difficulty of two thousand rows in four shards, two of them killed and a server too; a filter; training.
+"""Estimates difficulty in four shards while two jobs and a server are killed; then filters and trains.
 
     python tests/endurance/difficulty_endurance.py [--rows N] [--work DIR] [--only address] [--output FILE]
 
-Two thousand additions are written in the schema of many domains, and their difficulty is estimated twice,
-each time undisturbed and with SIGKILL for the jobs of two shards and for a server. First at an address of
-this script's own, whose server keeps book of what it is asked; then on vLLM servers, with a tiny model that
-learned a little addition, whose engine process is killed. Both have to give the same bytes, and no answer
-may stand in the journals twice. Then the filter takes rows away, and a model trains on those that are left.
+Two thousand additions are written in the schema of many domains. Their difficulty is estimated in two ways:
+first by a server of this script, which writes down every request; then by vLLM servers, with a tiny model
+that has learnt a little addition. Each way is done undisturbed, and with SIGKILL for the jobs of two shards
+and for a server (of vLLM, its engine process). Both have to give the same bytes, and no answer may be in
+the journals twice. Then the filter drops rows, and a model trains on the others.
 
-`--only address` leaves the servers and the training out, and takes two minutes; all takes some twenty on two
-idle cores. A folder that is there already is gone on with.
+`--only address` leaves the vLLM servers and the training out, and takes two minutes; all takes some twenty
+on two idle cores. A work folder that exists is continued.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ COUNTS = {
 }
 
 
-def run(*words: str, **environment: str) -> None:
-    subprocess.run([sys.executable, str(MAIN), *words], check=True, env={**os.environ, **environment})
+def run(*arguments: str, **environment: str) -> None:
+    subprocess.run([sys.executable, str(MAIN), *arguments], check=True, env={**os.environ, **environment})
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -67,8 +67,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 class Address:
-    """An OpenAI-compatible server that adds numbers, rightly as often as the last digit of the first says, by
-    the request's seed. It writes down what it is asked before it answers; a process that can be killed."""
+    """An OpenAI-compatible server in a process of its own, which adds numbers, sometimes wrongly.
+
+    The last digit of the first number says how often it is right; the request's seed decides. It writes
+    each request into `book` before it answers.
+    """
 
     def __init__(self, book: Path, port: int) -> None:
         self.book, self.port = book, port
@@ -76,8 +79,8 @@ class Address:
         self.start()
 
     def start(self) -> None:
-        words = [sys.executable, __file__, "--serve", str(self.port), "--work", str(self.book)]
-        self.process = subprocess.Popen(words)
+        command = [sys.executable, __file__, "--serve", str(self.port), "--work", str(self.book)]
+        self.process = subprocess.Popen(command)
 
     def kill(self) -> None:
         self.process.kill()
@@ -87,29 +90,30 @@ class Address:
     def serve(port: int, book: Path) -> None:
         from aiohttp import web
 
-        async def answer(request: web.Request) -> web.Response:
+        async def answer_request(request: web.Request) -> web.Response:
             body = await request.json()
             prompt = body["messages"][-1]["content"]
             with book.open("a") as file:
                 file.write(json.dumps([prompt, body["seed"]]) + "\n")
             await asyncio.sleep(0.02)
-            one, other = map(int, re.findall(r"\d+", prompt))
-            is_right = derived_random(body["seed"], "answer").random() < one % 10 / 9
-            text = f"{one + other + (not is_right)}\n#{one + other + (not is_right)}"
+            first, second = map(int, re.findall(r"\d+", prompt))
+            is_right = derived_random(body["seed"], "answer").random() < first % 10 / 9
+            answer = first + second if is_right else first + second + 1
+            text = f"{answer}\n#{answer}"
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(text)}
             choice = {"message": {"content": text}, "finish_reason": "stop"}
             return web.json_response({"choices": [choice], "usage": usage})
 
         app = web.Application()
-        app.router.add_post("/v1/chat/completions", answer)
+        app.router.add_post("/v1/chat/completions", answer_request)
         web.run_app(app, host="127.0.0.1", port=port, print=None)
 
 
-def estimate(work: Path, output: Path, policy: dict[str, Any], address: Address | None, strike: bool) -> dict:
-    """Estimates, undisturbed or with the jobs of shards 0 and 1 killed and then the server of shard 2."""
+def estimate(work: Path, output: Path, policy: dict[str, Any], address: Address | None, kills: bool) -> dict:
+    """Estimates the difficulty; with `kills`, two jobs and the server of a third are killed meanwhile."""
     record = work / f"{output.name}.json"
-    if found := read(record):
-        return found
+    if earlier := read(record):
+        return earlier
     config = work / f"{output.name}.jsonnet"
     settings = {
         "type": "estimate_difficulty",
@@ -120,13 +124,14 @@ def estimate(work: Path, output: Path, policy: dict[str, Any], address: Address 
         "jobs": {"type": "local", "at_once": 2},
     }
     config.write_text(json.dumps(settings, indent=1))
-    words = ["--configs", str(config), "estimate_difficulty", "--input", str(work / "rows.parquet")]
+    arguments = ["--configs", str(config), "estimate_difficulty", "--input", str(work / "rows.parquet")]
+    victims = ((0, "job"), (1, "job"), (2, "server")) if kills else ()
     killed = []
-    with subprocess.Popen([sys.executable, str(MAIN), *words, "--output", str(output)]) as command:
-        for shard, what in ((0, "job"), (1, "job"), (2, "server")) if strike else ():
-            answered, total = wait_for_a_part(output, shard, command)
+    with subprocess.Popen([sys.executable, str(MAIN), *arguments, "--output", str(output)]) as command:
+        for shard, victim in victims:
+            answered, total = wait_for_some_answers(output, shard, command)
             job = child(psutil.Process(command.pid), f"--shard {shard}")
-            if what == "job":
+            if victim == "job":
                 job.kill()
             elif address:
                 address.kill()
@@ -134,35 +139,39 @@ def estimate(work: Path, output: Path, policy: dict[str, Any], address: Address 
                 address.start()
             else:
                 child(job, "VLLM::EngineCore").kill()
-            killed.append(f"| {what} of shard {shard} | {answered:,} of {total:,} |")
+            killed.append(f"| {victim} of shard {shard} | {answered:,} of {total:,} |")
             print(killed[-1], flush=True)
     if command.returncode:
         sys.exit(f"the command ended with code {command.returncode}")
-    journals = [(shard_folder(output, shard) / ANSWERS).read_text().splitlines() for shard in range(SHARDS)]
-    written = Counter((row["row"], row["sample"]) for lines in journals for row in map(json.loads, lines))
+    written = Counter[tuple[int, int]]()
+    for shard in range(SHARDS):
+        for line in (shard_folder(output, shard) / ANSWERS).read_text().splitlines():
+            answer = json.loads(line)
+            written[answer["row"], answer["sample"]] += 1
     asked = Counter(address.book.read_text().splitlines()) if address else Counter[str]()
-    found = {
+    result = {
         "summary": read(output / "summary.json"),
         "killed": killed,
         "written_twice": written.total() - len(written),
         "digests": {name: hashlib.sha256((output / name).read_bytes()).hexdigest()[:16] for name in COMPARED},
     }
     if address:
-        found |= {"asked": asked.total(), "asked_twice": asked.total() - len(asked)}
-    record.write_text(json.dumps(found))
-    return found
+        result |= {"asked": asked.total(), "asked_twice": asked.total() - len(asked)}
+    record.write_text(json.dumps(result))
+    return result
 
 
-def child(parent: psutil.Process, words: str) -> psutil.Process:
-    for one in parent.children(recursive=True):
+def child(parent: psutil.Process, text: str) -> psutil.Process:
+    """Finds the process below `parent` whose command line has a text."""
+    for process in parent.children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if words in " ".join(one.cmdline()):
-                return one
-    sys.exit(f"no process below {parent.pid} has {words!r}")
+            if text in " ".join(process.cmdline()):
+                return process
+    sys.exit(f"no process below {parent.pid} has {text!r}")
 
 
-def wait_for_a_part(output: Path, shard: int, command: subprocess.Popen[bytes]) -> tuple[int, int]:
-    """Until some of the shard's answers are there, and not all."""
+def wait_for_some_answers(output: Path, shard: int, command: subprocess.Popen[bytes]) -> tuple[int, int]:
+    """Waits until a shard has some of its answers, and returns how many, and how many it will have."""
     deadline, folder = time.monotonic() + PATIENCE_S, shard_folder(output, shard)
     while time.monotonic() < deadline and command.poll() is None:
         total, path = read(folder / PROGRESS).get("total", 0), folder / ANSWERS
@@ -175,59 +184,70 @@ def wait_for_a_part(output: Path, shard: int, command: subprocess.Popen[bytes]) 
     sys.exit(f"shard {shard} answered nothing")
 
 
-def compared(whole: dict[str, Any], struck: dict[str, Any], filtered: dict[str, Any]) -> str:
-    """A part of the page. Raises SystemExit where two estimates differ."""
-    rows = [("answers", whole["summary"]["answers"], struck["summary"]["answers"])]
-    rows += [(words, whole[key], struck[key]) for key, words in COUNTS.items() if key in whole]
-    rows += [(f"SHA-256 of {name}", whole["digests"][name], struck["digests"][name]) for name in COMPARED]
+def compare(whole: dict[str, Any], disturbed: dict[str, Any], filtered: dict[str, Any]) -> str:
+    """Compares two estimates and returns their part of the page; raises SystemExit if they differ."""
+    rows = [("answers", whole["summary"]["answers"], disturbed["summary"]["answers"])]
+    for key, name in COUNTS.items():
+        if key in whole:
+            rows.append((name, whole[key], disturbed[key]))
+    for name in COMPARED:
+        rows.append((f"SHA-256 of {name}", whole["digests"][name], disturbed["digests"][name]))
     rules = [[rule[key] for key in ("rule", "rows", "dropped", "left")] for rule in filtered["rules"]]
     text = "\n".join(
         [
-            "| SIGKILL met | answers of the shard that were there |\n|---|---|",
-            *struck["killed"],
+            "| killed | answers of the shard by then |\n|---|---|",
+            *disturbed["killed"],
             "\n| | undisturbed | disturbed |\n|---|---|---|",
-            *(f"| {name} | {one} | {other} |" for name, one, other in rows),
+            *(f"| {name} | {undisturbed} | {killed} |" for name, undisturbed, killed in rows),
             f"\nMean pass rate {whole['summary']['pass_rate']:.3f}; bins:\n\n```",
             *text_histogram(whole["summary"]["bins"]),
-            "```\n\n`filter_data`, with this model in both roles: rows that it never or always solves go.\n",
+            "```\n\n`filter_data`, with this model in both roles: it drops rows with the rates 0 and 1.\n",
             "| rule | rows | dropped | left |\n|---|---|---|---|",
             *(f"| {' | '.join(map(str, rule))} |" for rule in rules),
         ]
     )
-    if whole["digests"] != struck["digests"] or whole["written_twice"] or struck["written_twice"]:
-        sys.exit(f"two estimates of the same rows differ, or an answer stands in a journal twice:\n{text}")
+    if whole["digests"] != disturbed["digests"] or whole["written_twice"] or disturbed["written_twice"]:
+        sys.exit(f"two estimates of the same rows differ, or an answer is in a journal twice:\n{text}")
     return text
 
 
-def filtered(work: Path, rates: Path) -> dict[str, Any]:
+def filter_rows(work: Path, rates: Path) -> dict[str, Any]:
     rule = {"type": "pass_rates", "strong": str(rates), "weak": str(rates), "low": 0.0, "high": 1.0}
     file, output = work / "filter.jsonnet", work / f"{rates.name}_filtered"
     file.write_text(json.dumps({"type": "filter_data", "rules": [rule]}, indent=1))
-    words = ["--configs", str(file), "filter_data", "--input", str(work / "rows.parquet")]
-    run(*words, "--output", str(output))
+    arguments = ["--configs", str(file), "filter_data", "--input", str(work / "rows.parquet")]
+    run(*arguments, "--output", str(output))
     return read(output / "summary.json")
 
 
-def at_an_address(work: Path, port: int) -> str:
+def estimate_at_an_address(work: Path, port: int) -> str:
     address = Address(work / "book", port)
-    one = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "scripted", "concurrency": CONCURRENCY}
-    policy = {"type": "endpoint", "addresses": [one | {"retries": 10, "backoff": 0.5, "give_up_after": 100}]}
+    endpoint = {
+        "base_url": f"http://127.0.0.1:{port}/v1",
+        "model": "scripted",
+        "concurrency": CONCURRENCY,
+        "retries": 10,
+        "backoff": 0.5,
+        "give_up_after": 100,
+    }
+    policy = {"type": "endpoint", "addresses": [endpoint]}
     try:
-        whole = estimate(work, work / "address_undisturbed", policy, address, strike=False)
+        whole = estimate(work, work / "address_undisturbed", policy, address, kills=False)
         address.book.unlink(missing_ok=True)
-        struck = estimate(work, work / "address_disturbed", policy, address, strike=True)
+        disturbed = estimate(work, work / "address_disturbed", policy, address, kills=True)
     finally:
         address.kill()
-    return compared(whole, struck, filtered(work, work / "address_undisturbed"))
+    return compare(whole, disturbed, filter_rows(work, work / "address_undisturbed"))
 
 
-def on_servers(work: Path) -> str:
-    """And a few iterations of GRPO on the rows that are left."""
+def estimate_on_servers(work: Path) -> str:
+    """Estimates on vLLM servers, and trains with GRPO for a few iterations on the rows that are left."""
     experiments = {"APP_DIRECTORY": str(work / "experiments")}
     model = work / "experiments" / "quickstart" / "sft" / "checkpoints" / f"{SFT_ITERATIONS:04d}" / "policy"
     if not model.is_dir():
-        words = ["--configs", str(ROOT / "configs/quickstart/sft.jsonnet"), "--override", ADDITION % 2500]
-        run(*words, "--override", SFT, "run_iteration_loop", **experiments)
+        arguments = ["--configs", str(ROOT / "configs/quickstart/sft.jsonnet")]
+        arguments += ["--override", ADDITION % 2500, "--override", SFT, "run_iteration_loop"]
+        run(*arguments, **experiments)
     engine = {"type": "vllm", "omp_threads": 1, "max_num_seqs": 64, "max_concurrency": 64}
     trained = {"type": "pretrained", "name_or_path": str(model)}
     policy = {
@@ -236,11 +256,9 @@ def on_servers(work: Path) -> str:
         "engine": {**engine, "prefix_caching": False, "start_timeout": 900.0},
         "context_length": 96,
     }
-    whole, struck = (
-        estimate(work, work / name, policy, None, strike=name == "disturbed")
-        for name in ("undisturbed", "disturbed")
-    )
-    text = compared(whole, struck, filtered(work, work / "undisturbed"))
+    whole = estimate(work, work / "undisturbed", policy, None, kills=False)
+    disturbed = estimate(work, work / "disturbed", policy, None, kills=True)
+    text = compare(whole, disturbed, filter_rows(work, work / "undisturbed"))
     rows = {"type": "rows", "train": [str(work / "undisturbed_filtered" / "rows.parquet")], "routes": ROUTES}
     changes = {
         "experiment_name": "difficulty/grpo",
@@ -250,8 +268,14 @@ def on_servers(work: Path) -> str:
         "evaluation": {"sets": []},
         "checkpoints": {"every": ITERATIONS},
     }
-    words = ["--configs", str(ROOT / "configs/quickstart/grpo.jsonnet"), "--override", json.dumps(changes)]
-    run(*words, "--override", "{trainer+: {schedule+: {steps: 2}}}", "run_iteration_loop", **experiments)
+    arguments = [
+        "--configs",
+        str(ROOT / "configs/quickstart/grpo.jsonnet"),
+        "--override",
+        json.dumps(changes),
+    ]
+    arguments += ["--override", "{trainer+: {schedule+: {steps: 2}}}", "run_iteration_loop"]
+    run(*arguments, **experiments)
     lines = (work / "experiments" / "difficulty" / "grpo" / "metrics.jsonl").read_text().splitlines()
     rewards = ", ".join(f"{json.loads(line)['episodes/reward']:.3f}" for line in lines)
     return f"{text}\n\nGRPO on the rows that are left (task `rows`), 64 an iteration: mean reward {rewards}."
@@ -260,17 +284,17 @@ def on_servers(work: Path) -> str:
 PAGE = """# Difficulty, with two shards and a server killed
 
 `python tests/endurance/difficulty_endurance.py --rows {rows}`, on {cores} cores of {machine}: additions of
-two two-digit numbers, {samples} answers to each row, {shards} shards, two jobs side by side. What a job had
-asked for and not yet written when it or its server died is asked for again, with the same seed: at most what
+two two-digit numbers, {samples} answers to each row, {shards} shards, two jobs at a time. Requests whose
+answer a job had not written when it or its server died are sent again, with the same seed: at most as many as
 it has under way.
 
-## At an address whose server keeps book
+## At an address whose server records its requests
 
 Each job has {concurrency} requests under way.
 
 {address}
 
-## On vLLM servers, with a model of 0.9 million weights that learned some additions
+## On vLLM servers, with a model of 0.9 million weights that has learnt some additions
 
 {servers}
 """
@@ -282,7 +306,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "difficulty")
-    parser.add_argument("--port", type=int, default=18700, help="of the address")
+    parser.add_argument("--port", type=int, default=18700, help="port of the address")
     parser.add_argument("--only", choices=["address"])
     parser.add_argument("--output", type=Path)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
@@ -291,9 +315,9 @@ def main() -> None:
         return Address.serve(options.serve, options.work)
     work: Path = options.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    words = ["--configs", str(ROOT / "configs/tasks/addition_chain.jsonnet"), "--override"]
-    words += [ADDITION % options.rows, "export_rows", "--split", "train"]
-    run(*words, "--output", str(work / "rows.parquet"))
+    arguments = ["--configs", str(ROOT / "configs/tasks/addition_chain.jsonnet"), "--override"]
+    arguments += [ADDITION % options.rows, "export_rows", "--split", "train"]
+    run(*arguments, "--output", str(work / "rows.parquet"))
     text = PAGE.format(
         rows=options.rows,
         cores=os.cpu_count(),
@@ -301,8 +325,8 @@ def main() -> None:
         samples=SAMPLES,
         shards=SHARDS,
         concurrency=CONCURRENCY,
-        address=at_an_address(work, options.port),
-        servers="Not run here." if options.only else on_servers(work),
+        address=estimate_at_an_address(work, options.port),
+        servers="Not run here." if options.only else estimate_on_servers(work),
     )
     print(text)
     if options.output is not None:

@@ -1,4 +1,4 @@
-"""Kills a run at fifteen points, one run each, and prints what became of it.
+"""Kills a run at fifteen points, one run each, and compares its weights with an undisturbed run's.
 
     python tests/endurance/fault_matrix.py [--output PAGE.md] [--only engine/sync …] [--overlap]
 
@@ -25,7 +25,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from tests.support.faults import Experiment, Missed, Phase, Victim  # noqa: E402
 
 WHERE: dict[Phase, int] = {"generation": 2, "credit": 1, "training": 2, "sync": 1, "commit": 3}
-"""The iteration that is struck, counted from 0; before the first checkpoint in some, after it in others."""
+"""The iteration in which each phase is killed, counted from 0: some come before the first checkpoint."""
 TRIES = 3
 OVERLAP = "{ overlap: 'one_step', trainer+: { objective+: { importance_cap: 2 } } }"
 POINTS = {f"{victim}/{phase}": (victim, phase) for victim in get_args(Victim) for phase in get_args(Phase)}
@@ -33,7 +33,7 @@ PAGE = """# Runs that were killed
 
 `kill -9` at each point of the small experiment (`tests/support/small.jsonnet`: VinePPO, 4
 iterations, a checkpoint every 2, one rank and one vLLM server), with the rank stopped at that
-point before the blow. The *launcher* is the `deepspeed` command, the *engine* the server's
+point before the kill. The *launcher* is the `deepspeed` command, the *engine* the server's
 `VLLM::EngineCore`. The last columns say whether the run then ended with the undisturbed run's
 policy weights, bit for bit, with each iteration's metrics once, with no request sampled twice
 and no process or shared memory left behind; and the seconds from the first start to the last end.
@@ -47,14 +47,18 @@ and no process or shared memory left behind; and the seconds from the first star
 """
 
 
-def strike(
+def kill_at_point(
     victim: Victim, phase: Phase, undisturbed: Experiment, base: Path, overrides: Sequence[str]
 ) -> tuple[str, str]:
-    """Strikes one point in an experiment of its own. Returns its row of the page, and what is wrong."""
+    """Kills a run at one point, in an experiment of its own, and resumes it.
+
+    Returns:
+        The row of the page, and the problem (empty if there is none).
+    """
     started, command, problem = time.monotonic(), "", ""
     try:
-        experiment, code = interrupted(victim, phase, base, overrides)
-        # The engine's death is the run's own business; the others' need the command once more.
+        experiment, code = run_and_kill(victim, phase, base, overrides)
+        # The run replaces a dead engine by itself; after other kills, the command is given again.
         command = "goes on by itself" if code == 0 else f"ends with {code}, is given again"
         if code != 0:
             experiment.run("run_iteration_loop", *overrides)
@@ -67,8 +71,13 @@ def strike(
     return f"| {' | '.join(map(str, cells))} |", problem
 
 
-def interrupted(victim: Victim, phase: Phase, base: Path, overrides: Sequence[str]) -> tuple[Experiment, int]:
-    """A run that was struck, and its exit code. A point that passed too quickly is tried again."""
+def run_and_kill(
+    victim: Victim, phase: Phase, base: Path, overrides: Sequence[str]
+) -> tuple[Experiment, int]:
+    """Starts a run, kills it at a point, and returns it with its exit code.
+
+    A point that passes before the ranks can be stopped is tried again.
+    """
     for attempt in range(TRIES):
         experiment = Experiment(base / f"{victim}-{phase}-{attempt}")
         running = experiment.start("run_iteration_loop", *overrides)
@@ -96,7 +105,7 @@ def main() -> int:
         undisturbed = Experiment(Path(folder, "undisturbed"))
         undisturbed.run("run_iteration_loop", *overrides)
         for name in options.only:
-            row, problem = strike(*POINTS[name], undisturbed, Path(folder), overrides)
+            row, problem = kill_at_point(*POINTS[name], undisturbed, Path(folder), overrides)
             rows.append(row)
             problems += [problem] if problem else []
             print(row, flush=True)

@@ -1,13 +1,13 @@
-"""Answers and programs that are made to do harm, and says how it went; the exit code is 1 where they did.
+"""Gives hostile answers to graders and hostile programs to the sandbox; the exit code is 1 if one does harm.
 
-    python tests/endurance/hostile.py answers --count 10000 --seed 1    # to hang, crash or fill a grader
-    python tests/endurance/hostile.py programs                          # to leave their sandbox
-    python tests/endurance/hostile.py throughput --count 1000           # ordinary ones, as a run grades them
+    python tests/endurance/hostile.py answers --count 10000 --seed 1    # try to hang, crash or fill a grader
+    python tests/endurance/hostile.py programs                          # try to leave their sandbox
+    python tests/endurance/hostile.py throughput --count 1000           # ordinary, graded as in a run
 
-Every grader gets all answers where a run calls it: in two worker processes with the deadline that a run has,
-or, what can't hang, in this one. No grade may be missing or late, and no process left. No program of
-`tests.support.hostile_programs` may get what it should not, outlive its deadline, leave a process, take more
-memory than it may, or earn a reward.
+Every grader gets all answers as in a run: in two worker processes with a run's deadline, or, if it can't
+hang, in this process. No grade may be missing or late, and no process left. No program of
+`tests.support.hostile_programs` may read or reach anything outside of its sandbox, outlive its deadline,
+leave a process, take more memory than its limit, or earn a reward.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ GRADERS: dict[str, tuple[str, str | None]] = {
     "table": (BOXED, None),
     "zebra": (TAGGED, '{"header": ["Position", "Name"], "rows": [["1", "Ann"], ["2", "Bob"]]}'),
 }
-"""How an answer is put before each grader, so that it looks into it, and the gold; None: the answer's own."""
+"""For each grader, the form in which it looks for an answer, and the gold; None takes the answer's gold."""
 
 SPARE_S = 2.0
-"""What a busy machine may add to a deadline until everything is killed and its end noted."""
+"""The time that a busy machine may need after a deadline to kill everything and to note its end."""
 
 SLACK_MIB = 160
-"""By how much a program may pass the limit of memory before it is seen: what is written in two looks."""
+"""The memory that a program may take beyond its limit before the watch sees it, between two looks."""
 
 
 def table(first: str, rows: Mapping[str, Mapping[str, object]]) -> str:
@@ -79,14 +79,15 @@ def table(first: str, rows: Mapping[str, Mapping[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def answers(options: argparse.Namespace) -> list[str]:
+def try_answers(options: argparse.Namespace) -> list[str]:
+    """Grades hostile answers with each grader, prints a table, and returns the faults."""
     rows, faults = {}, list[str]()
     for name in options.grader or GRADERS:
-        written, own = GRADERS[name]
-        pairs = [
-            (written.format(response), Problem(id=f"hostile/{number}", prompt="?", gold=own or gold))
-            for number, (response, gold) in enumerate(hostile_answers(options.seed, options.count or 10_000))
-        ]
+        form, gold_of_grader = GRADERS[name]
+        pairs = []
+        for number, (response, gold) in enumerate(hostile_answers(options.seed, options.count or 10_000)):
+            problem = Problem(id=f"hostile/{number}", prompt="?", gold=gold_of_grader or gold)
+            pairs.append((form.format(response), problem))
         workers, most, start = set[int](), 0, time.monotonic()
         grader = Grader.registered()[name]()
         with GraderPool(grader, workers=options.workers, deadline=options.seconds or 10.0) as pool:
@@ -102,7 +103,10 @@ def answers(options: argparse.Namespace) -> list[str]:
         rows[name] = {
             "answers": len(grades),
             "right": sum(grade.correct for grade in grades),
-            **{end.replace("_", " "): outcomes[end] for end in ("ok", "no_answer", "error", "timeout")},
+            "ok": outcomes["ok"],
+            "no answer": outcomes["no_answer"],
+            "error": outcomes["error"],
+            "timeout": outcomes["timeout"],
             "seconds": f"{time.monotonic() - start:.0f}",
             "slowest, s": f"{max(grade.seconds for grade in grades):.2f}",
             "most MiB": most >> 20,
@@ -120,13 +124,16 @@ def answers(options: argparse.Namespace) -> list[str]:
 
 
 class Result(NamedTuple):
+    """What became of a hostile program in the sandbox."""
+
     program: HostileProgram
     outcome: ProgramOutcome
     seconds: float
     faults: Sequence[str]
 
 
-def programs(options: argparse.Namespace) -> list[str]:
+def try_programs(options: argparse.Namespace) -> list[str]:
+    """Runs hostile programs in the sandbox, prints a table, and returns the faults."""
     tried, seconds = hostile_programs(options.seed, options.count), options.seconds or 3.0
     sandbox = Bubblewrap()
     limits = ProgramLimits(seconds=seconds, memory_mib=256, disk_mib=16, output_kib=256)
@@ -153,74 +160,83 @@ def programs(options: argparse.Namespace) -> list[str]:
         watching.join()
         users = uids_of_programs()
         left = [str(pid) for pid in descendants(os.getpid())]
-        everywhere = [one for one in psutil.process_iter(["uids"]) if one.info["uids"]]
-        left += [str(one.pid) for one in everywhere if one.info["uids"].effective in users]
-    faults = [f"{one.program.kind}, {one.program.name}: {fault}" for one in results for fault in one.faults]
-    faults += [f"a process is left: {one}" for one in left]
+        for process in psutil.process_iter(["uids"]):
+            if process.info["uids"] and process.info["uids"].effective in users:
+                left.append(str(process.pid))
+    faults = []
+    for result in results:
+        name = f"{result.program.kind}, {result.program.name}"
+        faults += [f"{name}: {fault}" for fault in result.faults]
+    faults += [f"a process is left: {pid}" for pid in left]
     if peak > options.workers * (limits.memory_mib + SLACK_MIB):
         faults.append(f"{options.workers} programs at a time took {peak} MiB")
-    faults += forged([one for one in tried if one.kind == "forging"], seconds)
+    faults += try_forgeries([program for program in tried if program.kind == "forging"], seconds)
     rows = {}
-    for kind in [*sorted({one.program.kind for one in results}), "all"]:
-        ones = [one for one in results if kind in (one.program.kind, "all")]
-        ends = Counter(one.outcome.killed_by for one in ones)
+    for kind in [*sorted({result.program.kind for result in results}), "all"]:
+        of_kind = [result for result in results if kind in (result.program.kind, "all")]
+        killed_by = Counter(result.outcome.killed_by for result in of_kind)
         rows[kind] = {
-            "programs": len(ones),
-            "ended": ends[None],
-            **{end: ends[end] for end in ("time", "memory", "output", "processes")},
-            "faults": sum(len(one.faults) for one in ones),
-            "longest, s": f"{max(one.seconds for one in ones):.2f}",
+            "programs": len(of_kind),
+            "ended": killed_by[None],
+            **{limit: killed_by[limit] for limit in ("time", "memory", "output", "processes")},
+            "faults": sum(len(result.faults) for result in of_kind),
+            "longest, s": f"{max(result.seconds for result in of_kind):.2f}",
         }
-    print(table("they are after", rows))
+    print(table("kind of attack", rows))
     print(f"\n{options.workers} at a time, with {limits} each. Most memory at a time: {peak} MiB.")
     return faults
 
 
-def forged(programs: Sequence[HostileProgram], seconds: float) -> list[str]:
-    """Programs that earn a reward that they should not."""
+def try_forgeries(programs: Sequence[HostileProgram], seconds: float) -> list[str]:
+    """Grades programs that forge a verdict, and returns those that earn a reward as faults."""
     grader = Code(test_seconds=seconds / 2, limits=ProgramLimits(seconds=seconds, memory_mib=256))
     problems = [Problem(id=f"forged/{n}", prompt="?", gold=gold) for n, gold in enumerate(FORGED_GOLDS)]
-    pairs = [(f"```python\n{one.code}\n```", problem) for one in programs for problem in problems]
+    pairs = []
+    for program in programs:
+        pairs += [(f"```python\n{program.code}\n```", problem) for problem in problems]
     with GraderPool(grader, workers=2, deadline=60) as pool:
         grades = pool.grade_many(pairs)
     print(f"{len(pairs)} attempts at a verdict: {sum(grade.correct for grade in grades)} believed\n")
-    return [
-        f"forging: {response[:200]!r} earned {grade.reward} at {problem.gold}"
-        for (response, problem), grade in zip(pairs, grades)
-        if grade.reward > 0 or grade.outcome in ("error", "unavailable")
-    ]
+    faults = []
+    for (response, problem), grade in zip(pairs, grades):
+        if grade.reward > 0 or grade.outcome in ("error", "unavailable"):
+            faults.append(f"forging: {response[:200]!r} earned {grade.reward} at {problem.gold}")
+    return faults
 
 
-def throughput(options: argparse.Namespace) -> list[str]:
+def measure_throughput(options: argparse.Namespace) -> list[str]:
+    """Grades ordinary programs as a run does, prints how many a minute, and returns the wrong grades."""
     count, pairs = options.count or 1000, []
     for number in range(count):
-        own = ORDINARY[number % len(ORDINARY)]
-        code, gold = own["code"], {"inputs": own["inputs"], "outputs": own["outputs"]}
+        ordinary = ORDINARY[number % len(ORDINARY)]
+        code, gold = ordinary["code"], {"inputs": ordinary["inputs"], "outputs": ordinary["outputs"]}
         if number // len(ORDINARY) % 2:
             code = f"def f(n):\n    return sum(i * i for i in range(n + {number}))"
             sums = [sum(i * i for i in range(n + number)) for n in range(3)]
             gold = {"functional": "\n".join(f"assert f({n}) == {right}" for n, right in enumerate(sums))}
-        # No two are the same: equal answers are graded once.
+        # The number makes every answer different, as equal answers are graded only once.
         response = f"<think>…</think>\n```python\n# {number}\n{code}\n```"
         pairs.append((response, Problem(id=f"ordinary/{number}", prompt="?", gold=json.dumps(gold))))
     with GraderPool(Code(), workers=options.workers, deadline=60) as pool:
-        pool.grade_many([(response + " ", problem) for response, problem in pairs[:4]])  # the workers are up
+        # A few answers first, so that the workers have started.
+        pool.grade_many([(response + " ", problem) for response, problem in pairs[:4]])
         load, start = os.getloadavg()[0], time.monotonic()
         grades = pool.grade_many(pairs)
         seconds = time.monotonic() - start
     right = sum(grade.correct for grade in grades)
 
-    def used() -> float:
-        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-        return sum(one.ru_utime + one.ru_stime for one in map(resource.getrusage, whose))
+    def processor_seconds() -> float:
+        of_this_process = resource.getrusage(resource.RUSAGE_SELF)
+        of_children = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return sum(usage.ru_utime + usage.ru_stime for usage in (of_this_process, of_children))
 
-    before, some = used(), pairs[: max(count // 10, 1)]
+    before, some = processor_seconds(), pairs[: max(count // 10, 1)]
     for response, problem in some:
         Code().grade(response, problem)
     print(
         f"{count} ordinary programs with 3 tests each, {options.workers} at a time on {os.cpu_count()} cores"
         f" (load before: {load:.1f}): {seconds:.1f} s, {60 * count / seconds:.0f} in a minute, {right} right;"
-        f" {1000 * (used() - before) / len(some):.0f} ms of processor time each"
+        f" {1000 * (processor_seconds() - before) / len(some):.0f} ms of processor time each"
     )
     return [] if right == count else [f"{count - right} are graded as wrong"]
 
@@ -238,8 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.what != "answers" and (missing := Bubblewrap().missing()):
         parser.exit(1, "\n".join(missing))
-    what = {"answers": answers, "programs": programs, "throughput": throughput}[options.what]
-    faults = what(options)
+    functions = {"answers": try_answers, "programs": try_programs, "throughput": measure_throughput}
+    faults = functions[options.what](options)
     print(f"\n{len(faults)} faults", *faults, sep="\n* ")
     return 1 if faults else 0
 

@@ -1,14 +1,14 @@
-"""Kills processes of small real runs at random instants, and compares what they come to, bit for bit.
+"""Kills processes of small real runs at random instants, and compares their results, bit for bit.
 
     python tests/endurance/random_kills.py [--kills 30] [--seed 1] [--only turns …] [--victims sandbox …]
         [--whole] [--output PAGE.md]
 
-Each variant is run once undisturbed and once with blows: `kill -9` of one process among all that are below
-`treetune run` (and itself), at an instant drawn from the undisturbed run's time. The command is then given
-again, until the variant's blows have fallen and it ends. With `--whole` a blow is `kill -9` of every process
-of the run, once in each of its three iterations. Looked at: the exit code (0 where the run came to its end
-all the same, and only there), processes that are left 10 s later, and in the end weights, answers and what
-lies in /dev/shm and TMPDIR. About half an hour on two cores.
+Each variant is run once undisturbed and once with kills: `kill -9` of `treetune run` or of a process below
+it, at an instant drawn from the undisturbed run's time. The command is then given again, until the
+variant's kills are done and it ends. With `--whole`, every process of the run is killed, once in each of
+its three iterations. The script compares the exit code (0 only where the run reached its end), the
+processes that are left 10 s later, and at the end the weights, the answers, and the folders in /dev/shm and
+TMPDIR. It takes about half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -96,34 +96,40 @@ STARTS = {
     "domains": ("domains/tiny_sft", "configs/domains/tiny_sft.jsonnet", SFT),
     "own_parts": ("calculator/sft", "examples/own_parts/calculator_sft.jsonnet", "{ directory: '%(work)s' }"),
 }
-"""The experiments whose weights others begin with, by the folder of these."""
+"""The experiments that train the start weights, by the folder of the variants that begin with them."""
 
 
 @dataclass(frozen=True)
-class Blow:
+class Kill:
+    """A kill of a run's process: the kind of process, the instant, and the end of the run.
+
+    Example: ``Kill('turns', 'sandbox', 12.5, code=0, has_finished=True, processes_left='')``.
+    """
+
     variant: str
     victim: str
     seconds: float
     code: int
-    finished: bool
-    left: str
+    has_finished: bool
+    processes_left: str
 
     @property
-    def honest(self) -> bool:
-        return (self.code == 0) == self.finished
+    def is_honest(self) -> bool:
+        """Whether the exit code tells if the run reached its end."""
+        return (self.code == 0) == self.has_finished
 
     def row(self) -> str:
-        end = "went on to its end" if self.finished else "ended"
+        end = "went on to its end" if self.has_finished else "ended"
         return (
             f"| {self.variant} | {self.victim} | {self.seconds:.1f} | {end}, {self.code}"
-            f"{'' if self.honest else ' (**not honest**)'} | {self.left or 'nothing'} |"
+            f"{'' if self.is_honest else ' (**not honest**)'} | {self.processes_left or 'nothing'} |"
         )
 
 
 def start(work: Path, name: str, configs: str, *overrides: str) -> subprocess.Popen:
-    words = [sys.executable, str(ROOT / "src/treetune/main.py"), "--configs", configs]
+    command = [sys.executable, str(ROOT / "src/treetune/main.py"), "--configs", configs]
     for text in overrides:
-        words += ["--override", text % {"work": work, "name": name, "sources": ROOT / "src"}]
+        command += ["--override", text % {"work": work, "name": name, "sources": ROOT / "src"}]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("APP_")} | {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(ROOT / "src"),
@@ -134,25 +140,25 @@ def start(work: Path, name: str, configs: str, *overrides: str) -> subprocess.Po
     }
     with (work / f"{name.replace('/', '_')}.output").open("ab") as file:
         return subprocess.Popen(
-            [*words, "run"], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            [*command, "run"], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
         )
 
 
-def undisturbed(work: Path, name: str, given: tuple[str, ...]) -> None:
-    """Runs it to its end. Raises SystemExit with what it said where that isn't reached."""
-    if code := start(work, name, *given).wait():
+def run_to_end(work: Path, name: str, configs_and_overrides: tuple[str, ...]) -> None:
+    """Runs an experiment to its end; raises SystemExit with its output if it fails."""
+    if code := start(work, name, *configs_and_overrides).wait():
         text = (work / f"{name.replace('/', '_')}.output").read_text()
         raise SystemExit(f"{name} ended with {code}:\n{text[-3000:]}")
 
 
-def alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
 
 
-def described(process: psutil.Process) -> str:
-    """What a process is, in words; empty where it is gone or isn't one to strike."""
+def kind_of(process: psutil.Process) -> str:
+    """Returns the kind of a process, such as ``engine``; empty if it is gone."""
     try:
         line = " ".join(process.cmdline())
         parent = process.ppid()
@@ -171,93 +177,110 @@ def described(process: psutil.Process) -> str:
     }
     if line.endswith(" run") and parent == os.getpid():
         return "treetune run"
-    return next((word for part, word in names.items() if part in line), line.split(" ")[0].rsplit("/")[-1])
+    for part, kind in names.items():
+        if part in line:
+            return kind
+    return line.split(" ")[0].rsplit("/")[-1]
 
 
-def strike(
+def run_and_kill(
     work: Path,
     name: str,
     variant: str,
-    given: tuple[str, ...],
-    within: float,
+    configs_and_overrides: tuple[str, ...],
+    undisturbed_seconds: float,
     draw: Any,
     victims: Sequence[str] | None,
     iteration: int | None,
-) -> Blow:
-    """Starts the run, kills one of its processes, and waits for the end. No victim where it came to its end
-    before the blow. With `victims`, the blow waits for a process of one of these kinds, and up to three
-    seconds more: they aren't all struck while they start. With an `iteration`, it waits for that one to
-    begin, and all processes are killed."""
-    began = time.monotonic()
-    run = start(work, name, *given)
+) -> Kill:
+    """Starts the run, kills one of its processes, and waits for the end.
+
+    Args:
+        victims: If given, the kill waits for a process of one of these kinds, and up to three seconds more,
+            so that processes are not always killed while they start.
+        iteration: If given, the kill waits for this iteration to begin, and kills all processes.
+
+    Returns:
+        The kill; its victim is empty if the run ended before the kill.
+    """
+    started = time.monotonic()
+    run = start(work, name, *configs_and_overrides)
     top = psutil.Process(run.pid)
-    seconds = draw.uniform(0.2, 1.0) * within
-    begun = work / name / f"iterations/{iteration or 0:04d}"
-    lines = work / name / "metrics.jsonl"
-    seen: dict[int, psutil.Process] = {}
-    victim, met = "", False
+    kill_after_s = draw.uniform(0.2, 1.0) * undisturbed_seconds
+    folder_of_iteration = work / name / f"iterations/{iteration or 0:04d}"
+    metrics = work / name / "metrics.jsonl"
+    processes: dict[int, psutil.Process] = {}
+    victim = ""
+    # Whether the instant was drawn again, after the iteration or the process was there.
+    is_redrawn = False
     while run.poll() is None:
         with contextlib.suppress(psutil.Error):
-            seen |= {one.pid: one for one in (top, *top.children(recursive=True))}
-        if iteration is not None and not met:
-            seconds = DEADLINE_S
-            if begun.is_dir():
-                whole = (work / name).with_name("undisturbed") / "metrics.jsonl"
-                took = json.loads(whole.read_text().splitlines()[iteration])["seconds/total"]
-                met, seconds = True, time.monotonic() - began + draw.uniform(0.0, 0.9) * took
-        if not victim and time.monotonic() - began > seconds and iteration is not None:
-            done = len(lines.read_text().splitlines()) if lines.is_file() else 0
+            processes |= {process.pid: process for process in (top, *top.children(recursive=True))}
+        if iteration is not None and not is_redrawn:
+            kill_after_s = DEADLINE_S
+            if folder_of_iteration.is_dir():
+                undisturbed_metrics = (work / name).with_name("undisturbed") / "metrics.jsonl"
+                row = json.loads(undisturbed_metrics.read_text().splitlines()[iteration])
+                into_iteration_s = draw.uniform(0.0, 0.9) * row["seconds/total"]
+                is_redrawn, kill_after_s = True, time.monotonic() - started + into_iteration_s
+        is_due = not victim and time.monotonic() - started > kill_after_s
+        if is_due and iteration is not None:
+            done = len(metrics.read_text().splitlines()) if metrics.is_file() else 0
             victim = f"all, in iteration {done}"
-            for one in seen.values():
+            for process in processes.values():
                 with contextlib.suppress(psutil.Error):
-                    one.kill()
-        elif not victim and time.monotonic() - began > seconds:
-            kinds: dict[str, list[psutil.Process]] = {}
-            for one in seen.values():
-                if alive(one) and (word := described(one)):
-                    kinds.setdefault(word, []).append(one)
+                    process.kill()
+        elif is_due:
+            by_kind: dict[str, list[psutil.Process]] = {}
+            for process in processes.values():
+                if is_alive(process) and (kind := kind_of(process)):
+                    by_kind.setdefault(kind, []).append(process)
             if victims:
-                kinds = {word: those for word, those in kinds.items() if word in victims}
-                if kinds and not met:
-                    met, seconds = True, time.monotonic() - began + draw.uniform(0.0, 3.0)
+                by_kind = {kind: of_kind for kind, of_kind in by_kind.items() if kind in victims}
+                if by_kind and not is_redrawn:
+                    is_redrawn = True
+                    kill_after_s = time.monotonic() - started + draw.uniform(0.0, 3.0)
                     continue
-            elif len(kinds) > 1 and draw.random() < 0.8:
-                kinds.pop("treetune run", None)  # it is there all the time, others come and go
-            if kinds:
-                victim = draw.choice(sorted(kinds))  # each kind as often, however many there are
-                draw.choice(sorted(kinds[victim], key=lambda one: one.pid)).kill()
-        if time.monotonic() - began > DEADLINE_S:
+            elif len(by_kind) > 1 and draw.random() < 0.8:
+                # It is there all the time, while others come and go.
+                by_kind.pop("treetune run", None)
+            if by_kind:
+                # The kind is drawn first, so that kinds with many processes are not killed more often.
+                victim = draw.choice(sorted(by_kind))
+                draw.choice(sorted(by_kind[victim], key=lambda process: process.pid)).kill()
+        if time.monotonic() - started > DEADLINE_S:
             victim += " (hung)"
             run.send_signal(signal.SIGTERM)
             time.sleep(60)
             run.kill()
-        time.sleep(0.01 if victims else 0.05)  # a sandbox lives for a moment
+        time.sleep(0.01 if victims else 0.05)  # some victims, such as a sandbox, live for a moment only
     ended = time.monotonic()
-    while time.monotonic() - ended < GONE_S and any(alive(one) for one in seen.values()):
+    while time.monotonic() - ended < GONE_S and any(map(is_alive, processes.values())):
         time.sleep(0.1)
-    left = Counter(described(one) or "?" for one in seen.values() if alive(one))
-    for one in seen.values():
-        if alive(one):
-            one.kill()
-    finished = (work / name / "checkpoints/0003").is_dir() and run.returncode == 0
-    if not finished:
-        finished = lines.is_file() and len(lines.read_text().splitlines()) == 3 and run.returncode == 0
-    words = ", ".join(f"{count} {what}" for what, count in left.items())
-    return Blow(variant, victim, seconds, run.returncode, finished, words)
+    alive = [process for process in processes.values() if is_alive(process)]
+    counts_left = Counter(kind_of(process) or "?" for process in alive)
+    for process in alive:
+        if is_alive(process):  # it may have ended with one that was killed before it
+            process.kill()
+    has_finished = (work / name / "checkpoints/0003").is_dir() and run.returncode == 0
+    if not has_finished:
+        has_all_metrics = metrics.is_file() and len(metrics.read_text().splitlines()) == 3
+        has_finished = has_all_metrics and run.returncode == 0
+    processes_left = ", ".join(f"{count} {kind}" for kind, count in counts_left.items())
+    return Kill(variant, victim, kill_after_s, run.returncode, has_finished, processes_left)
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """What must be the same: the last weights, and every iteration's answers with what they earned."""
+    """Returns digests of the last weights and of every iteration's answers and advantages."""
     from treetune.rollouts.storage import read_episodes
 
     policy = sorted((folder / "checkpoints").glob("[0-9]*"))[-1] / "policy"
-    episodes = {
-        path.parent.name: [
-            (e.trajectory, e.response_ids.tolist(), e.reward, e.advantages.tolist())
-            for e in read_episodes(path)
+    episodes = {}
+    for path in sorted(folder.glob("iterations/*/episodes.arrow")):
+        episodes[path.parent.name] = [
+            (row.trajectory, row.response_ids.tolist(), row.reward, row.advantages.tolist())
+            for row in read_episodes(path)
         ]
-        for path in sorted(folder.glob("iterations/*/episodes.arrow"))
-    }
     return {
         "weights": hashlib.sha256((policy / "model.safetensors").read_bytes()).hexdigest(),
         "episodes": hashlib.sha256(json.dumps(episodes).encode()).hexdigest(),
@@ -265,24 +288,24 @@ def result(folder: Path) -> dict[str, Any]:
     }
 
 
-def page(blows: list[Blow], same: dict[str, bool], folders: list[str], seed: int) -> str:
-    wrong = [one for one in blows if not one.honest or one.left]
+def page(kills: list[Kill], same: dict[str, bool], folders: list[str], seed: int) -> str:
+    wrong = [kill for kill in kills if not kill.is_honest or kill.processes_left]
     return "\n".join(
         [
             "# Runs whose processes were killed at random instants",
             "",
-            f"`python tests/endurance/random_kills.py --kills {len(blows)} --seed {seed}`: small real runs"
+            f"`python tests/endurance/random_kills.py --kills {len(kills)} --seed {seed}`: small real runs"
             " started by `treetune run`, each killed several times with `kill -9`: any one of its processes,"
             " each kind as often, or all at once, at a random instant.",
             "",
-            f"**{len(blows) - len(wrong)} of {len(blows)} blows** ended with an honest exit code and nothing"
+            f"**{len(kills) - len(wrong)} of {len(kills)} kills** ended with an honest exit code and nothing"
             f" left {GONE_S:.0f} s later. **{sum(same.values())} of {len(same)} variants** came to the"
             " undisturbed run's weights and episodes, to the bit. After the last start of each,"
             f" folders in /dev/shm and TMPDIR: {', '.join(folders) or 'none'}.",
             "",
             "| run | killed | after s | the command | left |",
             "|---|---|---:|---|---|",
-            *(one.row() for one in blows),
+            *(kill.row() for kill in kills),
             "",
             "| run | weights and episodes |",
             "|---|---|",
@@ -295,10 +318,10 @@ def page(blows: list[Blow], same: dict[str, bool], folders: list[str], seed: int
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1, help="of the instants and the victims")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the instants and the victims")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument(
-        "--victims", nargs="+", help="strike these kinds of processes alone, as the page calls them"
+        "--victims", nargs="+", help="kill only these kinds of processes, as the page calls them"
     )
     parser.add_argument(
         "--whole",
@@ -307,35 +330,35 @@ def main() -> int:
     )
     parser.add_argument("--output", type=Path, help="also write the page there")
     options = parser.parse_args()
-    blows, same, folders = list[Blow](), dict[str, bool](), list[str]()
+    kills, same, folders = list[Kill](), dict[str, bool](), list[str]()
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         work = Path(folder)
         write_judge(work / "judge_model")
-        for folder, (name, *start_of) in STARTS.items():
-            if any(f"/{folder}/" in VARIANTS[variant][0] for variant in options.only):
-                undisturbed(work, name, tuple(start_of))
+        for folder_of_variants, (name, *configs_and_overrides) in STARTS.items():
+            if any(f"/{folder_of_variants}/" in VARIANTS[variant][0] for variant in options.only):
+                run_to_end(work, name, tuple(configs_and_overrides))
         for number, variant in enumerate(options.only):
-            given = (VARIANTS[variant][0], SMALL, *VARIANTS[variant][1:])
+            experiment = (VARIANTS[variant][0], SMALL, *VARIANTS[variant][1:])
             began, draw = time.monotonic(), random.Random(f"{options.seed} {variant}")
             name = variant.replace(" ", "_").replace(",", "")
-            undisturbed(work, f"{name}/undisturbed", given)
-            within = time.monotonic() - began
-            share = 3 if options.whole else len(range(number, options.kills, len(options.only)))
-            while share:
-                iteration = 3 - share if options.whole else None
-                blow = strike(
-                    work, f"{name}/killed", variant, given, within, draw, options.victims, iteration
+            run_to_end(work, f"{name}/undisturbed", experiment)
+            seconds = time.monotonic() - began
+            kills_left = 3 if options.whole else len(range(number, options.kills, len(options.only)))
+            while kills_left:
+                iteration = 3 - kills_left if options.whole else None
+                kill = run_and_kill(
+                    work, f"{name}/killed", variant, experiment, seconds, draw, options.victims, iteration
                 )
-                if blow.victim:
-                    share -= 1
-                    blows.append(blow)
-                    print(blow.row(), flush=True)
-                if blow.finished and share:  # the next blow falls on a run that begins anew
-                    same[variant] = same.get(variant, True) and result(work / name / "killed") == result(
-                        work / name / "undisturbed"
-                    )
+                if kill.victim:
+                    kills_left -= 1
+                    kills.append(kill)
+                    print(kill.row(), flush=True)
+                if kill.has_finished and kills_left:
+                    # The next kill needs a run that begins anew.
+                    equal = result(work / name / "killed") == result(work / name / "undisturbed")
+                    same[variant] = same.get(variant, True) and equal
                     shutil.rmtree(work / name / "killed")
-            undisturbed(work, f"{name}/killed", given)
+            run_to_end(work, f"{name}/killed", experiment)
             equal = result(work / name / "killed") == result(work / name / "undisturbed")
             same[variant] = same.get(variant, True) and equal
             folders += [
@@ -345,14 +368,15 @@ def main() -> int:
             for calls in sorted((work / name).glob("*.calls")):
                 print(f"{calls.stem}: {len(calls.read_text().splitlines())} calls of the server", flush=True)
         if options.output:
-            options.output.write_text(page(blows, same, folders, options.seed))
+            options.output.write_text(page(kills, same, folders, options.seed))
         if not all(same.values()):
             shutil.copytree(work, ROOT / "build/random_kills", dirs_exist_ok=True)
-    return 0 if all(same.values()) and all(one.honest and not one.left for one in blows) else 1
+    all_are_right = all(kill.is_honest and not kill.processes_left for kill in kills)
+    return 0 if all(same.values()) and all_are_right else 1
 
 
 def write_judge(folder: Path) -> None:
-    """A tiny model of random weights, whose tokenizer takes every byte, with a chat template."""
+    """Writes a tiny model with random weights, a tokenizer that takes every byte, and a chat template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

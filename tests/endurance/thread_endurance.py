@@ -1,10 +1,10 @@
-"""Ten thousand answers with threads, one after the other through one server, which is killed on the way.
+"""Samples ten thousand answers with threads from one server, which is killed half-way.
 
     python tests/endurance/thread_endurance.py [--answers 10000] [--output FILE.md]
 
-A model whose probabilities are known (tests/support/bigram_model.py) answers on the real server, first
-undisturbed and then with its engine process killed by SIGKILL once half of the calls are in. Both have to
-give the same answers and to ask for each call once. Some ten minutes on two cores.
+A model of known probabilities (tests/support/bigram_model.py) answers on the real server, first undisturbed
+and then with SIGKILL for its engine process after half of the calls. Both passes have to give the same
+answers, and to ask for each call once. It takes some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TABLE = {**MANY_THREADS, "</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
 """Every answer forks; threads write until they are cut."""
 
 TASK = AdditionChain()
-"""Its grader compares strings in this process: what an answer earns is not what is looked at."""
+"""Its grader compares strings in this process; the rewards don't matter here."""
 
 CONTEXT, SAMPLES = 512, 4
 PAGE = """# Ten thousand answers with threads
@@ -56,9 +56,9 @@ PAGE = """# Ten thousand answers with threads
 |---|---|---|---|---|---|---|---|
 {rows}
 
-A call is asked for twice if the rollout asks for it again; what the dead server had not answered is sent
-again below it, with the same seed. Memory of the process that samples, in MiB, when so many of the answers
-were there (they stay in it; the second pass begins with the first one's):
+A call is asked for twice if the rollout asks for it again; the engine itself repeats requests that the dead
+server had not answered, with the same seed. Memory of the sampling process in MiB, by share of the answers
+(they stay in it, and the second pass begins with those of the first):
 
 | | {tenths} |
 |---|{columns}
@@ -66,8 +66,8 @@ were there (they stay in it; the second pass begins with the first one's):
 """
 
 
-class Watched(Engine):
-    """Passes everything on, counts what is asked, and kills the server behind the call number `kill_at`."""
+class WatchedEngine(Engine):
+    """Passes requests on, counts them, and kills the server after the answer number `kill_at`."""
 
     def __init__(self, engine: VllmEngine, kill_at: int | None) -> None:
         self.engine, self.kill_at = engine, kill_at
@@ -81,7 +81,7 @@ class Watched(Engine):
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        def noted(index: int, completions: list[Completion]) -> Sequence[Request]:
+        def count_and_continue(index: int, completions: list[Completion]) -> Sequence[Request]:
             self.answered += 1
             if self.answered == self.kill_at:
                 os.kill(engine_core_of(self.engine._replicas[0].server.ready().url), signal.SIGKILL)
@@ -91,12 +91,12 @@ class Watched(Engine):
             return further
 
         self.asked.update(request_key(request, self.version) for request in requests)
-        return self.engine.generate(requests, noted)
+        return self.engine.generate(requests, count_and_continue)
 
 
-def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | None) -> dict[str, Any]:
-    """One pass over all problems, by the columns of the page, and this process's memory at each tenth."""
-    watched, process = Watched(engine, kill_at), psutil.Process()
+def sample_all(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | None) -> dict[str, Any]:
+    """Samples all problems once, and returns the page's columns and this process's memory at each tenth."""
+    watched, process = WatchedEngine(engine, kill_at), psutil.Process()
     memory = [process.memory_info().rss >> 20]
 
     def progress(done: int, total: int) -> None:
@@ -116,19 +116,19 @@ def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | 
     problems = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(answers // SAMPLES)]
     restarts, started = engine.restarts, time.monotonic()
     trees, _ = ParallelThreads(samples=SAMPLES, max_tokens=300, thread_tokens=8).run(context, problems)
-    seconds, found = time.monotonic() - started, answers_of(trees)
-    written = [
-        (one.id, [(s.token_ids, s.logprobs, s.branch) for s in one.segments], one.finish_reason)
-        for one in found
-    ]
+    seconds, trajectories = time.monotonic() - started, answers_of(trees)
+    content = []
+    for answer in trajectories:
+        segments = [(segment.token_ids, segment.logprobs, segment.branch) for segment in answer.segments]
+        content.append((answer.id, segments, answer.finish_reason))
     return {
-        "answers": len(found),
+        "answers": len(trajectories),
         "calls": len(watched.asked),
         "asked twice": sum(count > 1 for count in watched.asked.values()),
         "restarts": engine.restarts - restarts,
-        "tokens": sum(len(one.response_ids) for one in found),
+        "tokens": sum(len(answer.response_ids) for answer in trajectories),
         "seconds": round(seconds),
-        "digest": hashlib.blake2b(repr(written).encode(), digest_size=8).hexdigest(),
+        "digest": hashlib.blake2b(repr(content).encode(), digest_size=8).hexdigest(),
         "memory": memory,
     }
 
@@ -149,20 +149,22 @@ def main() -> None:
         assert isinstance(engine, VllmEngine)
         try:
             engine.wait_ready()
-            whole = passed(engine, model, options.answers, None)
-            killed = passed(engine, model, options.answers, whole["calls"] // 2)
+            whole = sample_all(engine, model, options.answers, None)
+            killed = sample_all(engine, model, options.answers, whole["calls"] // 2)
         finally:
             engine.close()
-    both = {"undisturbed": whole, "killed half-way": killed}
-    memory = {name: one.pop("memory") for name, one in both.items()}
+    passes = {"undisturbed": whole, "killed half-way": killed}
+    memory = {name: columns.pop("memory") for name, columns in passes.items()}
+    rows = [f"| {name} | {' | '.join(map(str, columns.values()))} |" for name, columns in passes.items()]
+    rows_of_memory = [f"| {name} | {' | '.join(map(str, mib))} |" for name, mib in memory.items()]
     text = PAGE.format(
         answers=options.answers,
         cores=os.cpu_count(),
         machine=platform.machine(),
-        rows="\n".join(f"| {name} | {' | '.join(map(str, one.values()))} |" for name, one in both.items()),
+        rows="\n".join(rows),
         tenths=" | ".join(f"{share} %" for share in range(0, 101, 10)),
         columns="---|" * 11,
-        memory="\n".join(f"| {name} | {' | '.join(map(str, one))} |" for name, one in memory.items()),
+        memory="\n".join(rows_of_memory),
     )
     print(text)
     if options.output is not None:

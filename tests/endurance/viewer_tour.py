@@ -1,19 +1,20 @@
 #!/usr/bin/env python
-"""Opens every page of the viewer in Chromium, wide and narrow, light and dark, and says what is wrong.
+"""Opens every page of the viewer in Chromium, wide and narrow, light and dark, and lists the faults.
 
     python tests/endurance/viewer_tour.py experiments data --output /scratch/tour      # any that have answers
     python tests/endurance/viewer_tour.py experiments --output /scratch/tour --running   # one that runs now
 
-A picture of each view goes to the output, and a table, `tour.md`: errors in the console, requests that leave
-127.0.0.1, pages wider than the window, text whose contrast is below 4.5, headings that leave out a level,
-controls without a name, a focus that isn't seen, links that lead nowhere, options of lists that a page can't
-show. With `--running` each page is looked at for as long as it asks again twice. Ends with exit code 1 if
-anything is wrong.
+The output has a picture of each view, and a table of faults, `tour.md`: errors in the console, requests
+that leave 127.0.0.1, pages wider than the window, text whose contrast is below 4.5, headings that skip a
+level, controls without a name, an invisible focus, links that lead nowhere, and options of lists that a
+page can't show. With `--running`, each page is watched until it has reloaded itself twice. The exit code is
+1 if there is a fault.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 import tempfile
@@ -33,17 +34,21 @@ from tests.support.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops 
 from treetune.view.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
-ASKED_AGAIN_S = 4.5
-"""More than twice as long as a page waits before it asks for itself again."""
+TWO_RELOADS_S = 4.5
+"""More than twice the time after which a page asks for itself again."""
 
 
 @dataclass
-class Seen:
-    """What was found of one view, by width and theme; seconds until it was there first."""
+class VisitedView:
+    """The faults of a view, by width and theme, and the seconds until it was loaded."""
 
     stop: Stop
     seconds: float
     faults: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def has_faults(self) -> bool:
+        return any(self.faults.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of experiments or data")
-    parser.add_argument("--output", type=Path, required=True, help="where pictures and the table go")
+    parser.add_argument("--output", type=Path, required=True, help="folder for pictures and the table")
     parser.add_argument("--running", action="store_true", help="look at an experiment that runs now")
     parser.add_argument("--cache", type=Path, help="the viewer's own files; default: a new folder")
     parser.add_argument("--only", default="", help="views whose name has this in it")
@@ -59,10 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if MISSING:
         parser.error(MISSING)
     options.output.mkdir(parents=True, exist_ok=True)
-    stay_s = ASKED_AGAIN_S if options.running else 0.3  # what is drawn and morphed after a page is there
+    # 0.3 s are for charts that are drawn after a page is loaded.
+    stay_s = TWO_RELOADS_S if options.running else 0.3
     with (
-        tempfile.TemporaryDirectory(prefix="tour-") as made,
-        started_viewer(options.folders, options.cache or Path(made)) as address,
+        tempfile.TemporaryDirectory(prefix="tour-") as folder,
+        started_viewer(options.folders, options.cache or Path(folder)) as address,
         browser() as window,
     ):
         window.open(address)
@@ -71,62 +77,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = [stop for stop in stops(place) if options.only in stop.name]
         if not chosen:
             parser.error(f"no view's name has {options.only!r} in it")
-        found = list[Seen]()
+        views = list[VisitedView]()
         for stop in chosen:
-            found.append(look(window, origin, stop, options.output, stay_s))
-            text = page(place, found, options.running)
-            (options.output / "tour.md").write_text(text)  # what was seen is there however the tour ends
+            views.append(visit(window, origin, stop, options.output, stay_s))
+            text = page(place, views, options.running)
+            # Written after each view, so that an aborted tour leaves its table.
+            (options.output / "tour.md").write_text(text)
         window.open("about:blank")
     print(text)
-    return 1 if any(own for one in found for own in one.faults.values()) else 0
+    return 1 if any(view.has_faults for view in views) else 0
 
 
-def look(window: Browser, origin: str, stop: Stop, output: Path, stay_s: float) -> Seen:
-    """At both widths in both themes, and with Tab in the first."""
+def visit(window: Browser, origin: str, stop: Stop, output: Path, stay_s: float) -> VisitedView:
+    """Opens a view at both widths in both themes; tries its focus in the light one, and its links once."""
     begun = time.monotonic()
     stop.visit(window, origin)
-    seen = Seen(stop, time.monotonic() - begun)
+    view = VisitedView(stop, time.monotonic() - begun)
     for width in WIDTHS:
         for theme in THEMES:
             stop.visit(window, origin, width=width, dark=theme == "dark")
             time.sleep(stay_s)
-            own = (
-                wrong_with(window) if window.script("return document.querySelector('main') !== null") else []
-            )
+            has_main = window.script("return document.querySelector('main') !== null")
+            faults = wrong_with(window) if has_main else []
             window.picture(output / f"{file_name(stop.name)}_{width}_{theme}.png")
-            if theme == "light" and window.script("return document.querySelector('main') !== null"):
-                own += unseen_focus(window)
+            if theme == "light" and has_main:
+                faults += unseen_focus(window)
             if (width, theme) == (WIDTHS[0], THEMES[0]):
-                own += unanswered(window)
-            seen.faults[f"{width} {theme}"] = own + window.faults()
-    print(f"{stop.name}: {seen.seconds:.1f} s, {sum(map(len, seen.faults.values()))} faults", flush=True)
-    return seen
+                faults += unanswered(window)
+            view.faults[f"{width} {theme}"] = faults + window.faults()
+    print(f"{stop.name}: {view.seconds:.1f} s, {sum(map(len, view.faults.values()))} faults", flush=True)
+    return view
 
 
 def file_name(name: str) -> str:
     return re.sub(r"\W+", "_", name)
 
 
-def page(place: Place, found: Sequence[Seen], running: bool) -> str:
+def page(place: Place, views: Sequence[VisitedView], running: bool) -> str:
     columns = [f"{width} {theme}" for width in WIDTHS for theme in THEMES]
     lines = [
         f"`{place.run}`{', which ran meanwhile' if running else ''}, answer `{place.answer}` of"
-        f" `{place.source}`; beside it `{place.other}`. Faults of each view by pixels and theme:",
+        f" `{place.source}`; beside it `{place.other}`. Faults of each view by width in pixels and theme:",
         "",
-        f"| view | page | there after, s | {' | '.join(columns)} |",
+        f"| view | page | loaded after, s | {' | '.join(columns)} |",
         "|---|---|---:|" + "---:|" * len(columns),
     ]
-    for one in found:
-        counts = " | ".join(str(len(one.faults[column])) for column in columns)
-        lines.append(f"| {one.stop.name} | `{one.stop.page}` | {one.seconds:.1f} | {counts} |")
+    for view in views:
+        counts = " | ".join(str(len(view.faults[column])) for column in columns)
+        lines.append(f"| {view.stop.name} | `{view.stop.page}` | {view.seconds:.1f} | {counts} |")
     lines.append("")
-    for one in found:
-        words = dict.fromkeys(f"{own}" for faults in one.faults.values() for own in faults)
-        lines += [f"* {one.stop.name}: {text}" for text in words]
-    if not any(own for one in found for own in one.faults.values()):
-        lines.append("Nothing was found wrong.")
-    seen = {one.stop.page for one in found}
-    if missed := [page.path for page in PAGES if page.path not in seen | DOWNLOADED]:
+    for view in views:
+        distinct_faults = dict.fromkeys(itertools.chain.from_iterable(view.faults.values()))
+        lines += [f"* {view.stop.name}: {fault}" for fault in distinct_faults]
+    if not any(view.has_faults for view in views):
+        lines.append("There are no faults.")
+    visited = {view.stop.page for view in views}
+    if missed := [page.path for page in PAGES if page.path not in visited | DOWNLOADED]:
         lines.append(f"There was nothing to show on {', '.join(missed)}.")
     return "\n".join(lines) + "\n"
 

@@ -1,11 +1,12 @@
-"""Wrong configurations, a thousand, each made of a shipped one by a single change that can't be meant.
+"""Tries a thousand wrong configurations, each a shipped one with a single change that can't be meant.
 
     python tests/endurance/wrong_configurations.py [--only CLASS] [--show] [--output PAGE.md]
 
-Every one goes through `check_config`. It has to be refused, each mistake with its key (or its file, where
-Jsonnet can't be read), the place that set it, and a remedy. The exit code is 1 where one is accepted, ends
-in a traceback, or is refused with less. Changes that are written by hand are in `wrong_configurations.json`:
-parts, lengths and columns that are each right and don't go together, and texts that Jsonnet can't read.
+Each is given to `check_config`, which has to refuse it: every mistake with its key (or its file, where
+Jsonnet can't be read), the line that set it, and a remedy. The exit code is 1 if one is accepted, ends in a
+traceback, or is refused with less. Changes that are written by hand are in `wrong_configurations.json`:
+parts, lengths and columns that are right one by one and don't go together, and texts that Jsonnet can't
+read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.config import schema  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.config.layers import CONFIGS, configurations  # noqa: E402
-from treetune.main import main as carry_out  # noqa: E402
+from treetune.main import main as run_treetune  # noqa: E402
 from treetune.runtime.base import Runtime  # noqa: E402
 
 SFT, GRPO, PPO, VINEPPO, RESTEM, DPO = (
@@ -45,7 +46,7 @@ SFT, GRPO, PPO, VINEPPO, RESTEM, DPO = (
 COUNTDOWN = "countdown/tiny_grpo.jsonnet"
 TABLE = "tables/quickstart_methods.jsonnet"
 MECHANICAL = (VINEPPO, "quickstart/dapo.jsonnet", DPO, COUNTDOWN)
-"""What types, names and numbers are changed in: every kind of part is in one of them."""
+"""The configurations whose types, names and numbers are changed; together they have every kind of part."""
 
 WRITTEN = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
@@ -54,7 +55,7 @@ Verdict = Literal["refused", "vague", "traceback", "accepted"]
 
 @dataclass(frozen=True)
 class Mutation:
-    """One wrong configuration. `files` are texts that are configurations of their own, by name."""
+    """A wrong configuration. `files` are further configurations, by name, that are written for it."""
 
     kind: str
     label: str
@@ -71,46 +72,48 @@ class Outcome:
     message: str
 
 
-# Wrong by what the schema says
+# Mistakes that follow from the schema
 
 
-class Place(NamedTuple):
-    """A key of a configuration that is written in an object, and what the schema says of it."""
+class ConfigKey(NamedTuple):
+    """A key of a configuration that can be overridden, with its value and its annotation in the schema."""
 
     path: tuple[str, ...]
     value: Any
     annotation: Any
 
-    def changed(self, kind: str, configs: str, text: str, *further: str) -> Mutation:
-        """Another value, as Jsonnet, for the key or for one below it."""
-        path = (*self.path, *further)
+    def set_to(self, text: str, *below: str, kind: str, configs: str) -> Mutation:
+        """Sets the key, or one below it, to another value, which is Jsonnet."""
+        path = (*self.path, *below)
         return Mutation(kind, f"{'.'.join(path)} is {text}", configs, (override(path, text),))
 
 
 def override(path: Sequence[str], value: str) -> str:
-    """``{trainer+: {learning_rate: …}}``."""
+    """Returns an override such as ``{trainer+: {learning_rate: …}}``."""
     text = value
     for depth, name in enumerate(reversed(path)):
         text = f"{{{json.dumps(name)}{'+' if depth else ''}: {text}}}"
     return text
 
 
-def places(configs: str) -> list[Place]:
-    """Every key that can be overridden: those not within a list."""
+def keys_of(configs: str) -> list[ConfigKey]:
+    """Finds every key that can be overridden: all that are not in a list."""
 
-    def below(annotation: Any, data: dict[str, Any], path: tuple[str, ...]) -> Iterator[Place]:
+    def keys_below(annotation: Any, data: dict[str, Any], path: tuple[str, ...]) -> Iterator[ConfigKey]:
         part = class_of(annotation, data)
         for name, key in schema.keys_of(part).items() if part else ():
             if name in data:
-                yield Place((*path, name), data[name], key.annotation)
+                yield ConfigKey((*path, name), data[name], key.annotation)
                 if isinstance(data[name], dict):
-                    yield from below(schema.bare(key.annotation)[0], data[name], (*path, name))
+                    yield from keys_below(schema.bare(key.annotation)[0], data[name], (*path, name))
 
-    return list(below(Runtime, load([configs], environ={}).data, ()))
+    return list(keys_below(Runtime, load([configs], environ={}).data, ()))
 
 
-def changeable() -> Iterator[tuple[str, Place]]:
-    return ((configs, one) for configs in MECHANICAL for one in places(configs))
+def changeable_keys() -> Iterator[tuple[str, ConfigKey]]:
+    for configs in MECHANICAL:
+        for key in keys_of(configs):
+            yield configs, key
 
 
 def class_of(annotation: Any, data: Mapping[str, Any]) -> type | None:
@@ -123,67 +126,68 @@ def class_of(annotation: Any, data: Mapping[str, Any]) -> type | None:
 
 
 def misspelt(name: str) -> str:
-    """The name with two letters in the middle exchanged, or one twice where they are the same."""
+    """Exchanges two letters in the middle of a name, or doubles one where they are the same."""
     middle = len(name) // 2
     swapped = name[: middle - 1] + name[middle] + name[middle - 1] + name[middle + 1 :]
     return swapped if swapped != name else name[:middle] + name[middle - 1] + name[middle:]
 
 
 def keys() -> Iterator[Mutation]:
-    """A key that no object has, by two exchanged letters, by a foreign name, or in another object's place."""
+    """Sets keys that an object doesn't have: misspelt ones, an invented one, and keys of other objects."""
     for configs in (VINEPPO, COUNTDOWN):
-        found = places(configs)
-        for one in found:
-            if len(one.path[-1]) > 3:
-                wrong = one._replace(path=(*one.path[:-1], misspelt(one.path[-1])))
-                yield wrong.changed("keys", configs, json.dumps(one.value))
-        objects = sorted(
-            (one for one in found if isinstance(one.value, dict) and "type" in one.value),
-            key=lambda one: one.path,
-        )
-        yield from (one.changed("keys", configs, "1", "colour") for one in objects)
-        by_name = {one.path[-1]: one for one in found}
-        for part, (name, one) in itertools.product(objects, sorted(by_name.items())):
+        config_keys = keys_of(configs)
+        for key in config_keys:
+            if len(key.path[-1]) > 3:
+                wrong = key._replace(path=(*key.path[:-1], misspelt(key.path[-1])))
+                yield wrong.set_to(json.dumps(key.value), kind="keys", configs=configs)
+        parts = [key for key in config_keys if isinstance(key.value, dict) and "type" in key.value]
+        parts.sort(key=lambda part: part.path)
+        for part in parts:
+            yield part.set_to("1", "colour", kind="keys", configs=configs)
+        by_name = {key.path[-1]: key for key in config_keys}
+        for part, (name, key) in itertools.product(parts, sorted(by_name.items())):
             owner = class_of(schema.bare(part.annotation)[0], part.value)
-            siblings = {other.path[-1] for other in found if other.path[:-1] == part.path}
+            siblings = {other.path[-1] for other in config_keys if other.path[:-1] == part.path}
             is_foreign = owner is not None and name not in {*siblings, *schema.keys_of(owner)}
-            if is_foreign and (len(name) + len(part.path[-1])) % 7 == 0:  # some of the many
-                yield part.changed("keys", configs, json.dumps(one.value), name)
+            # There are many such pairs: about a seventh of them is tried.
+            if is_foreign and (len(name) + len(part.path[-1])) % 7 == 0:
+                yield part.set_to(json.dumps(key.value), name, kind="keys", configs=configs)
 
 
 def types() -> Iterator[Mutation]:
-    """A value of another type than the key's."""
-    for configs, one in changeable():
-        words = schema.describe(one.annotation)
+    """Sets keys to a value of another type."""
+    for configs, key in changeable_keys():
+        description = schema.describe(key.annotation)
         wrong = None
-        if isinstance(one.value, bool):
+        if isinstance(key.value, bool):
             wrong = "'yes'"
-        elif isinstance(one.value, int | float):
-            wrong = "'many'" if "a string" not in words else "[1]"
-        elif isinstance(one.value, str) and one.path[-1] != "type":
-            wrong = "{}" if "number" in words else "7"
-        elif isinstance(one.value, dict | list):
+        elif isinstance(key.value, int | float):
+            wrong = "'many'" if "a string" not in description else "[1]"
+        elif isinstance(key.value, str) and key.path[-1] != "type":
+            wrong = "{}" if "number" in description else "7"
+        elif isinstance(key.value, dict | list):
             wrong = "7"
-        if wrong is not None and words != "anything":
-            yield one.changed("types", configs, wrong)
+        if wrong is not None and description != "anything":
+            yield key.set_to(wrong, kind="types", configs=configs)
 
 
 def names() -> Iterator[Mutation]:
-    """The name of a part, or of one of a few choices, that is none of them."""
-    for configs, one in changeable():
-        if isinstance(one.value, dict) and "type" in one.value:
-            yield one.changed("names", configs, json.dumps(misspelt(one.value["type"]) + "x"), "type")
-            yield one.changed("names", configs, '{"size": 1}')
-        if any(get_origin(member) is Literal for member in schema.members(schema.bare(one.annotation)[0])):
-            yield one.changed("names", configs, '"neither"')
+    """Sets names of parts, and choices among a few names, to an unknown name; leaves a part's name out."""
+    for configs, key in changeable_keys():
+        if isinstance(key.value, dict) and "type" in key.value:
+            unknown = json.dumps(misspelt(key.value["type"]) + "x")
+            yield key.set_to(unknown, "type", kind="names", configs=configs)
+            yield key.set_to('{"size": 1}', kind="names", configs=configs)
+        if any(get_origin(member) is Literal for member in schema.members(schema.bare(key.annotation)[0])):
+            yield key.set_to('"neither"', kind="names", configs=configs)
 
 
 def numbers() -> Iterator[Mutation]:
-    """A number beyond the bound that its key declares; a fraction for a count."""
-    for configs, one in changeable():
-        if isinstance(one.value, int | float) and not isinstance(one.value, bool):
+    """Sets numbers beyond the bound that their key declares, and counts to a fraction."""
+    for configs, key in changeable_keys():
+        if isinstance(key.value, int | float) and not isinstance(key.value, bool):
             beyond = set[float]()
-            for member in schema.members(one.annotation):
+            for member in schema.members(key.annotation):
                 for bound in schema.bare(member)[1]:
                     match bound:
                         case annotated_types.Gt(gt=value) | annotated_types.Lt(lt=value):
@@ -192,15 +196,16 @@ def numbers() -> Iterator[Mutation]:
                             beyond.add(value - 1)
                         case annotated_types.Le(le=value):
                             beyond.add(value + 1)
-            yield from (one.changed("numbers", configs, repr(wrong)) for wrong in sorted(beyond))
-            if schema.describe(one.annotation).startswith("a whole number"):
-                yield one.changed("numbers", configs, "2.5")
+            for wrong in sorted(beyond):
+                yield key.set_to(repr(wrong), kind="numbers", configs=configs)
+            if schema.describe(key.annotation).startswith("a whole number"):
+                yield key.set_to("2.5", kind="numbers", configs=configs)
 
 
 # Written by hand
 
 
-def written(kind: str) -> Iterator[Mutation]:
+def written_by_hand(kind: str) -> Iterator[Mutation]:
     for configs, changes in WRITTEN[kind].items():
         for change in changes:
             name = Path(configs.split(",")[-1]).stem
@@ -208,32 +213,34 @@ def written(kind: str) -> Iterator[Mutation]:
 
 
 def combinations() -> Iterator[Mutation]:
-    return written("combinations")
+    return written_by_hand("combinations")
 
 
 def lengths() -> Iterator[Mutation]:
-    return written("lengths")
+    return written_by_hand("lengths")
 
 
 def tables() -> Iterator[Mutation]:
-    return written("tables")
+    return written_by_hand("tables")
 
 
 def presets() -> Iterator[Mutation]:
-    """Two presets, one on another kind of experiment, one on the left of the experiment."""
-    known = [path.stem for path in configurations(CONFIGS / "presets")]
+    """Combines presets wrongly: with another kind of experiment, before the experiment, or two of them."""
+    all_presets = [path.stem for path in configurations(CONFIGS / "presets")]
     on_a_corpus = "greedy_jsd"
-    sampling = [name for name in known if name != on_a_corpus]
-    given = [f"{SFT},presets/{name}.jsonnet" for name in sampling]
-    given += [f"{configs},presets/{on_a_corpus}.jsonnet" for configs in (VINEPPO, PPO, RESTEM, DPO)]
-    given += [f"presets/{name}.jsonnet,{SFT if name == on_a_corpus else PPO}" for name in known]
+    sampling = [name for name in all_presets if name != on_a_corpus]
+    combined = [f"{SFT},presets/{name}.jsonnet" for name in sampling]
+    combined += [f"{configs},presets/{on_a_corpus}.jsonnet" for configs in (VINEPPO, PPO, RESTEM, DPO)]
+    combined += [f"presets/{name}.jsonnet,{SFT if name == on_a_corpus else PPO}" for name in all_presets]
+    # Every seventh of the many pairs.
     for first, second in itertools.islice(itertools.permutations(sampling, 2), 0, None, 7):
-        given.append(f"{PPO},presets/{first}.jsonnet,presets/{second}.jsonnet")
-    yield from (Mutation("presets", configs, configs) for configs in given)
+        combined.append(f"{PPO},presets/{first}.jsonnet,presets/{second}.jsonnet")
+    for configs in combined:
+        yield Mutation("presets", configs, configs)
 
 
 def jsonnet() -> Iterator[Mutation]:
-    """Text that Jsonnet can't evaluate, or that is no object."""
+    """Gives texts that Jsonnet can't evaluate, or that are no object."""
     mine = f"{VINEPPO},mine.jsonnet"
     for name, text in WRITTEN["jsonnet"].items():
         yield Mutation("jsonnet", f"{name} (override)", VINEPPO, (text,))
@@ -242,7 +249,7 @@ def jsonnet() -> Iterator[Mutation]:
 
 
 def folder_names() -> Iterator[Mutation]:
-    """Names that folders can't have, or that lead out of the experiments' folder."""
+    """Sets names that folders can't have, or that lead out of the experiments' folder."""
     for name in [
         "", ".", "..", "/", "/tmp/x", "../x", "a/../../../x", "a/..", "a//b", "a/", "a/./b", " ", "a\nb",
         "a\tb", "a\x00b", "x" * 300, "a/" + "x" * 300, "ü" * 150, "a/ /b", "\u202ea",
@@ -250,7 +257,7 @@ def folder_names() -> Iterator[Mutation]:
         label, text = repr(name if len(name) < 30 else name[:9] + "…"), json.dumps(name)
         change = override(["experiment_name"], text)
         yield Mutation("folder names", f"experiment {label}", GRPO, (change,))
-        if name:  # an empty one of a set is the split's
+        if name:  # a set with an empty name has the name of its split
             change = f"{{evaluation+: {{sets: [{{split: 'test', name: {text}}}]}}}}"
             yield Mutation("folder names", f"set {label}", GRPO, (change,))
     for name in ["", "a/b", "../x", ".hidden", "a\nb"]:
@@ -261,7 +268,7 @@ def folder_names() -> Iterator[Mutation]:
 
 
 def starts() -> Iterator[Mutation]:
-    """Files and variables that a start is wrong with."""
+    """Starts with wrong files and wrong variables."""
     for label, configs in {
         "no such file": "quickstart/vinepo.jsonnet",
         "no such second file": f"{VINEPPO},presets/grop.jsonnet",
@@ -278,8 +285,8 @@ def starts() -> Iterator[Mutation]:
     for name, value in {"APP_DIRECTORY": " ", "APP_EXPERIMENT_NAME": ""}.items():
         yield Mutation("starts", f"{name}={value!r}", GRPO, environ={name: value})
     environ = {"APP_ENDPOINT": "https://host/v1", "APP_MODEL": "m"}
-    for one in written("starts"):
-        yield Mutation("starts", one.label, one.configs, one.overrides, environ)
+    for mutation in written_by_hand("starts"):
+        yield Mutation("starts", mutation.label, mutation.configs, mutation.overrides, environ)
 
 
 CLASSES: Mapping[str, Callable[[], Iterator[Mutation]]] = {
@@ -291,14 +298,17 @@ CLASSES: Mapping[str, Callable[[], Iterator[Mutation]]] = {
 
 
 def mutations(kinds: Sequence[str] = tuple(CLASSES)) -> list[Mutation]:
-    return [mutation for kind in kinds for mutation in CLASSES[kind]()]
+    of_all_kinds: list[Mutation] = []
+    for kind in kinds:
+        of_all_kinds.extend(CLASSES[kind]())
+    return of_all_kinds
 
 
 # Trying them
 
 
 def outcome(mutation: Mutation, folder: Path) -> Outcome:
-    """What `check_config` says, in this process. `folder` is an empty one of this mutation's own."""
+    """Gives a mutation to `check_config` in this process. `folder` is an empty folder for its files."""
     configs = []
     for name in mutation.configs.split(","):
         if name in mutation.files:
@@ -318,17 +328,17 @@ def outcome(mutation: Mutation, folder: Path) -> Outcome:
         contextlib.redirect_stderr(err),
     ):
         try:
-            code = carry_out([*arguments, "check_config"])
+            code = run_treetune([*arguments, "check_config"])
         except SystemExit as end:
             code = int(end.code or 0)
         except Exception:
             return Outcome("traceback", time.perf_counter() - started, traceback.format_exc())
-    seconds, told = time.perf_counter() - started, err.getvalue()
+    seconds, message = time.perf_counter() - started, err.getvalue()
     if code == 0:
         return Outcome("accepted", seconds, out.getvalue())
-    if "Traceback" in told:
-        return Outcome("traceback", seconds, told)
-    return Outcome("refused" if is_clear(told) else "vague", seconds, told)
+    if "Traceback" in message:
+        return Outcome("traceback", seconds, message)
+    return Outcome("refused" if is_clear(message) else "vague", seconds, message)
 
 
 @contextlib.contextmanager
@@ -344,17 +354,17 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def is_clear(told: str) -> bool:
-    """Whether every mistake has a key or a file, the place that made it, and a remedy."""
-    text = re.sub(r"(?m)^note: .*\n(      .*\n)*", "", told.strip() + "\n").strip()
-    head, *issues = re.split(r"\n\n", text)
-    return head.startswith("wrong configuration") and bool(issues) and all(map(_is_clear, issues))
+def is_clear(message: str) -> bool:
+    """Tells whether every mistake has a key or a file, the line that set it, and a remedy."""
+    without_notes = re.sub(r"(?m)^note: .*\n(      .*\n)*", "", message.strip() + "\n").strip()
+    head, *issues = re.split(r"\n\n", without_notes)
+    return head.startswith("wrong configuration") and bool(issues) and all(map(is_clear_issue, issues))
 
 
-def _is_clear(issue: str) -> bool:
+def is_clear_issue(issue: str) -> bool:
     key, colon, _ = issue.partition(": ")
-    is_place = re.search(r"sonnet$|:\d+:\d+$|^--", key)
-    return bool(colon and "\n  remedy  " in issue and (is_place or "\n  where   " in issue))
+    is_file_or_option = re.search(r"sonnet$|:\d+:\d+$|^--", key)
+    return bool(colon and "\n  remedy  " in issue and (is_file_or_option or "\n  where   " in issue))
 
 
 def main() -> int:
@@ -368,36 +378,38 @@ def main() -> int:
     tried: list[tuple[Mutation, Outcome]] = []
     for mutation in mutations([options.only] if options.only else tuple(CLASSES)):
         with tempfile.TemporaryDirectory() as folder:
-            found = outcome(mutation, Path(folder))
-        tried.append((mutation, found))
-        if options.show or found.verdict != "refused":
-            print(f"== {found.verdict}: {mutation.kind}: {mutation.label}\n{found.message.strip()}\n")
+            result = outcome(mutation, Path(folder))
+        tried.append((mutation, result))
+        if options.show or result.verdict != "refused":
+            print(f"== {result.verdict}: {mutation.kind}: {mutation.label}\n{result.message.strip()}\n")
     text = summary(tried)
     print(text)
     if options.output is not None:
         options.output.write_text(text)
-    return 0 if all(found.verdict == "refused" for _, found in tried) else 1
+    return 0 if all(result.verdict == "refused" for _, result in tried) else 1
 
 
 HEAD = """# Wrong configurations
 
 Single changes of shipped configurations, each of which can't be meant, through `check_config`:
-`python tests/endurance/wrong_configurations.py --output FILE.md`. *Refused* is with the key
-(or file), the place that set it, and a remedy, for every mistake that is told; *vague* has less.
+`python tests/endurance/wrong_configurations.py --output FILE.md`. *Refused* means with the key (or file), the
+line that set it, and a remedy, for every mistake that is named; *vague* has less.
 """
 
 
 def summary(tried: Sequence[tuple[Mutation, Outcome]]) -> str:
     verdicts: tuple[Verdict, ...] = get_args(Verdict)
-    counts = Counter((mutation.kind, found.verdict) for mutation, found in tried)
-    counts.update(("**all**", found.verdict) for _, found in tried)
+    counts = Counter((mutation.kind, result.verdict) for mutation, result in tried)
+    counts.update(("**all**", result.verdict) for _, result in tried)
     lines = [HEAD, f"| class | {' | '.join([*verdicts, 'all'])} |", "|---" + "|---:" * 5 + "|"]
     for kind in dict.fromkeys(kind for kind, _ in counts):
         row = [counts[kind, verdict] for verdict in verdicts]
         lines.append(f"| {kind} | {' | '.join(map(str, [*row, sum(row)]))} |")
-    seconds = sorted(found.seconds for _, found in tried)
-    middle, last = seconds[len(seconds) // 2], seconds[-1]
-    lines.append(f"\nOne check took {middle:.2f} s in the middle and {last:.2f} s at most, in one process.\n")
+    seconds = sorted(result.seconds for _, result in tried)
+    median, longest = seconds[len(seconds) // 2], seconds[-1]
+    lines.append(
+        f"\nA check took {median:.2f} s in the median and {longest:.2f} s at most, in one process.\n"
+    )
     return "\n".join(lines)
 
 

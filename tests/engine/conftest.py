@@ -1,3 +1,5 @@
+"""The stub server, as a fixture: `stub` closes the engine that a test has started on it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from .stubs import Stub
 
 @pytest.fixture
 def stub(tmp_path: Path) -> Iterator[Stub]:
-    found = Stub(tmp_path)
-    yield found
-    if found.engine is not None:
-        found.engine.close()
+    servers = Stub(tmp_path)
+    yield servers
+    if servers.engine is not None:
+        servers.engine.close()

@@ -1,4 +1,4 @@
-"""CUDA as it is for threads: each begins on the first GPU, whichever the thread that started it is on."""
+"""A fake CUDA with the current device of each thread: a new thread begins on the first GPU, as in CUDA."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_gpu(tensor: torch.Tensor, index: int) -> torch.Tensor:
 
 
 class FakeCuda:
-    """Stands in for CUDA below PyTorch's names. `done` is what was asked of it, with the GPU."""
+    """Replaces PyTorch's functions of CUDA. `done` lists their calls, each with its GPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[tuple[str, int]] = []
@@ -39,10 +39,10 @@ class FakeCuda:
         empty = torch.empty
 
         def empty_on(*size: Any, device: Any = None, **options: Any) -> torch.Tensor:
-            made = empty(*size, **options)
+            tensor = empty(*size, **options)
             if device is None or torch.device(device).type != "cuda":
-                return made
-            return on_gpu(made, self.index(device))
+                return tensor
+            return on_gpu(tensor, self.index(device))
 
         def exported(tensor: torch.Tensor) -> tuple[None, tuple[Any, ...]]:
             assert tensor.device.index == self.current(), "exported from another GPU's context"

@@ -31,12 +31,12 @@ class FakeVllm:
         self.returns_scores = True
         self.max_model_len = CONTEXT
         self.replies: list[int | str] = []
-        """The next answers of the sampling routes: an HTTP status, or a name in `Handler.sampled`."""
+        """The next answers of the sampling routes: HTTP statuses, or names of faults in `answer_samples`."""
         self.reload_lies = self.reload_fails = False
         self.tokenize: Callable[[str], list[int]] | None = None
         """Encodes a text; None: the server has no tokenizer."""
         self.is_certain = False
-        """Whether the model's own log-prob of token 1 is 0."""
+        """Whether the model gives token 1 the log-prob 0 before sampling parameters are applied."""
         self.probe_answer: dict[str, Any] | None = None
         """The answer to the samples that a client requests when it meets the server; None: a right one."""
         self.statuses: dict[str, list[int]] = {}
@@ -88,7 +88,7 @@ class FakeVllm:
             return send(handler, 200, {"tokens": self.tokenize(body["prompt"])})
         if path in ROUTES and (path != ROUTES[0] or self.token_route):
             assert body is not None
-            return self.sampled(handler, path, body)
+            return self.answer_samples(handler, path, body)
         if not self.dev_mode or (body is None and path != "/weight_info"):
             return send(handler, 404, {"detail": "Not Found"})
         if path == "/weight_info":
@@ -108,7 +108,7 @@ class FakeVllm:
             return send(handler, 200, {"success": True})
         send(handler, 404, {"detail": "Not Found"})
 
-    def sampled(self, handler: BaseHTTPRequestHandler, path: str, body: dict[str, Any]) -> None:
+    def answer_samples(self, handler: BaseHTTPRequestHandler, path: str, body: dict[str, Any]) -> None:
         parameters = body.get("sampling_params", body)
         is_probe = body["cache_salt"].startswith("probe-")
         reply: int | str = "ok"
@@ -148,12 +148,17 @@ class FakeVllm:
                 logprobs[-1] = None  # type: ignore[call-overload]
             if reply == "forgets a log-prob":
                 logprobs.pop()
-            described: dict[str, Any]
+            logprobs_object: dict[str, Any]
             if path == ROUTES[0]:
-                described = {"content": [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs)]}
+                logprobs_object = {"content": [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs)]}
             else:
-                described = {"token_logprobs": logprobs}
-            choice = {"index": index, "token_ids": ids, "logprobs": described, "finish_reason": "length"}
+                logprobs_object = {"token_logprobs": logprobs}
+            choice = {
+                "index": index,
+                "token_ids": ids,
+                "logprobs": logprobs_object,
+                "finish_reason": "length",
+            }
             if reply == "aborted":
                 choice["finish_reason"] = "abort"
             if path == ROUTES[0]:

@@ -1,7 +1,7 @@
 """Builds vLLM's whole configuration as a server does at its start, on an H100 that isn't there.
 
 Run with a Python that has vLLM, for CPUs or for CUDA. Standard input: a list of objects with a server's
-`command` and `environment`; standard output: for each, what vLLM made of it (`told`) or its `error`.
+`command` and `environment`; standard output: for each, the `configuration` that vLLM built or its `error`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ EXTENSIONS = (
     "vllm_flash_attn._vllm_fa2_C",
     "vllm_flash_attn._vllm_fa3_C",
 )
-"""Compiled for CUDA: a configuration only asks whether they are there."""
-ASKED_OF_THEM = (
+"""Modules that are compiled for CUDA; building a configuration only asks whether they exist."""
+QUERIES_OF_EXTENSIONS = (
     "cutlass_scaled_mm_supports_fp8",
     "cutlass_scaled_mm_supports_block_fp8",
     "cutlass_group_gemm_supported",
 )
-BYTES = 85_017_624_576
+MEMORY_BYTES = 85_017_624_576
 """As torch.cuda reports them for an H100 of 80 GB: 79.2 GiB."""
 
 
 def simulate() -> None:
-    """Makes vLLM believe in a machine with eight H100. To be called before anything of it is imported."""
+    """Makes vLLM see a machine with eight H100. Call it before anything of vLLM is imported."""
     for name in EXTENSIONS:
         sys.modules[f"vllm.{name}"] = ModuleType(f"vllm.{name}")
     import torch
 
-    for name in ASKED_OF_THEM:
+    for name in QUERIES_OF_EXTENSIONS:
         setattr(torch.ops._C, name, lambda capability: True)
     from vllm import platforms
     from vllm.platforms.cuda import CudaPlatformBase
@@ -52,7 +52,7 @@ def simulate() -> None:
 
         @classmethod
         def get_device_total_memory(cls, device_id: int = 0) -> int:
-            return BYTES
+            return MEMORY_BYTES
 
         @classmethod
         def is_fully_connected(cls, device_ids: list[int]) -> bool:
@@ -70,23 +70,23 @@ def simulate() -> None:
             return True
 
     platforms.current_platform = H100()
-    from vllm.config import vllm as whole
+    from vllm.config import vllm as vllm_config
     from vllm.model_executor.models import registry
 
-    whole.HAS_TRITON = True  # the wheel for CUDA brings it
+    vllm_config.HAS_TRITON = True  # the wheel for CUDA brings it
     registry._run_in_subprocess = lambda look: look()  # which would find the CPU
 
 
-def configured(parser: Any, command: list[str]) -> dict[str, Any]:
+def build_configuration(parser: Any, command: list[str]) -> dict[str, Any]:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
     arguments = parser.parse_args(command)
-    made = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
-    model, scheduler, graphs = made.model_config, made.scheduler_config, made.compilation_config
-    transfer = made.weight_transfer_config
+    config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    model, scheduler, graphs = config.model_config, config.scheduler_config, config.compilation_config
+    transfer = config.weight_transfer_config
     return {
-        "runner": "V2" if made.use_v2_model_runner else "V1",
+        "runner": "V2" if config.use_v2_model_runner else "V1",
         "async_scheduling": scheduler.async_scheduling,
         "policy": scheduler.policy,
         "chunked_prefill": scheduler.enable_chunked_prefill,
@@ -97,36 +97,41 @@ def configured(parser: Any, command: list[str]) -> dict[str, Any]:
         "sleeps_by": model.sleep_mode_backend if model.enable_sleep_mode else None,
         "dtype": str(model.dtype).removeprefix("torch."),
         "context": model.max_model_len,
-        "prefix_caching": made.cache_config.enable_prefix_caching,
-        "gpus": made.parallel_config.world_size,
+        "prefix_caching": config.cache_config.enable_prefix_caching,
+        "gpus": config.parallel_config.world_size,
         "transfer": None if transfer is None else transfer.backend,
         "tied": model.hf_config.tie_word_embeddings,
     }
 
 
 def main() -> None:
-    asked = json.load(sys.stdin)
+    starts = json.load(sys.stdin)
     answers, sys.stdout = sys.stdout, sys.stderr
     with tempfile.TemporaryDirectory() as folder:
-        # What is learnt of models here is not for servers on this machine.
+        # A cache of its own: what vLLM learns here of models is wrong for servers on this machine.
         os.environ |= {"VLLM_CACHE_ROOT": folder, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
         simulate()
         from vllm.entrypoints.launchers.cli_args import make_arg_parser
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         parser = make_arg_parser(FlexibleArgumentParser())
-        found = []
-        for one in asked:
-            own = {name: value for name, value in one["environment"].items() if name.startswith("VLLM_")}
-            before = {name: os.environ.get(name) for name in own}
-            os.environ |= own
+        results = []
+        for start in starts:
+            variables = {
+                name: value for name, value in start["environment"].items() if name.startswith("VLLM_")
+            }
+            before = {name: os.environ.get(name) for name in variables}
+            os.environ |= variables
             try:
-                found.append({"told": configured(parser, one["command"])})
+                results.append({"configuration": build_configuration(parser, start["command"])})
             except (Exception, SystemExit) as error:
-                found.append({"error": f"{type(error).__name__}: {error}"})
+                results.append({"error": f"{type(error).__name__}: {error}"})
             for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
-    json.dump(found, answers)
+                if value is None:
+                    os.environ.pop(name)
+                else:
+                    os.environ[name] = value
+    json.dump(results, answers)
 
 
 if __name__ == "__main__":

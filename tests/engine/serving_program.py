@@ -1,5 +1,7 @@
-"""`serve_engine` with the stub server in vLLM's place: run by a test, as a shell's background job, in which
-interrupts are ignored."""
+"""Runs `serve_engine` with the stub server in vLLM's place, for a test.
+
+It ignores interrupts, as a background job of a shell does.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 Tokens are a function of (weights, prompt, seed), log-probs too. It has a child, as vLLM has its
 engine core, that outlives it when it is killed. A file in the faults folder makes it misbehave;
-`take` says which. What it was asked is written to ``asked.jsonl`` there.
+`take` reads and removes it. The requests for samples are appended to ``asked.jsonl`` there.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path in UPDATES:
             try:
                 self.answer(200, UPDATES[self.path](body.get("update_info")))
-            except Exception as error:  # as vLLM does, whose model stays half given
+            except Exception as error:  # as vLLM does: its model keeps the chunks that it has
                 self.answer(500, {"error": repr(error)})
         elif self.path == "/reset_prefix_cache":
             self.answer(200, {"success": not take("cache-is-held")})
@@ -115,8 +115,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"samples": []})
         sampling = body["sampling"]
         with (FAULTS / "asked.jsonl").open("a") as file:
-            kept = {key: (body | sampling)[key] for key in ("prompt", "seed", "n", "priority")}
-            file.write(json.dumps({**kept, "server": os.getpid()}) + "\n")
+            logged = {key: (body | sampling)[key] for key in ("prompt", "seed", "n", "priority")}
+            file.write(json.dumps({**logged, "server": os.getpid()}) + "\n")
         if (slow := FAULTS / "slow").is_file():
             time.sleep(float(slow.read_text()))
         Handler.answered += 1
@@ -132,8 +132,8 @@ class Handler(BaseHTTPRequestHandler):
         for index in range(sampling["n"]):
             seed, tokens = sampling["seed"] + index, sampling["max_tokens"]
             ids, logprobs = sample(Handler.weights, body["prompt"], seed, tokens)
-            known = logprobs if sampling["logprobs"] is not None else None
-            samples.append({"token_ids": ids, "logprobs": known, "finish_reason": "length"})
+            sent_logprobs = logprobs if sampling["logprobs"] is not None else None
+            samples.append({"token_ids": ids, "logprobs": sent_logprobs, "finish_reason": "length"})
         if take("forgets-a-logprob"):
             samples[0]["logprobs"].pop()
         self.answer(200, {"samples": samples})
@@ -146,34 +146,34 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
 
-def meet(told: None) -> dict[str, Any]:
+def meet(update_info: None) -> dict[str, Any]:
     if take("meeting-fails"):
         raise RuntimeError("NCCL has no route")
     Handler.met = True
     return {}
 
 
-def start(told: None) -> dict[str, Any]:
+def start(update_info: None) -> dict[str, Any]:
     if take("start-fails") or not Handler.met or Handler.update is not None:
         raise RuntimeError("no update can begin")
     Handler.update, Handler.is_whole = [], False
     return {}
 
 
-def update(told: dict[str, Any]) -> dict[str, Any]:
+def update(update_info: dict[str, Any]) -> dict[str, Any]:
     assert Handler.update is not None, "no update was begun"
-    if told["number"] > 0 and take("dies-in-an-update"):
+    if update_info["number"] > 0 and take("dies-in-an-update"):
         os.kill(os.getpid(), signal.SIGKILL)
-    if told["number"] > 0 and take("hangs-in-an-update"):
+    if update_info["number"] > 0 and take("hangs-in-an-update"):
         time.sleep(60)
-    if take("update-fails") or told["number"] != len(Handler.update):
+    if take("update-fails") or update_info["number"] != len(Handler.update):
         raise ValueError("a chunk is missing")
-    Handler.update.append("other " if take("update-lies") else Path(told["path"]).read_text())
-    Handler.is_whole = told["last"]
+    Handler.update.append("other " if take("update-lies") else Path(update_info["path"]).read_text())
+    Handler.is_whole = update_info["last"]
     return {}
 
 
-def finish(told: None) -> dict[str, Any]:
+def finish(update_info: None) -> dict[str, Any]:
     if take("finish-fails") or Handler.update is None or not Handler.is_whole:
         raise RuntimeError("the update is not whole")
     Handler.weights, Handler.update = "".join(Handler.update), None

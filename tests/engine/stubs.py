@@ -1,4 +1,4 @@
-"""Engines on the stub server, and what tests ask about processes."""
+"""Engines on the stub server, and helpers for tests that watch processes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Stub:
     def launch(
         self, ranks: Rendezvous | None = None, transfer: TransferMethod = "file", **settings: object
     ) -> StubLaunch:
-        """On the weights of version 0."""
+        """Builds the launch of a server on the weights of version 0."""
         self.faults.mkdir(exist_ok=True)
         run = EngineLaunch(
             weights=self.weights(0),
@@ -88,34 +88,36 @@ class Stub:
         self.faults.mkdir(exist_ok=True)
         (self.faults / fault).touch()
 
-    def asked(self) -> list[dict]:
+    def sample_requests(self) -> list[dict]:
+        """Reads the requests for samples that the servers have had, in their order."""
         return [json.loads(line) for line in (self.faults / "asked.jsonl").read_text().splitlines()]
 
-    def asked_of(self) -> list[int]:
-        """Which of the servers was asked, for each of `asked`: numbered by who was asked first."""
-        servers = [one["server"] for one in self.asked()]
-        return [list(dict.fromkeys(servers)).index(one) for one in servers]
+    def servers_of_requests(self) -> list[int]:
+        """Returns, for each of `sample_requests`, the number of its server; the first that was asked is 0."""
+        pids = [body["server"] for body in self.sample_requests()]
+        distinct_pids = list(dict.fromkeys(pids))
+        return [distinct_pids.index(pid) for pid in pids]
 
-    def forget_what_was_asked(self) -> None:
+    def forget_requests(self) -> None:
         (self.faults / "asked.jsonl").write_text("")
 
     def slow_down(self, seconds: float) -> None:
-        """Every answer takes so long from now on."""
+        """Delays every answer by `seconds` from now on."""
         (self.faults / "slow").write_text(str(seconds))
 
     def paths(self) -> list[str]:
-        """What the server was asked since the last call, without samples."""
+        """Returns the paths that the server was asked since the last call, without those of samples."""
         file = self.faults / "paths"
-        found = [path for path in file.read_text().splitlines() if path != SAMPLES]
+        paths = [path for path in file.read_text().splitlines() if path != SAMPLES]
         file.write_text("")
-        return found
+        return paths
 
     def starts(self) -> int:
-        """How often a server was started."""
+        """Counts how often a server was started."""
         return self.log.read_text().count("\n=== ") if self.log.is_file() else 0
 
     def canary(self, version: int) -> Canary:
-        """A trainer that has exactly the weights of `version`."""
+        """Builds the canary of a trainer that has exactly the weights of `version`."""
 
         def score(pairs: list[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
             weights = f"weights {version}"
@@ -129,13 +131,13 @@ def request(seed: int, n: int = 2, prompt: TokenIds = (1, 2, 3), max_tokens: int
 
 
 def answers(seed: int, n: int = 2, version: int = 0) -> list[Completion]:
-    """What the stub server gives to a `request`, from the weights of that version."""
+    """Returns the answers of the stub server to a `request`, from the weights of `version`."""
     samples = (stub_server.sample(f"weights {version}", [1, 2, 3], seed + i, 5) for i in range(n))
     return [Completion(tuple(ids), tuple(logprobs), "length", version) for ids, logprobs in samples]
 
 
 def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether `condition` came true in time."""
+    """Waits for `condition` and returns whether it came true in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

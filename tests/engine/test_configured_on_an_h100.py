@@ -1,5 +1,8 @@
-"""Every shipped experiment's server builds vLLM's whole configuration on a simulated H100, with one, four and
-eight GPUs. What samples there (Model Runner V2) is not what samples on a CPU."""
+"""Every shipped experiment's server builds vLLM's whole configuration on a simulated H100.
+
+The tests hold, for one, four and eight GPUs, that vLLM accepts the configuration and that it is what the
+settings ask for. On a GPU, other code of vLLM samples (Model Runner V2) than on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +40,20 @@ LONGEST = {
 
 
 def experiments() -> dict[str, Any]:
-    """All with an engine of vLLM's, by file."""
-    made = {
-        name: experiment_of(str(ROOT / name))
-        for name in whole_configurations()
-        if not name.startswith(("configs/tables/", "configs/data_pipelines/"))
-    }
-    return {name: root for name, root in made.items() if isinstance(root.engines.policy, VllmSettings)}
+    """Builds all shipped experiments that start a vLLM server, by the name of their file."""
+    roots: dict[str, Any] = {}
+    for name in whole_configurations():
+        if name.startswith(("configs/tables/", "configs/data_pipelines/")):
+            continue
+        root = experiment_of(str(ROOT / name))
+        if isinstance(root.engines.policy, VllmSettings):
+            roots[name] = root
+    return roots
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """The distinct starts of servers (as JSON), with the experiments that start one so."""
+def server_starts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """The distinct commands and environments of servers, as JSON, with the experiments that use each."""
     folder = tmp_path_factory.mktemp("models")
     starts: dict[str, list[str]] = {}
     shapes: dict[str, Shape | None] = {}
@@ -58,8 +63,8 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         shape = shapes[model]
         assert shape is not None
         weights = folder / str([*shapes.values()].index(shape))
-        # A tiny model's is the run's.
-        longest = next((positions for known, positions in LONGEST.items() if known in shape.source), 4096)
+        # A tiny model has as many positions as its run needs.
+        longest = next((positions for part, positions in LONGEST.items() if part in shape.source), 4096)
         config_of(shape, max_position_embeddings=longest).save_pretrained(weights)
         for count in RANKS:
             policy = root.engines.policy
@@ -71,38 +76,42 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
             launch = ServerLaunch(policy, run)
             there = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count)))}
             environment = launch.environment(Path("/scratch"), there)
-            own = {key: value for key, value in environment.items() if key.startswith("VLLM_")}
+            variables = {key: value for key, value in environment.items() if key.startswith("VLLM_")}
             command = launch.command(weights, 8000)
-            start = {"command": command[command.index("-m") + 2 :], "environment": own}
+            start = {"command": command[command.index("-m") + 2 :], "environment": variables}
             starts.setdefault(json.dumps(start), []).append(f"{name} on {count}")
     return starts
 
 
 @pytest.fixture(scope="module")
-def answers(asked: dict[str, list[str]]) -> list[dict[str, Any]]:
+def configurations(server_starts: dict[str, list[str]]) -> list[dict[str, Any]]:
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)], input=f"[{','.join(asked)}]", capture_output=True, text=True,
+        [sys.executable, str(PROGRAM)], input=f"[{','.join(server_starts)}]", capture_output=True, text=True,
         timeout=300, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
-    assert len(found) == len(asked)
-    return found
+    results = json.loads(done.stdout)
+    assert len(results) == len(server_starts)
+    return results
 
 
 def test_every_shipped_experiment_builds_vllms_configuration_on_an_h100(
-    asked: dict[str, list[str]], answers: list[dict[str, Any]]
+    server_starts: dict[str, list[str]], configurations: list[dict[str, Any]]
 ) -> None:
-    refused = {
-        names[0]: one["error"] for names, one in zip(asked.values(), answers, strict=True) if "error" in one
-    }
+    refused, experiments = {}, set()
+    for names, result in zip(server_starts.values(), configurations, strict=True):
+        experiments |= {name.split(" on ")[0] for name in names}
+        if "error" in result:
+            refused[names[0]] = result["error"]
     assert refused == {}
-    assert len({name.split(" on ")[0] for names in asked.values() for name in names}) >= 100
+    assert len(experiments) >= 100
 
 
-def test_it_is_what_the_settings_ask_for(asked: dict[str, list[str]], answers: list[dict[str, Any]]) -> None:
-    for (start, names), answer in zip(asked.items(), answers, strict=True):
-        told, command = answer["told"], json.loads(start)["command"]
+def test_the_configuration_is_what_the_settings_ask_for(
+    server_starts: dict[str, list[str]], configurations: list[dict[str, Any]]
+) -> None:
+    for (start, names), result in zip(server_starts.items(), configurations, strict=True):
+        configuration, command = result["configuration"], " ".join(json.loads(start)["command"])
         experiment = experiment_of(str(ROOT / names[0].split(" on ")[0]))
         settings = experiment.engines.policy
         assert isinstance(settings, VllmSettings)
@@ -119,8 +128,8 @@ def test_it_is_what_the_settings_ask_for(asked: dict[str, list[str]], answers: l
             "context": experiment.context_length,
             "prefix_caching": settings.caches_prefixes("cuda"),
             "gpus": settings.tensor_parallel_size,
-            "transfer": next((BACKENDS[way] for way in BACKENDS if BACKENDS[way] in " ".join(command)), None),
+            "transfer": next((backend for backend in BACKENDS.values() if backend in command), None),
             "tied": False,
         }
-        assert {key: told[key] for key in expected} == expected, names[0]
-        assert told["largest_graph"] >= settings.max_num_seqs, names[0]
+        assert {key: configuration[key] for key in expected} == expected, names[0]
+        assert configuration["largest_graph"] >= settings.max_num_seqs, names[0]

@@ -1,4 +1,13 @@
-"""What the engine promises when its server does not, on a stand-in for the server."""
+"""The engine on a server that fails, tested with the stub server in vLLM's place.
+
+Promises that these tests hold:
+
+* Samples come in the order of requests; after a failure only what is unfinished is sampled again.
+* A server that dies, hangs, lies or refuses weights is replaced, and the number of restarts is bounded.
+* No sample comes from half-loaded or old weights; a transfer that fails goes over to files.
+* An engine that sleeps has its newest weights when it wakes.
+* A server that can't start is an error with its log; `close` leaves no process.
+"""
 
 from __future__ import annotations
 
@@ -31,49 +40,49 @@ def test_completions_come_in_the_order_of_requests_and_samples_and_are_reported_
     asked = [request(100 * i, n=3) for i in range(20)]
     results = stub.start().generate(asked, lambda i, completions: reported.append((i, completions)))
     assert results == [answers(100 * i, n=3) for i in range(20)]
-    assert sorted(reported, key=lambda one: one[0]) == list(enumerate(results))
+    assert sorted(reported, key=lambda report: report[0]) == list(enumerate(results))
 
 
 def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seeds(stub: Stub) -> None:
     engine = stub.start(max_num_seqs=4)
     assert engine.generate([request(7, n=10)]) == [answers(7, n=10)]
-    assert sorted((a["seed"], a["n"]) for a in stub.asked()) == [(7, 4), (11, 4), (15, 2)]
+    assert sorted((body["seed"], body["n"]) for body in stub.sample_requests()) == [(7, 4), (11, 4), (15, 2)]
 
 
 def test_answers_are_sent_before_continuations(stub: Stub) -> None:
     engine = stub.start(max_concurrency=1)
     mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
     assert engine.generate(mixed) == [answers(i) for i in range(6)]
-    order = [(asked["seed"], asked["priority"]) for asked in stub.asked()]
+    order = [(body["seed"], body["priority"]) for body in stub.sample_requests()]
     assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]
 
 
-def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub: Stub) -> None:
+def test_log_probs_that_are_not_read_are_not_requested_and_change_no_token(stub: Stub) -> None:
     engine = stub.start()
     read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
-    assert [one.logprobs for one in unread] == [None, None]
-    assert [replace(one, logprobs=None) for one in read] == unread
+    assert [completion.logprobs for completion in unread] == [None, None]
+    assert [replace(completion, logprobs=None) for completion in read] == unread
 
 
-def test_what_follows_later_is_waited_for_and_holds_nobody_up(stub: Stub) -> None:
+def test_requests_that_follow_a_future_are_awaited_and_delay_no_others(stub: Stub) -> None:
     engine = stub.start()
-    slow: list[Future[None]] = [Future() for _ in range(3)]
-    asked: list[int] = []
+    futures: list[Future[None]] = [Future() for _ in range(3)]
+    reported: list[int] = []
 
     def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
-        asked.append(index)
+        reported.append(index)
         if index < 3:
-            return [Later(slow[index], lambda: [request(100 + index)])]
+            return [Later(futures[index], lambda: [request(100 + index)])]
         if index == 7:  # the others are done by then: let the first of the three go on
-            slow[2].set_result(None)
-        if len(asked) == 9:
-            slow[0].set_result(None)
-        if len(asked) == 10:
-            slow[1].set_exception(RuntimeError("whoever asked looks for himself"))
+            futures[2].set_result(None)
+        if len(reported) == 9:
+            futures[0].set_result(None)
+        if len(reported) == 10:
+            futures[1].set_exception(RuntimeError("the sampling ignores the result of a future"))
         return []
 
     results = engine.generate([request(i) for i in range(8)], on_result)
-    assert sorted(asked) == list(range(11))
+    assert sorted(reported) == list(range(11))
     assert results == [answers(seed) for seed in [*range(8), 102, 100, 101]]
 
 
@@ -90,7 +99,7 @@ def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fa
     assert results == [answers(i) for i in range(6)]
     assert sorted(reported) == list(range(6))
     assert engine.restarts == 1
-    assert len(stub.asked()) == 7
+    assert len(stub.sample_requests()) == 7
 
 
 @pytest.mark.parametrize("first", ["request", "later"])
@@ -151,8 +160,8 @@ def test_a_prompt_beyond_the_context_is_refused_before_anything_is_sent(stub: St
 # New weights, by file and in chunks
 
 
-def report_of_load(stub: Stub, engine: VllmEngine, version: int, canary: Canary | None = None) -> SyncReport:
-    """The engine has the trainer's log-probs afterwards."""
+def load_and_check(stub: Stub, engine: VllmEngine, version: int, canary: Canary | None = None) -> SyncReport:
+    """Loads weights and checks that the engine has the trainer's log-probs afterwards."""
     if isinstance(engine._replicas[0].transfer, FromFolder):
         report = engine.load(stub.weights(version), version, canary or stub.canary(version))
     else:
@@ -164,8 +173,8 @@ def report_of_load(stub: Stub, engine: VllmEngine, version: int, canary: Canary 
 
 
 def load(stub: Stub, engine: VllmEngine, version: int, canary: Canary | None = None) -> int:
-    """How many restarts it took."""
-    return report_of_load(stub, engine, version, canary).restarts
+    """Loads weights as `load_and_check` does, and returns how many restarts it took."""
+    return load_and_check(stub, engine, version, canary).restarts
 
 
 @pytest.mark.parametrize("fault", ["reload-fails", "reload-lies", "cache-is-held"])
@@ -179,11 +188,11 @@ def test_a_server_that_does_not_read_a_folder_is_replaced_by_one_with_whole_weig
     assert load(stub, engine, 2) == 0
 
 
-BY_FILE = ["/collective_rpc", "/reset_prefix_cache"]
+ROUTES_OF_A_LOAD_BY_FILE = ["/collective_rpc", "/reset_prefix_cache"]
 
 
 @pytest.mark.parametrize(
-    ("fault", "why", "restarts"),
+    ("fault", "message", "restarts"),
     [
         ("meeting-fails", "NCCL has no route", 0),
         ("start-fails", "no update can begin", 0),
@@ -198,7 +207,7 @@ BY_FILE = ["/collective_rpc", "/reset_prefix_cache"]
     ],
 )
 def test_a_transfer_that_fails_goes_over_to_files_and_says_so_once(
-    stub: Stub, fault: str, why: str, restarts: int, monkeypatch: pytest.MonkeyPatch
+    stub: Stub, fault: str, message: str, restarts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = stub.start("shared_memory", sync_timeout=1.0)
     engine.wait_ready()
@@ -213,14 +222,14 @@ def test_a_transfer_that_fails_goes_over_to_files_and_says_so_once(
         monkeypatch.setattr(engine._replicas[0].transfer, "send", send)
     else:
         stub.order(fault)
-    report = report_of_load(stub, engine, 1)
+    report = load_and_check(stub, engine, 1)
     assert report.restarts == restarts
     assert report.gave_up.startswith("the transfer of new weights by shared_memory failed, and")
-    assert why in report.gave_up
+    assert message in report.gave_up
     stub.paths()
     for version in (2, 3):
-        report = report_of_load(stub, engine, version)
-        assert (report.restarts, report.gave_up, stub.paths()) == (0, "", BY_FILE)
+        report = load_and_check(stub, engine, version)
+        assert (report.restarts, report.gave_up, stub.paths()) == (0, "", ROUTES_OF_A_LOAD_BY_FILE)
 
 
 def test_a_run_whose_servers_are_replaced_at_three_syncs_in_a_row_ends(stub: Stub) -> None:
@@ -234,7 +243,7 @@ def test_a_run_whose_servers_are_replaced_at_three_syncs_in_a_row_ends(stub: Stu
         load(stub, engine, 6)
 
 
-def test_an_update_begins_takes_chunks_in_their_order_and_ends(stub: Stub) -> None:
+def test_an_update_sends_its_chunks_in_order_between_start_and_finish(stub: Stub) -> None:
     engine = stub.start("shared_memory")
     engine.wait_ready()
     for version in (1, 2):
@@ -245,32 +254,32 @@ def test_an_update_begins_takes_chunks_in_their_order_and_ends(stub: Stub) -> No
         assert stub.paths() == [*first, *update, "/reset_prefix_cache"]
 
 
-def test_chunks_are_gone_through_to_their_end_whatever_happens_to_them(
+def test_all_chunks_are_gathered_though_sending_the_first_fails(
     stub: Stub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Making them is collective: the other ranks wait in the middle of the chunks."""
+    """All ranks gather each chunk together: if one stopped, the others would wait for it."""
     engine = stub.start("shared_memory")
     engine.wait_ready()
     (replica,) = engine._replicas
-    made: list[int] = []
+    numbers_of_chunks: list[int] = []
 
     def send(address: Address, chunk: Chunk) -> None:
         raise RuntimeError("out of memory")
 
     def chunks() -> Iterator[Chunk]:
         for chunk in stub.chunks(1):
-            made.append(chunk.number)
+            numbers_of_chunks.append(chunk.number)
             yield chunk
 
     monkeypatch.setattr(replica.transfer, "send", send)
     report = engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
-    assert made == [0, 1, 2]
+    assert numbers_of_chunks == [0, 1, 2]
     assert (report.canary_gap, report.restarts) == (0.0, 0)
     assert report.gave_up.endswith("RuntimeError: out of memory")
 
 
-def test_nobody_samples_from_the_weights_of_two_versions(stub: Stub) -> None:
-    """What fails is the trainer: the server has a chunk of the new weights and not the others."""
+def test_a_server_with_part_of_an_update_is_replaced_before_it_samples(stub: Stub) -> None:
+    """The trainer fails: the server has one chunk of the new weights and not the others."""
     engine = stub.start("shared_memory")
     engine.wait_ready()
 
@@ -297,13 +306,13 @@ def test_of_several_servers_the_one_that_fails_an_update_is_replaced(stub: Stub)
     engine = stub.start("shared_memory", replicas=2)
     engine.wait_ready()
     stub.order("dies-in-an-update")
-    # One, where the other server is quick enough to answer within the stand-ins' short deadlines.
+    # One restart, where the other server answers within the short deadlines; otherwise it is replaced too.
     assert load(stub, engine, 1) in (1, 2)
-    found = engine.generate([request(seed) for seed in range(8)])
-    assert found == [answers(seed, version=1) for seed in range(8)]
+    samples = engine.generate([request(seed) for seed in range(8)])
+    assert samples == [answers(seed, version=1) for seed in range(8)]
 
 
-def test_weights_that_no_server_takes_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
+def test_weights_that_no_server_loads_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
     engine = stub.start()
     engine.wait_ready()
     with pytest.raises(EngineError, match="could not be loaded into the engine"):
@@ -318,7 +327,7 @@ def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub
         load(stub, engine, 1, stub.canary(2))
 
 
-def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub) -> None:
+def test_a_server_that_keeps_its_old_weights_is_replaced_though_the_gap_is_tolerated(stub: Stub) -> None:
     engine = stub.start()
     prompts = [token_array((prompt,)) for prompt in range(6)]
 
@@ -330,7 +339,7 @@ def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub
     assert load(stub, engine, 2, tolerant(2)) == 1
 
 
-def test_the_canary_asks_for_what_its_prompts_leave_of_the_context(stub: Stub) -> None:
+def test_the_canary_samples_as_many_tokens_as_fit_behind_its_prompts(stub: Stub) -> None:
     engine = stub.start()
     lengths = (3, CONTEXT - 2, CONTEXT - 1, CONTEXT, 5 * CONTEXT)
     canary = replace(stub.canary(1), prompts=[(7,) * length for length in lengths])
@@ -356,18 +365,23 @@ def test_a_server_that_dies_later_comes_back_with_the_newest_weights(stub: Stub)
 # Sleep
 
 
-def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub) -> None:
+def test_a_sleeping_engine_loads_weights_before_it_allocates_its_cache(stub: Stub) -> None:
     engine = stub.start(sleep=True)
     with engine.asleep():
         assert stub.paths() == ["/sleep?level=1"]
     load(stub, engine, 1)
-    woken = ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache", "/reset_prefix_cache"]
-    assert stub.paths() == woken
+    paths_of_waking = [
+        "/wake_up?tags=weights",
+        "/collective_rpc",
+        "/wake_up?tags=kv_cache",
+        "/reset_prefix_cache",
+    ]
+    assert stub.paths() == paths_of_waking
     engine.generate([request(1)])
     assert stub.paths() == []
 
 
-def test_weights_that_others_follow_are_dropped_and_nobody_samples_without_them(stub: Stub) -> None:
+def test_an_engine_that_slept_without_weights_gets_new_ones_before_it_samples(stub: Stub) -> None:
     engine = stub.start(sleep=True)
     with engine.asleep(keep_weights=False):
         assert stub.paths() == ["/sleep?level=2"]
@@ -401,14 +415,14 @@ def test_a_server_that_cannot_fall_asleep_is_replaced_by_one_that_can(stub: Stub
     assert engine.restarts == 1
 
 
-def test_a_sleeping_engine_wakes_for_whoever_samples_and_without_sleep_it_stays_awake(stub: Stub) -> None:
-    for sleep, woken in ((True, ["/wake_up?tags=weights", "/wake_up?tags=kv_cache"]), (False, [])):
+def test_a_sleeping_engine_wakes_to_sample_and_without_sleep_it_stays_awake(stub: Stub) -> None:
+    for sleep, paths_of_waking in ((True, ["/wake_up?tags=weights", "/wake_up?tags=kv_cache"]), (False, [])):
         engine = stub.start(sleep=sleep)
         engine.wait_ready()
         with engine.asleep():
             pass
         assert engine.generate([request(1)]) == [answers(1)]
-        assert stub.paths() == ["/sleep?level=1"] * sleep + woken
+        assert stub.paths() == ["/sleep?level=1"] * sleep + paths_of_waking
         engine.close()
 
 
@@ -446,7 +460,7 @@ def test_a_server_that_does_not_come_up_is_an_error_with_its_log_and_the_likely_
         stub.start(**settings).wait_ready()
 
 
-def test_nothing_is_left_after_close_however_often_also_while_the_server_starts(stub: Stub) -> None:
+def test_close_leaves_no_process_also_when_called_twice_or_while_the_server_starts(stub: Stub) -> None:
     before = set(below(os.getpid()))
     engine = stub.start()
     engine.generate([request(1)])
@@ -462,21 +476,21 @@ def test_nothing_is_left_after_close_however_often_also_while_the_server_starts(
     assert set(below(os.getpid())) <= before
 
 
-@pytest.mark.parametrize("where", ["_start", "_watch"])
-def test_whatever_goes_wrong_in_the_supervision_ends_the_wait_and_is_told(
-    stub: Stub, where: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["_start", "_watch"])
+def test_an_error_in_the_thread_that_watches_a_server_ends_the_wait_with_its_message(
+    stub: Stub, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*arguments: object) -> None:
+    def raise_error(*arguments: object) -> None:
         raise LookupError("nobody thought of this")
 
-    monkeypatch.setattr(OwnServer, where, broken)
+    monkeypatch.setattr(OwnServer, method, raise_error)
     before = set(below(os.getpid()))  # processes that earlier tests keep, such as a scorer's sandbox
     engine = stub.start()
 
-    def use() -> None:
+    def sample_for_ever() -> None:
         while True:  # a server that came up may answer before the error is met
             engine.generate([request(0)])
 
     with pytest.raises(EngineError, match=r"LookupError .*nobody thought of this"):
-        use()
+        sample_for_ever()
     assert until(lambda: none_alive([pid for pid in below(os.getpid()) if pid not in before]))

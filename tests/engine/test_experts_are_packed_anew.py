@@ -1,4 +1,4 @@
-"""Promise: on a CPU, a server packs a mixture's experts each time that it reads weights, and only then."""
+"""On a CPU, a server packs the experts of a mixture again each time that it reads weights, and only then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize(("device", "packed"), [("cpu", 2), ("meta", 0)])
-def test_only_later_readings_pack_and_only_on_a_cpu(
+def test_each_load_after_the_first_packs_the_experts_and_only_on_a_cpu(
     monkeypatch: pytest.MonkeyPatch, device: str, packed: int
 ) -> None:
     from treetune.engine import packed_experts
@@ -39,7 +39,7 @@ def test_only_later_readings_pack_and_only_on_a_cpu(
     assert method.moe_kernel.packed == packed
 
 
-def test_the_worker_finds_it_by_its_name_and_vllm_is_changed() -> None:
+def test_the_worker_imports_the_extension_and_vllms_method_is_replaced() -> None:
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
     from vllm.utils.import_utils import resolve_obj_by_qualname
 

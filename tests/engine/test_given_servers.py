@@ -1,4 +1,13 @@
-"""Servers that somebody else started: sampled from, given weights, waited for, never replaced."""
+"""Servers that `serve_engine` has started, and that a run uses by their addresses.
+
+Promises that these tests hold:
+
+* The run loads its weights into such a server, samples from it, waits for it, and never ends or replaces it.
+* No answer comes from another run's weights, or from weights that changed while it was sampled.
+* A server with another model, context or key is refused in one message.
+* A server that hangs or takes no weights is given up, and the others go on.
+* The key file is readable by its owner alone.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +40,11 @@ from . import stub_server
 from .stubs import Stub, StubLaunch, answers, below, request, until
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = "a key that both know"
+KEY = "the key of servers and run"
 
 
 class Elsewhere:
-    """Servers started by hand, as it were, and an engine that knows their addresses."""
+    """Servers that are started apart from the engine, and engines that have their addresses."""
 
     def __init__(self, stub: Stub) -> None:
         self.stub, self.processes, self.engines = stub, {}, []  # type: ignore[var-annotated]
@@ -47,9 +56,9 @@ class Elsewhere:
         return self.stub.launch(kv_cache_gib=1, **settings)
 
     def serve(self, port: int | None = None, **started: Any) -> str:
-        """A server that has other weights at first."""
-        told = shared_settings(self.launch(), self.stub.weights(2)) | started
-        launch, variables = self.launch(), {key.DESCRIPTION: json.dumps(told)}
+        """Starts a server that has other weights than the run at first; `started` changes its description."""
+        description = shared_settings(self.launch(), self.stub.weights(2)) | started
+        launch, variables = self.launch(), {key.DESCRIPTION: json.dumps(description)}
         log = self.stub.folder / "elsewhere.log"
         weights = self.stub.weights(2)
         process = ServerProcess(launch, weights, log, port=port, server_key=KEY, variables=variables)
@@ -62,41 +71,41 @@ class Elsewhere:
     ) -> VllmEngine:
         launch = self.launch(**settings)
         servers = [GivenServer(url, key, launch, run, loads_weights=rank == 0) for url in urls]
-        made = VllmEngine(launch.settings, launch.run, servers)
-        self.engines.append(made)
-        return made
+        engine = VllmEngine(launch.settings, launch.run, servers)
+        self.engines.append(engine)
+        return engine
 
     def kill(self, url: str) -> int:
-        """The server's port, where nobody listens any more."""
+        """Kills a server and returns its port, which is free afterwards."""
         process = self.processes.pop(url)
         for pid in below(process._guard.pid):
-            with contextlib.suppress(ProcessLookupError):  # one may end with the one before it
+            with contextlib.suppress(ProcessLookupError):  # a process may end with its parent
                 os.kill(pid, signal.SIGKILL)
         process.end(at_once=True)
         return process.port
 
     def close(self) -> None:
-        for one in self.engines:
-            one.close()
+        for engine in self.engines:
+            engine.close()
         for process in self.processes.values():
             process.end(at_once=True)
 
 
 @pytest.fixture
 def elsewhere(stub: Stub) -> Iterator[Elsewhere]:
-    found = Elsewhere(stub)
-    yield found
-    found.close()
+    servers = Elsewhere(stub)
+    yield servers
+    servers.close()
 
 
-def test_they_are_given_the_runs_weights_and_give_its_answers_and_stay(elsewhere: Elsewhere) -> None:
-    """Of two ranks, the first brings weights in, and both sample."""
+def test_the_run_loads_its_weights_samples_and_leaves_the_servers_running(elsewhere: Elsewhere) -> None:
+    """There are two ranks: the first loads weights, and both sample."""
     stub, urls = elsewhere.stub, [elsewhere.serve(), elsewhere.serve()]
     first, second = elsewhere.engine(*urls), elsewhere.engine(*urls, rank=1)
     for engine in (first, second):
         engine.wait_ready()
         assert engine.generate([request(i) for i in range(8)]) == [answers(i) for i in range(8)]
-    assert set(stub.asked_of()) == {0, 1}
+    assert set(stub.servers_of_requests()) == {0, 1}
     stub.paths()
     report = first.load(stub.weights(1), 1, stub.canary(1))
     assert (report.canary_gap, report.restarts) == (0.0, 0)
@@ -119,37 +128,37 @@ def test_an_address_where_another_program_answers_is_refused(
         elsewhere.engine("http://127.0.0.1:1", start_timeout=60.0).wait_ready()
 
 
-def test_ranks_that_start_from_settings_agree_on_whose_weights_they_mean(elsewhere: Elsewhere) -> None:
+def test_ranks_that_start_from_settings_name_the_runs_weights_alike(elsewhere: Elsewhere) -> None:
     stub, url = elsewhere.stub, elsewhere.serve()
     key_file = stub.folder / "key"
     key_file.touch(mode=0o600)
     key_file.write_text(KEY)
     settings = VllmSettings(addresses=(url,), key_file=str(key_file), start_timeout=20.0)
-    together = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=60)
 
-    def rank(number: int) -> Any:
+    def sample_load_and_sample(rank: int) -> Any:
         def meet(name: str) -> None:
-            together.wait()
+            barrier.wait()
 
         launch = EngineLaunch(
             stub.weights(0),
             stub.folder / "logs",
             seed=0,
             context_length=stub_server.CONTEXT,
-            ranks=Rendezvous(number, 2, stub.folder, meet),
+            ranks=Rendezvous(rank, 2, stub.folder, meet),
         )
         engine = start_engine(settings, launch)
         elsewhere.engines.append(engine)  # type: ignore[arg-type]
-        before = engine.generate([request(number)])
+        before = engine.generate([request(rank)])
         report = engine.load(stub.weights(1), 1, stub.canary(1))
-        return before, report.restarts, engine.generate([request(number)])
+        return before, report.restarts, engine.generate([request(rank)])
 
     with ThreadPoolExecutor(2) as ranks:
-        found = list(ranks.map(rank, range(2)))
-    assert found == [([answers(i)], 0, [answers(i, version=1)]) for i in range(2)]
+        results = list(ranks.map(sample_load_and_sample, range(2)))
+    assert results == [([answers(i)], 0, [answers(i, version=1)]) for i in range(2)]
 
 
-def test_one_that_is_lost_is_waited_for_while_the_others_go_on_and_gets_its_weights(
+def test_a_lost_server_is_waited_for_while_others_sample_and_gets_the_newest_weights(
     elsewhere: Elsewhere,
 ) -> None:
     stub, urls = elsewhere.stub, [elsewhere.serve(), elsewhere.serve()]
@@ -166,13 +175,15 @@ def test_one_that_is_lost_is_waited_for_while_the_others_go_on_and_gets_its_weig
     assert engine.generate(asked, on_result) == [answers(i, version=1) for i in range(20)]
     assert elsewhere.serve(port) == urls[0]
     engine.wait_ready()
-    stub.forget_what_was_asked()
+    stub.forget_requests()
     assert engine.generate(asked) == [answers(i, version=1) for i in range(20)]
-    assert set(stub.asked_of()) == {0, 1}, "it is back, with the newest weights"
+    assert set(stub.servers_of_requests()) == {0, 1}, "it is back, with the newest weights"
     assert engine.restarts == 1
 
 
-def test_one_that_takes_no_weights_or_lies_about_them_is_asked_once_more(elsewhere: Elsewhere) -> None:
+def test_a_server_that_fails_to_load_weights_or_only_claims_to_is_asked_once_more(
+    elsewhere: Elsewhere,
+) -> None:
     stub, urls = elsewhere.stub, [elsewhere.serve(), elsewhere.serve()]
     engine = elsewhere.engine(*urls)
     engine.wait_ready()
@@ -192,25 +203,25 @@ def test_weights_of_another_run_are_never_sampled_from(elsewhere: Elsewhere) -> 
     theirs = elsewhere.engine(url, run="another run")
     theirs.load(elsewhere.stub.weights(1), 1, elsewhere.stub.canary(1))
     theirs.close()
-    assert ours.generate([request(1)]) == [answers(1)], "brought in again"
+    assert ours.generate([request(1)]) == [answers(1)], "the run's weights were loaded again"
 
 
 @pytest.mark.parametrize(
-    ("started", "words"),
+    ("started", "message"),
     [
         ({"context_length": 32}, "started with context_length 32, and the run's is 64"),
         ({"vllm": "0.1"}, r"started with vllm 0\.1"),
         ({"model": {"hidden_size": 32}}, r"another model \(hidden_size 32, and the run's has 64\)"),
     ],
 )
-def test_a_server_that_was_started_otherwise_is_refused_in_one_line(
-    elsewhere: Elsewhere, started: dict[str, Any], words: str
+def test_a_server_with_other_settings_or_another_model_is_refused(
+    elsewhere: Elsewhere, started: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(EngineError, match=words):
+    with pytest.raises(EngineError, match=message):
         elsewhere.engine(elsewhere.serve(**started)).wait_ready()
 
 
-def test_one_that_is_away_or_has_another_key_or_refuses_its_weights_is_told(elsewhere: Elsewhere) -> None:
+def test_a_server_that_is_away_has_another_key_or_refuses_weights_is_refused(elsewhere: Elsewhere) -> None:
     nowhere = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(EngineError, match=rf"{nowhere} has been away for .* Cannot connect.*addresses"):
         elsewhere.engine(nowhere, start_timeout=0.5).wait_ready()
@@ -218,13 +229,13 @@ def test_one_that_is_away_or_has_another_key_or_refuses_its_weights_is_told(else
     with pytest.raises(EngineError, match=f"{url} has another key than"):
         elsewhere.engine(url, key="wrong").wait_ready()
     elsewhere.stub.order("reload-fails")
-    gone = elsewhere.engine(url, start_timeout=0.5)
-    (gone._replicas[0].server)._weights = elsewhere.stub.folder / "nowhere"  # type: ignore[attr-defined]
+    engine = elsewhere.engine(url, start_timeout=0.5)
+    (engine._replicas[0].server)._weights = elsewhere.stub.folder / "nowhere"  # type: ignore[attr-defined]
     with pytest.raises(EngineError, match=r"could not load the weights in .*must see"):
-        gone.wait_ready()
+        engine.wait_ready()
 
 
-def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhere: Elsewhere) -> None:
+def test_serve_engine_prints_the_override_for_a_run_and_ends_its_server(elsewhere: Elsewhere) -> None:
     port, key_file = free_port(), elsewhere.stub.folder / "key"
     command = [sys.executable, "-m", "tests.engine.serving_program", str(elsewhere.stub.folder), str(port)]
     printed = elsewhere.stub.folder / "printed"
@@ -246,13 +257,15 @@ def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhe
         process.wait()
 
 
-def test_answers_of_weights_that_changed_meanwhile_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_from_weights_that_changed_while_they_were_sampled_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv(key.VARIABLE, KEY)
     sent: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: key.Send) -> None:
         if scope.get("changes"):
-            await wrapped(of(key.ROUTE, b"are=new"), None, drop)
+            await wrapped(scope_of(key.ROUTE, b"are=new"), None, drop)
         await send({"type": "http.response.start", "status": 200})
         await send({"type": "http.response.body", "body": b"sampled"})
 
@@ -263,21 +276,21 @@ def test_answers_of_weights_that_changed_meanwhile_are_refused(monkeypatch: pyte
 
     wrapped = key.KeyRequired(app)
 
-    def of(path: str, query: bytes = b"", weights: str = "", **more: Any) -> dict[str, Any]:
+    def scope_of(path: str, query: bytes = b"", weights: str = "", **more: Any) -> dict[str, Any]:
         pairs = key.header(KEY, weights).items()
         headers = [(name.lower().encode(), value.encode()) for name, value in pairs]
         return {"type": "http", "path": path, "query_string": query, "headers": headers, **more}
 
-    def asked(scope: dict[str, Any]) -> list[Any]:
+    def ask(scope: dict[str, Any]) -> list[Any]:
         sent.clear()
         asyncio.run(wrapped(scope, None, keep))
         return list(sent)
 
-    asked(of(key.ROUTE, b"are=run+0001"))
-    assert asked(of("/v1/completions", weights="run 0001")) == [200, b"sampled"]
-    assert asked(of("/v1/completions")) == [200, b"sampled"], "who names none asks whatever is there"
-    assert asked(of("/v1/completions", weights="run 0002"))[0] == 409
-    assert asked(of("/v1/completions", weights="run 0001", changes=True))[0] == 409
+    ask(scope_of(key.ROUTE, b"are=run+0001"))
+    assert ask(scope_of("/v1/completions", weights="run 0001")) == [200, b"sampled"]
+    assert ask(scope_of("/v1/completions")) == [200, b"sampled"], "a request that names no weights takes any"
+    assert ask(scope_of("/v1/completions", weights="run 0002"))[0] == 409
+    assert ask(scope_of("/v1/completions", weights="run 0001", changes=True))[0] == 409
     assert b"sampled" not in sent
 
 
@@ -288,18 +301,18 @@ def test_a_server_that_hangs_is_given_up_and_its_requests_go_to_the_others(
     engine = elsewhere.engine(*urls)
     engine.wait_ready()
     stub.order("hangs")
-    asked: list[str] = []
+    reported: list[str] = []
 
     def gone(self: GivenServer, address: Address) -> str | None:
-        """Once of each of them, as if nothing had come of looking at it."""
-        if (stub.faults / "hangs").exists() or address.url in asked:
+        """Reports each server once as hanging, after the fault was taken."""
+        if (stub.faults / "hangs").exists() or address.url in reported:
             return None
-        asked.append(address.url)
+        reported.append(address.url)
         return "it no longer answers"
 
     monkeypatch.setattr(GivenServer, "gone", gone)
     assert engine.generate([request(1), request(2)]) == [answers(1), answers(2)]
-    assert asked
+    assert reported
 
 
 def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
@@ -317,7 +330,9 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
         read_key(path)
 
 
-def test_a_refusal_for_other_weights_is_the_servers_failure(elsewhere: Elsewhere) -> None:
+def test_a_request_that_names_other_weights_than_the_server_has_fails_at_the_server(
+    elsewhere: Elsewhere,
+) -> None:
     client = Client()
     with pytest.raises(ServerFailure, match="has the weights '', not 'some'"):
         client.post(Address(elsewhere.serve(), 0, KEY, "some"), "/v1/completions", {}, timeout=10)

@@ -1,4 +1,13 @@
-"""The engine without a server, held against the model that it samples from."""
+"""The in-process engine, compared with the model that it samples from.
+
+Promises that these tests hold:
+
+* A sample has the same bits whatever shares its batch, and whether its prompt's blocks were stored.
+* Log-probs are those of the sampling distribution, and tokens come as often as it says.
+* A sample ends at an end token, a stop token, a stop string or its budget.
+* New weights replace the old ones and all that was stored of them; the canary finds wrong ones.
+* Short contexts and learned positions are no obstacle; a prompt that doesn't fit is refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of two layers that is sure of some tokens and unsure of others."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    place = tmp_path_factory.mktemp("model")
+    folder = tmp_path_factory.mktemp("model")
     tokenizer = character_tokenizer(ALPHABET, 64)
     torch.manual_seed(0)
     model = LlamaForCausalLM(
@@ -45,9 +54,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             initializer_range=0.15,
         )
     )
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -63,13 +72,15 @@ def engine(folder: Path, rows: int = 512, end_ids: tuple[int, ...] = (0,)) -> En
     return start_engine(InProcessSettings(rows=rows), launch)
 
 
-def request(prompt: list[int], seed: int = 0, n: int = 1, most: int = 20, **sampling: object) -> Request:
-    params = SamplingParams(max_tokens=most, **sampling)  # type: ignore[arg-type]
+def request(
+    prompt: list[int], seed: int = 0, n: int = 1, max_tokens: int = 20, **sampling: object
+) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, **sampling)  # type: ignore[arg-type]
     return Request(np.array(prompt), seed, n, params)
 
 
-def logprobs_of(folder: Path, prompt: TokenIds, answer: TokenIds) -> np.ndarray:
-    """What the whole model says of each next token, [tokens, V]."""
+def logits_of(folder: Path, prompt: TokenIds, answer: TokenIds) -> np.ndarray:
+    """Computes the logits of each answer token by one pass of the whole model, [tokens, V]."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -106,67 +117,69 @@ def test_few_samples_stay_in_the_smallest_batch(monkeypatch: pytest.MonkeyPatch)
     assert list(batch.samples.values()) == samples[:3]
 
 
-def various(count: int) -> list[Request]:
+def various_requests(count: int) -> list[Request]:
+    """Draws requests with different prompts, numbers of samples, budgets and sampling parameters."""
     draw = np.random.default_rng(1)
     kinds = [{}, {"temperature": 0.7, "top_p": 0.8}, {"temperature": 0.0}, {"top_k": 3}]
-    return [
-        request(
-            draw.integers(1, 12, draw.integers(1, 70)).tolist(),
-            seed=100 * i,
-            n=int(draw.integers(1, 5)),
-            most=int(draw.integers(1, 40)),
-            **kinds[i % len(kinds)],
-        )
-        for i in range(count)
-    ]
+    requests = []
+    for i in range(count):
+        prompt = draw.integers(1, 12, draw.integers(1, 70)).tolist()
+        n, max_tokens = int(draw.integers(1, 5)), int(draw.integers(1, 40))
+        requests.append(request(prompt, seed=100 * i, n=n, max_tokens=max_tokens, **kinds[i % len(kinds)]))
+    return requests
 
 
-def same_bits(one: list[Completion], other: list[Completion]) -> bool:
-    return one == other and all(
-        a.logprobs.tobytes() == b.logprobs.tobytes()  # type: ignore[union-attr]
-        for a, b in zip(one, other, strict=True)
-    )
+def have_same_bits(completions: list[Completion], others: list[Completion]) -> bool:
+    if completions != others:
+        return False
+    for completion, other in zip(completions, others, strict=True):
+        assert completion.logprobs is not None and other.logprobs is not None
+        if completion.logprobs.tobytes() != other.logprobs.tobytes():
+            return False
+    return True
 
 
 @pytest.mark.parametrize("rows", [1, 5, 64])
 def test_a_sample_has_the_same_bits_whatever_shares_its_batch(folder: Path, rows: int) -> None:
-    requests = various(24)
-    known = engine(folder).generate(requests)
+    requests = various_requests(24)
+    expected = engine(folder).generate(requests)
     order = np.random.default_rng(rows).permutation(len(requests)).tolist()
-    again = engine(folder, rows).generate([requests[i] for i in order])
-    assert all(same_bits(known[i], again[place]) for place, i in enumerate(order))
+    shuffled = engine(folder, rows).generate([requests[i] for i in order])
+    for position, i in enumerate(order):
+        assert have_same_bits(shuffled[position], expected[i])
 
 
 @pytest.mark.parametrize("stored_bytes", [1 << 29, 0])
-def test_prompts_that_begin_alike_share_passes_and_no_bit_depends_on_it(
+def test_prompts_with_a_common_prefix_share_passes_and_keep_their_bits(
     folder: Path, monkeypatch: pytest.MonkeyPatch, stored_bytes: int
 ) -> None:
-    """Continuations of an answer begin with its prompt of 70 tokens, two whole blocks and the rest."""
+    """Continuations begin with a prompt of 70 tokens, which are two whole blocks and a part of a third."""
     monkeypatch.setattr(in_process, "STORED_BYTES", stored_bytes)
     prompt = np.random.default_rng(2).integers(1, 12, 70).tolist()
-    continued = [request([*prompt, length + 1, 3], seed=length, most=5) for length in range(4)]
+    continued = [request([*prompt, length + 1, 3], seed=length, max_tokens=5) for length in range(4)]
     alone = [engine(folder).generate([later])[0] for later in continued]
     shared = engine(folder)
     assert isinstance(shared, InProcessEngine)
-    rows_of_passes: list[int] = []
+    tokens_of_passes: list[int] = []
     shared._model.base_model.register_forward_pre_hook(
-        lambda _, inputs, settings: rows_of_passes.append(settings["input_ids"].numel()), with_kwargs=True
+        lambda _, inputs, settings: tokens_of_passes.append(settings["input_ids"].numel()), with_kwargs=True
     )
-    shared.generate([request(prompt, most=1)])
-    before = [tokens for tokens in rows_of_passes if tokens >= BLOCK]
-    rows_of_passes.clear()
+    shared.generate([request(prompt, max_tokens=1)])
+    passes_of_prompt = [tokens for tokens in tokens_of_passes if tokens >= BLOCK]
+    tokens_of_passes.clear()
     together = shared.generate(continued)
-    after = [tokens for tokens in rows_of_passes if tokens >= BLOCK]
-    assert all(same_bits(one, other) for one, other in zip(alone, together, strict=True))
-    assert before == [BLOCK] * 3
+    passes_of_continuations = [tokens for tokens in tokens_of_passes if tokens >= BLOCK]
+    for expected, completions in zip(alone, together, strict=True):
+        assert have_same_bits(completions, expected)
+    assert passes_of_prompt == [BLOCK] * 3
     # The four continuations share two blocks, and differ in the third.
-    assert after == ([4 * BLOCK] if stored_bytes else [BLOCK, BLOCK, 4 * BLOCK])
+    assert passes_of_continuations == ([4 * BLOCK] if stored_bytes else [BLOCK, BLOCK, 4 * BLOCK])
 
 
 def test_new_weights_forget_the_blocks_of_the_earlier_ones(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    prompt = request(list(range(1, 12)) * 5, most=8)
+    prompt = request(list(range(1, 12)) * 5, max_tokens=8)
     sampler = engine(folder)
     before = sampler.generate([prompt])[0]
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -181,10 +194,11 @@ def test_new_weights_forget_the_blocks_of_the_earlier_ones(folder: Path, tmp_pat
 
 
 def test_log_probs_are_those_of_the_distribution_that_was_sampled(folder: Path) -> None:
-    for asked, samples in zip(requests := various(12), engine(folder).generate(requests), strict=True):
-        for one in samples:
-            logits_TV = logprobs_of(folder, asked.prompt_ids, one.token_ids)
-            sampling = asked.sampling
+    requests = various_requests(12)
+    for sampled, samples in zip(requests, engine(folder).generate(requests), strict=True):
+        sampling = sampled.sampling
+        for sample in samples:
+            logits_TV = logits_of(folder, sampled.prompt_ids, sample.token_ids)
             scaled_TV = torch.tensor(logits_TV) / (sampling.temperature or 1.0)
             probs_TV = scaled_TV.softmax(-1)
             if sampling.top_k > 0 or sampling.top_p < 1:
@@ -196,28 +210,33 @@ def test_log_probs_are_those_of_the_distribution_that_was_sampled(folder: Path) 
                     out[kept[inside]] = False
                     probs_V[out] = 0
                 probs_TV = probs_TV / probs_TV.sum(-1, keepdim=True)
-            chosen = probs_TV[range(len(one.token_ids)), one.token_ids.tolist()]
-            assert one.logprobs == pytest.approx(chosen.log().numpy(), abs=2e-5)
+            sampled_probs_T = probs_TV[range(len(sample.token_ids)), sample.token_ids.tolist()]
+            assert sample.logprobs == pytest.approx(sampled_probs_T.log().numpy(), abs=2e-5)
             if sampling.temperature == 0:
-                assert one.token_ids.tolist() == logits_TV.argmax(-1).tolist()
+                assert sample.token_ids.tolist() == logits_TV.argmax(-1).tolist()
 
 
 def test_tokens_come_as_often_as_the_model_says(folder: Path) -> None:
-    asked = request([3, 4, 5], n=4000, most=1)
-    [samples] = engine(folder, end_ids=()).generate([asked])
-    chances = torch.tensor(logprobs_of(folder, asked.prompt_ids, samples[0].token_ids))[0].softmax(-1)
-    counts = np.bincount([int(one.token_ids[0]) for one in samples], minlength=len(chances)) / 4000
-    assert counts == pytest.approx(chances.numpy(), abs=0.03)
+    first_token = request([3, 4, 5], n=4000, max_tokens=1)
+    [samples] = engine(folder, end_ids=()).generate([first_token])
+    logits_TV = logits_of(folder, first_token.prompt_ids, samples[0].token_ids)
+    probs_V = torch.tensor(logits_TV)[0].softmax(-1)
+    counts_V = np.bincount([int(sample.token_ids[0]) for sample in samples], minlength=len(probs_V))
+    assert counts_V / 4000 == pytest.approx(probs_V.numpy(), abs=0.03)
 
 
 def test_a_sample_ends_at_an_end_token_a_stop_or_its_budget(folder: Path) -> None:
-    likely = engine(folder, end_ids=()).generate([request([2, 3], n=1, most=30)])[0][0].token_ids.tolist()
-    ended = engine(folder, end_ids=(likely[4],)).generate([request([2, 3], most=30)])[0][0]
+    likely = (
+        engine(folder, end_ids=()).generate([request([2, 3], n=1, max_tokens=30)])[0][0].token_ids.tolist()
+    )
+    ended = engine(folder, end_ids=(likely[4],)).generate([request([2, 3], max_tokens=30)])[0][0]
     assert ended.token_ids.tolist() == likely[: likely.index(likely[4]) + 1]
     assert ended.finish_reason == "stop"
-    stopped = engine(folder, end_ids=()).generate([request([2, 3], most=30, stop_ids=(likely[3],))])[0][0]
+    stopped = engine(folder, end_ids=()).generate([request([2, 3], max_tokens=30, stop_ids=(likely[3],))])[0][
+        0
+    ]
     assert stopped.token_ids.tolist() == likely[: likely.index(likely[3]) + 1]
-    cut = engine(folder, end_ids=()).generate([request([2, 3], most=3)])[0][0]
+    cut = engine(folder, end_ids=()).generate([request([2, 3], max_tokens=3)])[0][0]
     assert (cut.token_ids.tolist(), cut.finish_reason) == (likely[:3], "length")
 
 
@@ -225,15 +244,15 @@ def test_a_stop_string_ends_a_sample_and_stays_in_it(folder: Path) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    [samples] = engine(folder, end_ids=()).generate([request([2, 3], n=40, most=40, stop=("ab", "ba"))])
-    texts = [tokenizer.decode(one.token_ids, skip_special_tokens=True) for one in samples]
-    ended = [text for text, one in zip(texts, samples, strict=True) if one.finish_reason == "stop"]
+    [samples] = engine(folder, end_ids=()).generate([request([2, 3], n=40, max_tokens=40, stop=("ab", "ba"))])
+    texts = [tokenizer.decode(sample.token_ids, skip_special_tokens=True) for sample in samples]
+    ended = [text for text, sample in zip(texts, samples, strict=True) if sample.finish_reason == "stop"]
     assert ended
     assert all(text.endswith(("ab", "ba")) for text in ended)
     assert not any("ab" in text[:-1] or "ba" in text[:-1] for text in texts)
 
 
-def test_what_follows_from_answers_is_numbered_on_and_goes_first(folder: Path) -> None:
+def test_requests_that_follow_from_an_answer_get_the_next_numbers_and_go_first(folder: Path) -> None:
     seen: list[int] = []
     promise: Future[None] = Future()
     promise.set_result(None)
@@ -241,41 +260,41 @@ def test_what_follows_from_answers_is_numbered_on_and_goes_first(folder: Path) -
     def on_result(index: int, completions: list[Completion]) -> list[Request | Later]:
         seen.append(index)
         if index == 0:
-            return [request([7], most=1), Later(promise, lambda: [request([8], most=1)])]
+            return [request([7], max_tokens=1), Later(promise, lambda: [request([8], max_tokens=1)])]
         return []
 
     late = Request(np.array([9]), 0, 1, SamplingParams(max_tokens=1), priority=CONTINUATIONS)
     early = Request(np.array([1]), 0, 1, SamplingParams(max_tokens=1), priority=ANSWERS)
-    results = engine(folder, rows=1).generate([late, early, request([2], most=1)][::-1], on_result)
+    results = engine(folder, rows=1).generate([late, early, request([2], max_tokens=1)][::-1], on_result)
     assert len(results) == 5
     assert seen[0] == 0
     assert seen.index(3) < seen.index(1) < seen.index(2), "the continuation waits for all answers"
-    assert all(len(one) == 1 for one in results)
+    assert all(len(completions) == 1 for completions in results)
 
 
-def test_a_promise_that_nothing_follows_from_ends_sampling_after_many_answers_at_once(folder: Path) -> None:
+def test_a_future_without_further_requests_ends_after_many_answers_at_once(folder: Path) -> None:
     promise: Future[None] = Future()
     later = [Later(promise, list)]
     threading.Timer(0.1, promise.set_result, [None]).start()
-    many = [request([i % 9 + 1], seed=i, most=1) for i in range(3 * FEWEST_ROWS)]
-    results = engine(folder).generate(many, lambda index, completions: later if index == 0 else [])
-    assert len(results) == len(many)
+    requests = [request([i % 9 + 1], seed=i, max_tokens=1) for i in range(3 * FEWEST_ROWS)]
+    results = engine(folder).generate(requests, lambda index, completions: later if index == 0 else [])
+    assert len(results) == len(requests)
 
 
-def test_weights_that_were_not_taken_are_found_by_the_canary(folder: Path, tmp_path: Path) -> None:
+def test_the_canary_finds_weights_that_are_not_the_trainers(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    other = AutoModelForCausalLM.from_pretrained(folder)
+    changed_model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
-        for weight in other.parameters():
+        for weight in changed_model.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
-    other.save_pretrained(tmp_path)
+    changed_model.save_pretrained(tmp_path)
 
-    def canary(of: Path) -> Canary:
+    def canary(trainer_folder: Path) -> Canary:
         def score(pairs: object) -> list[list[float]]:
             rows = []
             for prompt, answer in pairs:  # type: ignore[attr-defined]
-                logits = torch.tensor(logprobs_of(of, prompt, answer))
+                logits = torch.tensor(logits_of(trainer_folder, prompt, answer))
                 rows.append(logits.log_softmax(-1)[range(len(answer)), answer.tolist()].tolist())
             return rows
 
@@ -291,11 +310,11 @@ def test_weights_that_were_not_taken_are_found_by_the_canary(folder: Path, tmp_p
 @pytest.mark.parametrize("context_length", [2, 8, 9, 10])
 def test_an_engine_with_a_short_context_starts_and_samples(folder: Path, context_length: int) -> None:
     launch = EngineLaunch(folder, folder, seed=0, context_length=context_length)
-    completions = start_engine(InProcessSettings(), launch).generate([request([1], most=1)])
+    completions = start_engine(InProcessSettings(), launch).generate([request([1], max_tokens=1)])
     assert [len(completion.token_ids) for completion in completions[0]] == [1]
 
 
-def test_padding_needs_no_positions_that_a_model_does_not_have(tmp_path: Path) -> None:
+def test_padding_never_exceeds_the_positions_of_the_model(tmp_path: Path) -> None:
     """GPT-2 learns a vector for each of its 100 positions, and 98 tokens are padded to 128."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -306,14 +325,14 @@ def test_padding_needs_no_positions_that_a_model_does_not_have(tmp_path: Path) -
     tokenizer.save_pretrained(tmp_path)
     launch = EngineLaunch(tmp_path, tmp_path, seed=0, context_length=100, end_ids=())
     sampler = start_engine(InProcessSettings(), launch)
-    [[answer]] = sampler.generate([request([1 + token % 9 for token in range(98)], most=2)])
+    [[answer]] = sampler.generate([request([1 + token % 9 for token in range(98)], max_tokens=2)])
     assert len(answer.token_ids) == 2
 
 
 def test_a_prompt_that_does_not_fit_is_refused_and_a_closed_engine_samples_no_further(folder: Path) -> None:
     ours = engine(folder)
     with pytest.raises(ValueError, match="context_length is 128"):
-        ours.generate([request([1] * 100, most=29)])
+        ours.generate([request([1] * 100, max_tokens=29)])
     ours.close()
     with pytest.raises(EngineError, match="closed"):
         ours.generate([request([1])])

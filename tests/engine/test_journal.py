@@ -1,4 +1,12 @@
-"""Answers that were written down are not sampled again, whatever happened to the file."""
+"""The journal of an engine: answers in it are not sampled again.
+
+Promises that these tests hold:
+
+* A second run returns the same answers and samples only what the journal lacks, also after a failure.
+* The key of a request has everything that changes its answer, and stays the same between versions.
+* Token ids and log-probs come back in the precision that they had; damaged rows are sampled again.
+* Requests that follow from answers are numbered alike, whether sampled or read.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +38,10 @@ def requests(count: int, first: int = 0) -> list[Request]:
     return [Request((0, 1), 10 * i, 2, SamplingParams(6)) for i in range(first, first + count)]
 
 
+def ids_of(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [tuple(completion.token_ids) for completion in completions]
+
+
 def test_a_second_run_samples_nothing_and_returns_the_same(tmp_path: Path) -> None:
     path = tmp_path / "journal" / "rollout.jsonl"
     first = JournaledEngine(engine(), path).generate(requests(8))
@@ -45,9 +57,9 @@ def test_after_a_failure_only_what_is_missing_is_sampled(tmp_path: Path) -> None
     backwards = {"order": lambda count: range(count - 1, -1, -1)}
     with pytest.raises(EngineError):
         JournaledEngine(engine(fail_after=5, **backwards), path).generate(requests(8))
-    rest = engine()
-    assert JournaledEngine(rest, path).generate(requests(8)) == engine().generate(requests(8))
-    assert rest.asked == requests(3)
+    inner = engine()
+    assert JournaledEngine(inner, path).generate(requests(8)) == engine().generate(requests(8))
+    assert inner.asked == requests(3)
 
 
 def test_equal_requests_are_sampled_once_and_reported_each(tmp_path: Path) -> None:
@@ -60,8 +72,8 @@ def test_equal_requests_are_sampled_once_and_reported_each(tmp_path: Path) -> No
     assert inner.asked == requests(2)
 
 
-def test_who_asks_for_fewer_samples_of_the_same_is_given_the_first_of_them(tmp_path: Path) -> None:
-    more = [replace(one, n=5) for one in requests(3)]
+def test_a_request_for_fewer_samples_gets_the_first_of_those_in_the_journal(tmp_path: Path) -> None:
+    more = [replace(few, n=5) for few in requests(3)]
     for path in (tmp_path / "new", tmp_path / "again"):
         inner = engine()
         journaled = JournaledEngine(inner, path)
@@ -80,7 +92,7 @@ def test_another_policy_version_samples_anew(tmp_path: Path) -> None:
     assert later.asked == requests(2)
 
 
-def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
+def test_requests_whose_answers_may_differ_have_different_keys() -> None:
     base = Request((1, 2), 3, 4, SamplingParams(5))
     others = [
         Request((1, 3), 3, 4, SamplingParams(5)),
@@ -92,30 +104,31 @@ def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
         Request((1, 2), 3, 4, SamplingParams(5, top_k=2)),
         Request((1, 2), 3, 4, SamplingParams(5, stop=("#",))),
     ]
-    keys = [request_key(r, 0) for r in [base, *others]] + [request_key(base, 1)]
+    keys = [request_key(request, version=0) for request in [base, *others]]
+    keys.append(request_key(base, version=1))
     assert len(set(keys)) == len(keys)
 
 
-def test_somebody_observes_of_every_request_also_of_those_that_were_written_down(tmp_path: Path) -> None:
+def test_the_observer_gets_the_samples_of_every_request_also_of_those_in_the_journal(tmp_path: Path) -> None:
     first, second, third, fourth = requests(4)
     done: Future[None] = Future()
     done.set_result(None)
     following = {0: [Later(done, lambda: [third])], 1: [fourth]}
-    told: list[tuple[int, list[tuple[int, ...]]]] = []
+    observed: list[tuple[int, list[tuple[int, ...]]]] = []
 
     def observe(request: Request, completions: Sequence[Completion]) -> None:
-        told.append((request.seed, [tuple(one.token_ids) for one in completions]))
+        observed.append((request.seed, ids_of(completions)))
 
-    for _ in range(2):  # the second time, all are written down
+    for _ in range(2):  # the second time, all answers come from the journal
         journaled = JournaledEngine(engine(), tmp_path / "journal.jsonl", observe=observe)
         journaled.generate([first, second], lambda index, completions: following.get(index, []))
     plain = engine().generate([first, second, third, fourth])
-    answers = {10 * i: [tuple(one.token_ids) for one in completions] for i, completions in enumerate(plain)}
-    assert sorted(seed for seed, _ in told) == [0, 0, 10, 10, 20, 20, 30, 30]
-    assert all(answers[seed] == completions for seed, completions in told)
+    ids_by_seed = {10 * i: ids_of(completions) for i, completions in enumerate(plain)}
+    assert sorted(seed for seed, _ in observed) == [0, 0, 10, 10, 20, 20, 30, 30]
+    assert all(ids_by_seed[seed] == ids for seed, ids in observed)
 
 
-def test_a_request_has_the_key_that_earlier_journals_know_it_by() -> None:
+def test_a_request_has_the_same_key_as_in_earlier_journals() -> None:
     request = Request((5, 6, 7), 11, 2, SamplingParams(16, 0.7, 0.9, 5, ("\n",), (3,)))
     assert request_key(request, 4) == "b57e74853d2860e20f74a6c02282ac6d"
     unread = replace(request, reads_logprobs=False)
@@ -141,13 +154,13 @@ completions = st.lists(
 )
 
 
-def test_a_journal_from_before_numbers_were_written_as_bytes_is_read() -> None:
+def test_a_journal_with_numbers_in_text_is_read() -> None:
     answer = Completion([5, 3], [-0.25, -1e-3], "stop", 2, 0.5)  # type: ignore[arg-type]
     assert completions_of_row(["old", [[[5, 3], [-0.25, -0.001], "stop", 2, 0.5]]]) == [answer]
 
 
 @given(completions)
-def test_numbers_come_back_in_the_width_that_they_had(written: list[Completion]) -> None:
+def test_numbers_come_back_in_the_precision_that_they_had(written: list[Completion]) -> None:
     read = completions_of_row(json.loads(json.dumps(journal_row("key", written))))
     assert read == written
     assert [c.logprobs.tobytes() for c in read] == [c.logprobs.tobytes() for c in written]
@@ -156,46 +169,50 @@ def test_numbers_come_back_in_the_width_that_they_had(written: list[Completion])
 
 def test_a_row_that_holds_no_samples_is_sampled_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    known, bad = requests(2)
+    without_samples, not_a_list = requests(2)
     with Journal(path) as journal:
-        journal.add([request_key(bad, 0), 7], [request_key(known, 0), "no list"])
+        journal.add([request_key(not_a_list, 0), 7], [request_key(without_samples, 0), "no list"])
     inner = engine()
-    assert JournaledEngine(inner, path).generate([known, bad]) == engine().generate([known, bad])
-    assert inner.asked == [known, bad]
+    assert JournaledEngine(inner, path).generate([without_samples, not_a_list]) == engine().generate(
+        [without_samples, not_a_list]
+    )
+    assert inner.asked == [without_samples, not_a_list]
 
 
-def test_what_follows_from_answers_is_kept_and_numbered_alike_whether_sampled_or_found(
+def test_requests_that_follow_from_answers_are_numbered_alike_whether_sampled_or_read(
     tmp_path: Path,
 ) -> None:
-    def grown(
+    def sample_tree(
         engine: JournaledEngine, depth: int = 2
     ) -> tuple[list[list[Completion]], dict[tuple[int, ...], int]]:
-        """Two requests, from each of which two follow, from each of which two follow."""
-        owners = [((i,), 0) for i in range(2)]
-        seen: dict[tuple[int, ...], int] = {}
+        """Samples two requests, two that follow from each of them, and two that follow from each of those."""
+        path_and_level = [((i,), 0) for i in range(2)]
+        first_token_by_path: dict[tuple[int, ...], int] = {}
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:
-            path, level = owners[index]
-            seen[path] = int(completions[0].token_ids[0])
+            path, level = path_and_level[index]
+            first_token_by_path[path] = int(completions[0].token_ids[0])
             following = [((*path, i), level + 1) for i in range(2)] if level < depth else []
-            owners.extend(following)
+            path_and_level.extend(following)
             return [request(path) for path, _ in following]
 
         def request(path: tuple[int, ...]) -> Request:
             return Request((0, *path), sum(path), 1, SamplingParams(6))
 
         results = engine.generate([request((i,)) for i in range(2)], on_result)
-        assert len(results) == len(owners) == len(seen) == 14
-        return [results[place] for _, place in sorted((path, i) for i, (path, _) in enumerate(owners))], seen
+        assert len(results) == len(path_and_level) == len(first_token_by_path) == 14
+        numbers_by_path = {path: number for number, (path, _) in enumerate(path_and_level)}
+        results_by_path = [results[numbers_by_path[path]] for path in sorted(numbers_by_path)]
+        return results_by_path, first_token_by_path
 
     path = tmp_path / "journal.jsonl"
-    undisturbed = grown(JournaledEngine(engine(), tmp_path / "other.jsonl"))
+    undisturbed = sample_tree(JournaledEngine(engine(), tmp_path / "other.jsonl"))
     failing = engine(fail_after=9)
     with pytest.raises(EngineError):
-        grown(JournaledEngine(failing, path))
+        sample_tree(JournaledEngine(failing, path))
     again = engine()
-    assert grown(JournaledEngine(again, path)) == undisturbed
+    assert sample_tree(JournaledEngine(again, path)) == undisturbed
     assert len(again.asked) == 14 - 9, "what was answered is not sampled again"
     untouched = engine()
-    assert grown(JournaledEngine(untouched, path)) == undisturbed
+    assert sample_tree(JournaledEngine(untouched, path)) == undisturbed
     assert not untouched.asked

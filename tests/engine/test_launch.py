@@ -1,5 +1,14 @@
-"""What a server is told on its way up, how many there are and where, how weights come in, and which settings
-are refused."""
+"""The start of vLLM servers: command, environment, number and devices; and the choice of a weight transfer.
+
+Promises that these tests hold:
+
+* A server gets the options and variables that the run relies on, and none of the trainer's keys or ranks.
+* The installed vLLM knows each of these options and variables.
+* A server answers only requests with its key.
+* As many servers start as GPUs, cores and memory allow, and no GPU has two.
+* The weight transfer follows from where trainer and engine run; an impossible one is refused with a remedy.
+* Settings that contradict each other, the experiment or the machine are refused before a server starts.
+"""
 
 from __future__ import annotations
 
@@ -32,30 +41,30 @@ def launch(device: str = "cpu", rank: int = 0, world_size: int = 1, **settings: 
     return ServerLaunch(VllmSettings(**settings), run)  # type: ignore[arg-type]
 
 
-def with_run(own: ServerLaunch, **changes: Any) -> ServerLaunch:
-    return replace(own, run=replace(own.run, **changes))
+def with_run(server: ServerLaunch, **changes: Any) -> ServerLaunch:
+    return replace(server, run=replace(server.run, **changes))
 
 
-def option(own: ServerLaunch, name: str, weights: Path = Path("/weights")) -> str:
-    command = own.command(weights, 1234)
+def option(server: ServerLaunch, name: str, weights: Path = Path("/weights")) -> str:
+    command = server.command(weights, 1234)
     return command[command.index(f"--{name}") + 1]
 
 
-def environment(own: ServerLaunch, **inherited: str) -> dict[str, str]:
-    return own.environment(Path("/scratch"), inherited)
+def environment(server: ServerLaunch, **inherited: str) -> dict[str, str]:
+    return server.environment(Path("/scratch"), inherited)
 
 
 # The command and its environment
 
-STAY = (
+NOT_PASSED_ON = (
     *("RANK", "WORLD_SIZE", "MASTER_PORT", "SLURM_JOB_ID"),
     *("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "db_password"),
 )
-REACH = ("TOKENIZERS_PARALLELISM", "HF_HOME", "KEYBOARD", "PATH", "HOME")
+PASSED_ON = ("TOKENIZERS_PARALLELISM", "HF_HOME", "KEYBOARD", "PATH", "HOME")
 
 
 @pytest.mark.parametrize(
-    ("own", "name", "value"),
+    ("server", "name", "value"),
     [
         (launch(), "host", "127.0.0.1"),  # this machine alone
         (launch(), "port", "1234"),
@@ -65,12 +74,14 @@ REACH = ("TOKENIZERS_PARALLELISM", "HF_HOME", "KEYBOARD", "PATH", "HOME")
         (launch(dtype="float16"), "dtype", "float16"),
     ],
 )
-def test_options_of_the_command(own: ServerLaunch, name: str, value: str) -> None:
-    assert option(own, name) == value
+def test_a_server_is_started_with_the_options_that_the_run_relies_on(
+    server: ServerLaunch, name: str, value: str
+) -> None:
+    assert option(server, name) == value
 
 
 @pytest.mark.parametrize(
-    ("own", "inherited", "name", "value"),
+    ("server", "inherited", "name", "value"),
     [
         # Float32 on a GPU is not rounded to TF32; bfloat16 has no such thing.
         (launch("cuda", dtype="float32"), {}, "TRITON_F32_DEFAULT", "ieee"),
@@ -82,7 +93,7 @@ def test_options_of_the_command(own: ServerLaunch, name: str, value: str) -> Non
         (launch("cuda"), {"VLLM_USE_FLASHINFER_SAMPLER": "1"}, "VLLM_USE_FLASHINFER_SAMPLER", "1"),
         # Threads inherited from the trainer are not the server's.
         (launch(omp_threads=3), {"OMP_NUM_THREADS": "1"}, "OMP_NUM_THREADS", "3"),
-        # GPUs: those that are named; each rank's own.
+        # GPUs: those that the settings name, and otherwise those of the server's rank.
         (
             launch("cuda", devices=(2, 3), tensor_parallel_size=2),
             {"CUDA_VISIBLE_DEVICES": "a,b,c,d"},
@@ -101,15 +112,15 @@ def test_options_of_the_command(own: ServerLaunch, name: str, value: str) -> Non
             "CUDA_VISIBLE_DEVICES",
             "3",
         ),
-        # Neither the training launcher's variables nor keys of the user; what only looks like one does.
-        *((launch(), {name: "1"}, name, None) for name in STAY),
-        *((launch(), {name: "1"}, name, "1") for name in REACH),
+        # The training launcher's variables and the user's keys are not passed on; similar names are.
+        *((launch(), {name: "1"}, name, None) for name in NOT_PASSED_ON),
+        *((launch(), {name: "1"}, name, "1") for name in PASSED_ON),
     ],
 )
-def test_variables_of_its_environment(
-    own: ServerLaunch, inherited: dict[str, str], name: str, value: str | None
+def test_a_server_gets_its_own_variables_and_no_launcher_variables_or_keys(
+    server: ServerLaunch, inherited: dict[str, str], name: str, value: str | None
 ) -> None:
-    assert environment(own, **inherited).get(name) == value
+    assert environment(server, **inherited).get(name) == value
 
 
 def test_a_server_closes_no_connection_that_the_client_may_still_use() -> None:
@@ -118,17 +129,17 @@ def test_a_server_closes_no_connection_that_the_client_may_still_use() -> None:
 
 def test_a_model_that_is_not_trained_is_served_as_it_is_on_disk() -> None:
     for is_trained in (True, False):
-        own = replace(launch(), is_trained=is_trained)
-        assert ("--hf-overrides" in own.command(Path("/weights"), 1)) == is_trained, "its head may be tied"
-        assert ("VLLM_SERVER_DEV_MODE" in environment(own)) == is_trained
+        server = replace(launch(), is_trained=is_trained)
+        assert ("--hf-overrides" in server.command(Path("/weights"), 1)) == is_trained, "its head may be tied"
+        assert ("VLLM_SERVER_DEV_MODE" in environment(server)) == is_trained
 
 
 def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
-    own = with_run(launch(), adapter_rank=12)
-    assert option(own, "model", tmp_path) == "/start"
-    assert option(own, "max-lora-rank", tmp_path) == "16", "vLLM knows only some"
-    command = own.command(tmp_path, 1)
+    server = with_run(launch(), adapter_rank=12)
+    assert option(server, "model", tmp_path) == "/start"
+    assert option(server, "max-lora-rank", tmp_path) == "16", "vLLM knows only some"
+    command = server.command(tmp_path, 1)
     assert f"policy={tmp_path}" in command
     assert "policy" not in command, "the model itself has another name"
     with pytest.raises(ValueError, match="up to rank 512"):
@@ -150,13 +161,13 @@ def test_a_model_that_vllm_computes_with_wider_windows_is_refused(
         server.command(tmp_path, 8000)
 
 
-def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_refuses_requests_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(key.VARIABLE, "secret")
 
     async def app(scope: Mapping[str, Any], receive: Any, send: key.Send) -> None:
         await send({"type": "http.response.start", "status": 200})
 
-    def statuses(headers: list[tuple[bytes, bytes]]) -> list[int]:
+    def statuses_of_answers(headers: list[tuple[bytes, bytes]]) -> list[int]:
         sent: list[int] = []
 
         async def send(message: Mapping[str, Any]) -> None:
@@ -166,11 +177,14 @@ def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.Monke
         asyncio.run(key.KeyRequired(app)(scope, None, send))
         return sent
 
-    known = [(name.lower().encode(), value.encode()) for name, value in key.header("secret").items()]
-    assert statuses(known) == [200]
-    assert statuses([]) == statuses([(b"authorization", b"Bearer other")]) == [401]
+    headers_with_key = [
+        (name.lower().encode(), value.encode()) for name, value in key.header("secret").items()
+    ]
+    assert statuses_of_answers(headers_with_key) == [200]
+    assert statuses_of_answers([]) == [401]
+    assert statuses_of_answers([(b"authorization", b"Bearer other")]) == [401]
     command = launch().command(Path("/weights"), 1)
-    last = max(number for number, word in enumerate(command) if word == "--middleware")
+    last = max(position for position, argument in enumerate(command) if argument == "--middleware")
     module, name = command[last + 1].rsplit(".", 1)
     assert getattr(importlib.import_module(module), name) is key.KeyRequired
 
@@ -185,8 +199,8 @@ EVERYTHING_ON_A_GPU = {
 }
 
 
-def test_what_a_server_on_a_gpu_is_told_is_what_this_vllm_knows(tmp_path: Path) -> None:
-    """Its own parser, and its own table of variables, in the build for CPUs of the same version."""
+def test_the_installed_vllm_knows_every_option_and_variable_of_a_server_on_a_gpu(tmp_path: Path) -> None:
+    """vLLM's parser and table of variables are the same in its build for CPUs."""
     from vllm import envs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -197,14 +211,14 @@ def test_what_a_server_on_a_gpu_is_told_is_what_this_vllm_knows(tmp_path: Path) 
     for run in ({}, {"adapter_rank": 12}, *transfers):
         for settings in ({}, EVERYTHING_ON_A_GPU):
             command = with_run(launch("cuda", **settings), **run).command(tmp_path, 1234)
-            known, unknown = parser.parse_known_args(command[command.index("-m") + 2 :])
+            options, unknown = parser.parse_known_args(command[command.index("-m") + 2 :])
             assert unknown == []
-            assert known.enable_sleep_mode is bool(settings)
-            assert (known.weight_transfer_config is not None) == ("transfer" in run)
+            assert options.enable_sleep_mode is bool(settings)
+            assert (options.weight_transfer_config is not None) == ("transfer" in run)
     everything = with_run(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8, transfer="cuda_ipc")
-    own = {name for name in environment(everything) if name.startswith("VLLM_")}
-    assert own <= set(envs.environment_variables)
-    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= own
+    variables = {name for name in environment(everything) if name.startswith("VLLM_")}
+    assert variables <= set(envs.environment_variables)
+    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= variables
 
 
 def test_the_canary_is_as_strict_as_the_precision_allows() -> None:
@@ -225,23 +239,26 @@ def test_the_canary_is_as_strict_as_the_precision_allows() -> None:
         ({"devices": (4, 5, 6, 7), "tensor_parallel_size": 2}, ["4,5", "6,7"]),
     ],
 )
-def test_each_server_has_gpus_of_its_own(settings: dict[str, object], devices: list[str]) -> None:
-    one = launch("cuda", **settings)
-    count = one.settings.replicas_on("cuda")
-    found = [environment(replace(one, replica=i))["CUDA_VISIBLE_DEVICES"] for i in range(count)]
-    assert found == devices
+def test_each_server_sees_gpus_that_no_other_sees(settings: dict[str, object], devices: list[str]) -> None:
+    first_server = launch("cuda", **settings)
+    count = first_server.settings.replicas_on("cuda")
+    visible_devices = []
+    for number in range(count):
+        server = replace(first_server, replica=number)
+        visible_devices.append(environment(server)["CUDA_VISIBLE_DEVICES"])
+    assert visible_devices == devices
 
 
 @pytest.fixture
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen."""
+def sixteen_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with sixteen cores, and no variables that say how many this process may use."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
 @pytest.mark.parametrize(
-    ("threads", "cache", "variables", "memory", "servers"),
+    ("threads", "cache", "variables", "memory_gib", "expected"),
     [
         (1, 1, {}, 256, 8),
         (1, 1, {}, 24, 3),
@@ -257,18 +274,18 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_servers_on_a_cpu_are_as_many_as_cores_memory_and_other_runs_leave_room_for(
-    cores: None, threads: int, cache: int, variables: dict[str, str], memory: int, servers: int
+    sixteen_cores: None, threads: int, cache: int, variables: dict[str, str], memory_gib: int, expected: int
 ) -> None:
-    assert servers_that_fill(threads, cache, variables, memory=memory * GIB) == servers
+    assert servers_that_fill(threads, cache, variables, memory=memory_gib * GIB) == expected
 
 
-def test_an_engine_on_a_cpu_fills_the_cores_unless_it_is_told_otherwise(
-    cores: None, monkeypatch: pytest.MonkeyPatch
+def test_an_engine_on_a_cpu_fills_the_cores_unless_its_settings_say_how_many(
+    sixteen_cores: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    room = host_memory() // 2 // (4 * GIB)
+    servers_that_memory_holds = host_memory() // 2 // (4 * GIB)
     for settings, device, count in (
-        ({}, "cpu", max(1, min(2, room))),
+        ({}, "cpu", max(1, min(2, servers_that_memory_holds))),
         ({"replicas": 1}, "cpu", 1),
         ({"replicas": 5}, "cpu", 5),
         ({"omp_threads": 2}, "cpu", 1),
@@ -286,20 +303,20 @@ def test_an_engine_on_a_cpu_fills_the_cores_unless_it_is_told_otherwise(
 # How weights come in
 
 
-def chosen(
+def choose_transfer(
     setting: str = "auto", device: str = "cpu", machines: tuple[str, ...] = ("a",), **changes: Any
 ) -> str:
-    """The transfer for settings, ranks and devices."""
+    """Returns the transfer that the settings choose for a trainer with one rank on each of `machines`."""
     adapters = changes.pop("adapters", False)
     settings = VllmSettings(weight_transfer=setting, **changes)  # type: ignore[arg-type]
     return settings.transfer_method(device=device, machines=machines, adapters=adapters)[0]
 
 
-GIVEN = {"addresses": ("http://a:1", "http://b:1"), "key_file": "k", "machines": ("one", "other")}
+AT_ADDRESSES = {"addresses": ("http://a:1", "http://b:1"), "key_file": "k", "machines": ("one", "other")}
 
 
 @pytest.mark.parametrize(
-    ("changes", "way"),
+    ("changes", "expected"),
     [
         ({}, "file"),
         ({"machines": ("a", "a")}, "file"),
@@ -317,12 +334,14 @@ GIVEN = {"addresses": ("http://a:1", "http://b:1"), "key_file": "k", "machines":
         ({"device": "cuda", "devices": (0,)}, "file"),
         ({"device": "cuda", "devices": (1, 2), "machines": ("a", "a"), "replicas": 2}, "file"),
         ({"device": "cuda", "devices": (1,), "machines": ("a", "b"), "servers": "per_rank"}, "nccl"),
-        ({"device": "cuda", **GIVEN}, "file"),
-        ({"device": "cuda", "setting": "nccl", **GIVEN}, "nccl"),
+        ({"device": "cuda", **AT_ADDRESSES}, "file"),
+        ({"device": "cuda", "setting": "nccl", **AT_ADDRESSES}, "nccl"),
     ],
 )
-def test_the_way_is_chosen_by_where_trainer_and_engine_live(changes: dict[str, Any], way: str) -> None:
-    assert chosen(**changes) == way
+def test_the_weight_transfer_follows_from_the_devices_of_trainer_and_engine(
+    changes: dict[str, Any], expected: str
+) -> None:
+    assert choose_transfer(**changes) == expected
 
 
 @pytest.mark.parametrize(
@@ -336,19 +355,19 @@ def test_the_way_is_chosen_by_where_trainer_and_engine_live(changes: dict[str, A
         ("cuda_ipc", {"device": "cuda", "replicas": 2}, "set replicas"),
         ("shared_memory", {"machines": ("a", "b"), "servers": "per_rank"}, "choose 'file'"),
         ("shared_memory", {"adapters": True}, "'merged'"),
-        ("cuda_ipc", {"device": "cuda", **GIVEN}, ""),
-        ("shared_memory", GIVEN, ""),
-        ("nccl", GIVEN, ""),
+        ("cuda_ipc", {"device": "cuda", **AT_ADDRESSES}, ""),
+        ("shared_memory", AT_ADDRESSES, ""),
+        ("nccl", AT_ADDRESSES, ""),
     ],
 )
-def test_a_way_that_can_not_be_is_refused_with_what_would_be_right(
+def test_an_impossible_weight_transfer_is_refused_with_a_remedy(
     setting: str, changes: dict[str, Any], remedy: str
 ) -> None:
     with pytest.raises(ValueError, match=f"weight_transfer is '{setting}'.*{remedy}"):
-        chosen(setting, **changes)
+        choose_transfer(setting, **changes)
 
 
-def test_servers_that_somebody_else_started_have_no_weights_in_this_ones_memory() -> None:
+def test_servers_at_addresses_take_no_weights_from_the_memory_of_this_machine() -> None:
     settings = VllmSettings(addresses=("http://a:1", "http://b:1"), key_file="k")
     assert not settings.weights_in_memory and settings.replicas_on("cuda") == 2
     assert own_address("http://127.0.0.1:8000") == "127.0.0.1"
@@ -358,7 +377,7 @@ def test_servers_that_somebody_else_started_have_no_weights_in_this_ones_memory(
 
 
 @pytest.mark.parametrize(
-    ("settings", "send", "key", "remedy"),
+    ("settings", "send", "expected_keys", "remedy"),
     [
         ({}, "merged", [], ""),
         ({"extra_arguments": ("--scheduling-policy", "fcfs")}, "merged", ["extra_arguments"], ""),
@@ -379,24 +398,24 @@ def test_servers_that_somebody_else_started_have_no_weights_in_this_ones_memory(
         ({"weight_transfer": "nccl", "devices": (1,)}, "merged", [], ""),
     ],
 )
-def test_what_can_not_be_is_found_before_anything_starts(
-    settings: dict[str, Any], send: str, key: list[str], remedy: str
+def test_check_finds_settings_that_contradict_the_experiment(
+    settings: dict[str, Any], send: str, expected_keys: list[str], remedy: str
 ) -> None:
     experiment: Any = SimpleNamespace(
         context_length=256,
         model=SimpleNamespace(longest=None),
         trainer=SimpleNamespace(lora=SimpleNamespace(send=send)),
     )
-    found = list(VllmSettings(**settings).check(experiment))
-    assert [one.key for one in found] == key
-    assert all(remedy in (one.remedy or "") for one in found)
+    problems = list(VllmSettings(**settings).check(experiment))
+    assert [problem.key for problem in problems] == expected_keys
+    assert all(remedy in (problem.remedy or "") for problem in problems)
 
 
 ADDRESSES: dict[str, Any] = {"addresses": ("http://a:1",), "key_file": "k"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"servers": "per_rank", "devices": (0, 1, 2), "tensor_parallel_size": 2}, "doesn't divide"),
         ({"devices": (1, 1), "tensor_parallel_size": 2}, r"a GPU twice: \[1, 1\]"),
@@ -413,12 +432,12 @@ ADDRESSES: dict[str, Any] = {"addresses": ("http://a:1",), "key_file": "k"}
         ({**ADDRESSES, "servers": "per_rank"}, "per_rank' is for servers"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         VllmSettings(**settings)
 
 
-def test_a_machine_that_can_not_do_it_is_told(tmp_path: Path) -> None:
+def test_an_engine_that_this_machine_cannot_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"needs GPUs \[0, 1\], and this process sees 1"):
         environment(launch("cuda", tensor_parallel_size=2), CUDA_VISIBLE_DEVICES="0")
     second_rank = launch("cuda", 1, 2, devices=(4, 5), tensor_parallel_size=2, servers="per_rank")
@@ -432,22 +451,22 @@ def test_a_machine_that_can_not_do_it_is_told(tmp_path: Path) -> None:
         start_engine(VllmSettings(), replace(RUN, logs=tmp_path, ranks=Rendezvous(1, 2)))
 
 
-def test_an_engine_of_ones_own_is_started_by_its_settings() -> None:
-    made = Engine()
+def test_the_engine_of_a_users_own_settings_is_started_by_them() -> None:
+    own_engine = Engine()
 
-    class Mine(EngineSettings):
+    class OwnEngineSettings(EngineSettings):
         """Not registered as a part: other tests list those."""
 
         def start(self, launch: EngineLaunch) -> Engine:
-            return made
+            return own_engine
 
-    assert start_engine(Mine(), RUN) is made
+    assert start_engine(OwnEngineSettings(), RUN) is own_engine
     with pytest.raises(ValueError, match="a judge needs a server that answers over HTTP"):
-        start_servers(Mine(), RUN, Path("/logs/judge.log"))
+        start_servers(OwnEngineSettings(), RUN, Path("/logs/judge.log"))
 
 
 def test_large_weights_have_more_time_to_start_and_to_sync(tmp_path: Path) -> None:
-    """70 billion weights in files, sparse ones; their adapters wait for them as well."""
+    """Two sparse files hold 70 billion weights of two bytes; adapters of this model get the same time."""
     model, adapters = tmp_path / "model", tmp_path / "adapters"
     for folder in (model, adapters):
         folder.mkdir()
@@ -457,6 +476,6 @@ def test_large_weights_have_more_time_to_start_and_to_sync(tmp_path: Path) -> No
     (adapters / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": str(model)}))
     settings = VllmSettings(sync_timeout=300, start_timeout=600)
     for folder in (model, adapters):
-        found = with_time_for(settings, folder)
-        assert (round(found.sync_timeout), round(found.start_timeout)) == (952, 1252)
+        longer = with_time_for(settings, folder)
+        assert (round(longer.sync_timeout), round(longer.start_timeout)) == (952, 1252)
     assert with_time_for(settings, tmp_path / "nothing") == settings

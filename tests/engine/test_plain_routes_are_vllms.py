@@ -1,6 +1,7 @@
-"""The bodies that the plain client sends and the answers that it reads are those of the installed vLLM.
+"""The plain client and the installed vLLM agree on requests, answers and routes.
 
-The test builds both with vLLM's own classes, without a server.
+The tests build both sides with vLLM's own classes, without a server. They hold that vLLM reads each body that
+the client sends, that the client reads each answer of vLLM, and that the routes that load weights exist.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SAMPLING = SamplingParams(max_tokens=5, temperature=0.7, top_p=0.9, top_k=-1, st
 PART = RequestPart(0, 3, 2, Request(token_array([5, 6, 7]), 100, 8, SAMPLING))
 
 
-SCORED = RequestPart(0, 0, 1, ScoreRequest(token_array([5, 6]), text_ids=token_array([7, 8])))
+TO_SCORE = RequestPart(0, 0, 1, ScoreRequest(token_array([5, 6]), text_ids=token_array([7, 8])))
 
 
 def body(route: Route, part: RequestPart = PART) -> dict[str, object]:
@@ -150,8 +151,8 @@ def test_vllm_reads_the_bodies_that_score_and_the_client_its_answers() -> None:
     from vllm.entrypoints.serve.engine.protocol import UsageInfo
     from vllm.logprobs import Logprob
 
-    of_tokens = GenerateRequest.model_validate(body("tokens", SCORED))
-    of_completions = CompletionRequest.model_validate(body("completions", SCORED))
+    of_tokens = GenerateRequest.model_validate(body("tokens", TO_SCORE))
+    of_completions = CompletionRequest.model_validate(body("completions", TO_SCORE))
     assert of_tokens.token_ids == of_completions.prompt == [5, 6, 7, 8]
     for params in (of_tokens.sampling_params, of_completions.to_sampling_params(1, {})):
         assert (params.prompt_logprobs, params.max_tokens, params.temperature) == (0, 1, 1.0)
@@ -166,9 +167,9 @@ def test_vllm_reads_the_bodies_that_score_and_the_client_its_answers() -> None:
         ).model_dump_json(),
         "completions": CompletionResponse(model="tiny", usage=usage, choices=[completion]).model_dump_json(),
     }
-    assert isinstance(SCORED.request, ScoreRequest)
+    assert isinstance(TO_SCORE.request, ScoreRequest)
     for route, answer in answers.items():
-        assert scores_of_answer(json.loads(answer), route, SCORED.request) == [-7 / 8, -1.0]
+        assert scores_of_answer(json.loads(answer), route, TO_SCORE.request) == [-7 / 8, -1.0]
 
 
 def test_vllm_has_the_routes_that_load_and_name_weights() -> None:

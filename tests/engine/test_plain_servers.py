@@ -14,7 +14,7 @@ Promises that these tests hold:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import token_array
 
 from . import stub_server
-from .fake_vllm import ROUTES, FakeVllm
+from .fake_vllm import ROUTES, FakeVllm, send
 from .stubs import Stub, answers, request, until
 
 
@@ -117,7 +117,7 @@ def test_a_server_without_the_token_route_is_asked_by_the_other_one(servers: Ser
         servers.engine(fake.url, route="tokens").wait_ready()
 
 
-def test_log_probs_that_nobody_reads_are_not_asked_for(servers: Servers) -> None:
+def test_log_probs_that_are_not_read_are_not_requested(servers: Servers) -> None:
     fake = servers.serve()
     engine = servers.engine(fake.url)
     (completions,) = engine.generate([replace(request(1), reads_logprobs=False)])
@@ -139,9 +139,7 @@ def test_text_is_decoded_only_where_a_stop_string_needs_it(servers: Servers, sto
 
 
 @pytest.mark.parametrize("reply", [429, 500, 502, 503, 504, "cut"])
-def test_a_request_that_meets_a_passing_failure_is_sent_again_and_nothing_else_is(
-    servers: Servers, reply: int | str
-) -> None:
+def test_only_a_request_with_a_temporary_failure_is_sent_again(servers: Servers, reply: int | str) -> None:
     fake = servers.serve()
     engine = servers.engine(fake.url)
     engine.wait_ready()
@@ -235,7 +233,7 @@ def test_a_server_that_hangs_is_lost_at_the_deadline_and_its_requests_go_to_the_
 # Weights
 
 
-def test_weights_are_loaded_named_and_found_by_the_canary(servers: Servers) -> None:
+def test_weights_are_loaded_named_and_checked_by_the_canary(servers: Servers) -> None:
     fakes = [servers.serve(), servers.serve()]
     engine = servers.engine(*(fake.url for fake in fakes))
     assert engine.generate([request(1)]) == [answers(1)], "the start weights were loaded first"
@@ -260,7 +258,7 @@ def test_a_restarted_server_gets_the_newest_weights_before_it_samples(servers: S
     first, second = servers.serve(), servers.serve()
     engine = servers.engine(first.url, second.url)
     engine.load(servers.stub.weights(1), 1, servers.stub.canary(1))
-    # As if it had been restarted: the weights that it was started with, which nobody has named.
+    # As if it had been restarted: it has the weights that it was started with, which no load has named.
     first.weights, first.weights_name = "weights of nobody", "default"
     requests = [request(i) for i in range(12)]
     assert engine.generate(requests) == [answers(i, version=1) for i in range(12)]
@@ -382,7 +380,7 @@ def test_an_evaluation_ends_if_its_server_comes_back_without_the_routes_of_weigh
     engine = servers.engine(fake.url, trains=False, max_restarts=1)
     engine.generate([request(1)])
     fake.dev_mode, fake.weights = False, "weights 3"
-    fake.replies = ["no JSON"]  # so that it is met again
+    fake.replies = ["no JSON"]  # the client meets a server again after such a failure
     with pytest.raises(EngineError, match="was restarted without the routes that load weights"):
         engine.generate([request(2)])
 
@@ -397,9 +395,8 @@ def test_a_server_that_cannot_load_weights_evaluates_with_those_it_has(
     (completions,) = engine.generate([request(1)])
     (message,) = messages
     assert message.endswith("has the model tiny, samples by /inference/v1/generate and keeps its weights")
-    assert [c.token_ids.tolist() for c in completions] == [
-        c.token_ids.tolist() for c in answers(1, version=2)
-    ]
+    ids = [completion.token_ids.tolist() for completion in completions]
+    assert ids == [answer.token_ids.tolist() for answer in answers(1, version=2)]
     with pytest.raises(EngineError, match=r"has no routes that load weights: .*VLLM_SERVER_DEV_MODE=1"):
         engine.load(servers.stub.weights(1), 1, servers.stub.canary(1))
 
@@ -518,7 +515,7 @@ def test_the_key_is_read_from_the_environment_sent_and_never_shown(
     assert all("Authorization" not in headers for headers in servers.serve().headers)
 
 
-def test_a_key_that_is_missing_and_adapters_are_found_by_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_finds_a_missing_key_adapters_and_a_tiny_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MY_KEY", raising=False)
     experiment: Any = SimpleNamespace(
         trainer=SimpleNamespace(lora=SimpleNamespace(send="adapters")),
@@ -564,9 +561,9 @@ def test_a_certificate_that_cannot_be_read_is_refused(servers: Servers, tmp_path
 def test_an_address_where_another_program_answers_is_refused(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer: Callable[..., None] = lambda self, handler, body: __import__(  # noqa: E731
-        "tests.engine.fake_vllm", fromlist=["send"]
-    ).send(handler, 200, {"data": ["no card"]})
+    def answer(self: FakeVllm, handler: Any, body: dict[str, Any] | None) -> None:
+        send(handler, 200, {"data": ["no card"]})
+
     monkeypatch.setattr(FakeVllm, "answer", answer)
     with pytest.raises(EngineError, match="doesn't list its models as vLLM does"):
         servers.engine(servers.serve().url).wait_ready()

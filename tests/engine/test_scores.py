@@ -1,9 +1,11 @@
-"""Scores: the log-probs of given tokens, which `await engine.score(...)` returns.
+"""Scores: the log-probs of the tokens of a text, which `await engine.score(...)` returns.
 
-* They are the trainer's, whatever shares the batch (the server's are compared in test_vllm_server.py).
+Promises that these tests hold:
+
+* Scores are the trainer's log-probs, whatever shares the batch (for a server see test_vllm_server.py).
 * A text that can't be scored ends in one message.
-* They are stored and found in a journal, and a server that dies meanwhile is replaced.
-* Their tokens aren't counted as sampled.
+* Scores are stored in the journal and read from it; a server that dies meanwhile is replaced.
+* Scored tokens aren't counted as sampled.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 def scores_of(engine: Engine, texts: Texts) -> list[Column]:
     async def score_all() -> list[Column]:
-        return await asyncio.gather(*(engine.score(np.array(p), np.array(t)) for p, t in texts))
+        scores = [engine.score(np.array(prompt), np.array(text)) for prompt, text in texts]
+        return await asyncio.gather(*scores)
 
     return engine.run(score_all())
 
@@ -70,9 +73,9 @@ def test_a_score_has_the_same_bits_whatever_shares_its_batch_and_while_others_sa
 ) -> None:
     texts = various_texts(12)
     together = scores_of(in_process_engine(folder), texts)
-    assert [scores_of(in_process_engine(folder), [text])[0].tolist() for text in texts] == [
-        of_text.tolist() for of_text in together
-    ]
+    for text, scores in zip(texts, together, strict=True):
+        [alone] = scores_of(in_process_engine(folder), [text])
+        assert alone.tolist() == scores.tolist()
     engine = in_process_engine(folder)
     sampled = Request(np.array([1, 2]), 5, 3, SamplingParams(max_tokens=9))
 

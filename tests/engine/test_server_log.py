@@ -1,4 +1,8 @@
-"""A failing server is diagnosed from the error that ended it. The logs are real ends of vLLM's, shortened."""
+"""A failing server is diagnosed from the end of its log.
+
+The tests hold that the message names the error that ended the server, and not an earlier warning, and that
+known errors come with a remedy. The logs in `server_logs` are real ends of vLLM's, shortened.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ LOGS = Path(__file__).parent / "server_logs"
         ("small_batches", "max_num_batched_tokens (16) is smaller than", "engines.policy.extra_arguments"),
     ],
 )
-def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(
+def test_the_error_that_ended_a_server_is_named_and_not_its_warnings(
     log: str, error: str, remedy: str
 ) -> None:
     text = (LOGS / f"{log}.log").read_text()
@@ -39,7 +43,7 @@ def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(
     ("error", "remedy"),
     [
         ("OSError: [Errno 24] Too many open files: '/weights'", "raise `ulimit -n`"),
-        # Memory that lacks for the cache is told from memory that is taken.
+        # Too little memory for the cache and memory that others use have opposite remedies.
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "lower gpu_memory"),
         ("ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less", "lower gpu_memory"),
         ("ValueError: No available memory for the cache blocks.", "raise gpu_memory_utilization"),
@@ -49,21 +53,21 @@ def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(
         ),
     ],
 )
-def test_errors_that_are_known_have_a_remedy(error: str, remedy: str) -> None:
+def test_known_errors_have_a_remedy(error: str, remedy: str) -> None:
     assert remedy in diagnosis(f"(EngineCore pid=7) ERROR 11-22 08:02:38 [core.py:1510] {error}\n")
 
 
 @pytest.mark.parametrize(
-    ("log", "told"),
+    ("log", "expected"),
     [
         ("a.b.StrangeError: something\n  line 3\n", " It ended with 'a.b.StrangeError: something line 3'."),
         ("INFO all is well\nWARNING OSError: [Errno 24] Too many open files\n", ""),
     ],
 )
-def test_an_error_that_nobody_knows_is_shown_as_it_stands_and_none_gives_no_diagnosis(
-    log: str, told: str
+def test_an_unknown_error_is_quoted_and_a_log_without_error_gives_no_diagnosis(
+    log: str, expected: str
 ) -> None:
-    assert diagnosis(log) == told
+    assert diagnosis(log) == expected
 
 
 def test_long_errors_are_cut() -> None:

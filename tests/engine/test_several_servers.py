@@ -1,5 +1,13 @@
-"""An engine of several servers gives what one gives, and goes on when one of them is lost; of several ranks
-with one server, the others are clients of the first one's."""
+"""Engines with several servers, and several ranks that share the server of the first.
+
+Promises that these tests hold:
+
+* Any number of servers gives the same samples, and each request is sampled once.
+* When one server is lost, the others go on, and it gets requests again when it is back.
+* New weights, sleep and failures reach every server.
+* A continuation goes to the server that has its prefix in its cache.
+* Ranks that share a server load weights together, fail together, and can each have it replaced.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +40,7 @@ from .stubs import Stub, answers, below, request, until
 
 
 def servers() -> list[int]:
-    """The stub servers below this process: each has a child of its own."""
+    """Finds the stub servers among the descendants of this process: each of them has one child."""
     return [pid for pid in below(os.getpid()) if len(below(pid)) == 1]
 
 
@@ -41,8 +49,10 @@ def test_any_number_of_servers_gives_the_same_answers(stub: Stub, replicas: int)
     engine = stub.start(replicas=replicas)
     engine.wait_ready()
     assert engine.generate([request(i) for i in range(24)]) == [answers(i) for i in range(24)]
-    assert sorted(one["seed"] for one in stub.asked()) == list(range(24)), "nothing is asked twice"
-    assert set(stub.asked_of()) == set(range(replicas)), "everybody has something to do"
+    assert sorted(body["seed"] for body in stub.sample_requests()) == list(range(24)), (
+        "nothing is asked twice"
+    )
+    assert set(stub.servers_of_requests()) == set(range(replicas)), "every server has work"
 
 
 def test_a_server_killed_in_mid_wave_is_replaced_while_the_others_go_on(stub: Stub, tmp_path: Path) -> None:
@@ -63,11 +73,13 @@ def test_a_server_killed_in_mid_wave_is_replaced_while_the_others_go_on(stub: St
     asked = [request(i) for i in range(60)]
     assert journaled.generate(asked, on_result) == [answers(i) for i in range(60)]
     assert sorted(reported) == list(range(60)), "each answer is reported once"
-    seeds = [one["seed"] for one in stub.asked()]
-    twice = {seed for seed in seeds if seeds.count(seed) > 1}
-    assert len(twice) <= 2 and not twice & set(reported[:10]), "only what was not answered is asked again"
+    seeds = [body["seed"] for body in stub.sample_requests()]
+    seeds_asked_twice = {seed for seed in seeds if seeds.count(seed) > 1}
+    # The killed server had at most `max_concurrency` requests, and those with an answer are not asked again.
+    assert len(seeds_asked_twice) <= 2
+    assert not seeds_asked_twice & set(reported[:10])
     assert JournaledEngine(engine, tmp_path / "journal.jsonl").generate(asked) == journaled.generate(asked)
-    assert len(stub.asked()) == len(seeds), "what the journal has is not asked for"
+    assert len(stub.sample_requests()) == len(seeds), "what the journal has is not asked for"
     assert until(lambda: engine.restarts == 1)
 
 
@@ -78,9 +90,9 @@ def test_a_server_that_was_lost_takes_requests_again_when_it_is_back(stub: Stub)
     assert engine.generate([request(1), request(2)]) == [answers(1), answers(2)]
     engine.wait_ready()
     assert engine.restarts == 1
-    stub.forget_what_was_asked()
+    stub.forget_requests()
     assert engine.generate([request(i) for i in range(8)]) == [answers(i) for i in range(8)]
-    assert set(stub.asked_of()) == {0, 1}
+    assert set(stub.servers_of_requests()) == {0, 1}
 
 
 def test_all_servers_have_new_weights_and_one_that_fails_is_replaced_alone(stub: Stub) -> None:
@@ -89,9 +101,9 @@ def test_all_servers_have_new_weights_and_one_that_fails_is_replaced_alone(stub:
     stub.order("reload-lies")
     report = engine.load(stub.weights(1), 1, stub.canary(1))
     assert (report.canary_gap, report.restarts) == (0.0, 1)
-    stub.forget_what_was_asked()
+    stub.forget_requests()
     assert engine.generate([request(i) for i in range(8)]) == [answers(i, version=1) for i in range(8)]
-    assert set(stub.asked_of()) == {0, 1}
+    assert set(stub.servers_of_requests()) == {0, 1}
     report = engine.load(stub.weights(2), 2, stub.canary(2))
     assert (report.canary_gap, report.restarts) == (0.0, 0)
 
@@ -128,33 +140,38 @@ def test_continuations_go_to_the_server_that_has_the_answer(stub: Stub) -> None:
         return [Request(prompt, 100 * (k + 1) + index, 1, sampling, CONTINUATIONS) for k in range(3)]
 
     engine.generate([answer(i) for i in range(8)], on_result)
-    served = dict(zip([one["seed"] for one in stub.asked()], stub.asked_of(), strict=True))
-    assert len(served) == 32
-    assert all(served[100 * (k + 1) + i] == served[i] for i in range(8) for k in range(3))
-    assert {served[i] for i in range(8)} == {0, 1}
+    seeds = [body["seed"] for body in stub.sample_requests()]
+    server_by_seed = dict(zip(seeds, stub.servers_of_requests(), strict=True))
+    assert len(server_by_seed) == 32
+    for i in range(8):
+        for k in range(3):
+            assert server_by_seed[100 * (k + 1) + i] == server_by_seed[i]
+    assert {server_by_seed[i] for i in range(8)} == {0, 1}
 
 
-def test_the_holder_of_a_prefix_is_who_computed_the_longest_part_of_it() -> None:
-    ids = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
-    known = Prefixes()
-    assert known.find(ids) is None
-    known.add(0, ids[: 2 * BLOCK_TOKENS])
-    other = ids.copy()
-    other[BLOCK_TOKENS:] += 1
-    known.add(1, other[: 2 * BLOCK_TOKENS])
-    assert known.find(ids) == 0 and known.find(other) == 1
-    assert known.find(ids[: BLOCK_TOKENS - 1]) is None, "less than a block is known to nobody"
-    known.forget(0)
-    assert known.find(ids) == 1, "the first block is the same"
+def test_the_server_of_a_prompt_is_the_one_that_computed_its_longest_prefix() -> None:
+    prompt = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
+    prefixes = Prefixes()
+    assert prefixes.find(prompt) is None
+    prefixes.add(0, prompt[: 2 * BLOCK_TOKENS])
+    other_prompt = prompt.copy()
+    other_prompt[BLOCK_TOKENS:] += 1
+    prefixes.add(1, other_prompt[: 2 * BLOCK_TOKENS])
+    assert prefixes.find(prompt) == 0 and prefixes.find(other_prompt) == 1
+    assert prefixes.find(prompt[: BLOCK_TOKENS - 1]) is None, (
+        "a prefix shorter than a block is not remembered"
+    )
+    prefixes.forget(0)
+    assert prefixes.find(prompt) == 1, "the first block is the same"
 
 
-def test_what_is_remembered_of_prefixes_has_a_bound() -> None:
-    known = Prefixes(most=4)
+def test_the_number_of_remembered_prefixes_is_bounded() -> None:
+    prefixes = Prefixes(most=4)
     texts = [np.full(3 * BLOCK_TOKENS, number, np.int32) for number in range(20)]
     for text in texts:
-        known.add(0, text)
-    assert [known.find(text) for text in texts[-2:]] == [0, 0]
-    assert sum(known.find(text) is not None for text in texts) <= 2
+        prefixes.add(0, text)
+    assert [prefixes.find(text) for text in texts[-2:]] == [0, 0]
+    assert sum(prefixes.find(text) is not None for text in texts) <= 2
 
 
 # Several ranks
@@ -164,7 +181,7 @@ DEADLINE_S = 60.0
 
 
 class TwoRanks:
-    """Two engines in two threads, as if they were processes."""
+    """The engines of two ranks, in two threads instead of two processes; rank 0 has the server."""
 
     def __init__(self, stub: Stub, **settings: object) -> None:
         self.stub = stub
@@ -197,9 +214,9 @@ class TwoRanks:
 
 @pytest.fixture
 def ranks(stub: Stub) -> Iterator[TwoRanks]:
-    found = TwoRanks(stub)
-    yield found
-    found.close()
+    two_ranks = TwoRanks(stub)
+    yield two_ranks
+    two_ranks.close()
 
 
 @pytest.mark.parametrize("fault", [None, "reload-lies"])
@@ -237,21 +254,21 @@ def test_a_rank_whose_request_fails_has_the_server_replaced_though_the_first_is_
     assert ranks.engines[0].restarts == 1
 
 
-def test_other_ranks_hear_why_the_first_has_no_server(stub: Stub) -> None:
+def test_other_ranks_get_the_error_of_the_first_ranks_server(stub: Stub) -> None:
     stub.order("never-starts")
-    found = TwoRanks(stub)
+    ranks = TwoRanks(stub)
     try:
         with pytest.raises(EngineError, match="out of memory"):
-            found.engines[1].wait_ready()
+            ranks.engines[1].wait_ready()
     finally:
-        found.close()
+        ranks.close()
 
 
 @pytest.mark.parametrize("event", ["failed", "let go", "succeeded"])
-def test_a_server_that_was_missed_before_has_its_whole_time_again(
+def test_a_server_that_was_away_before_has_its_whole_start_time_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
 ) -> None:
-    """It was missed at the end of one wave, hours of training follow, and it is missed at the next."""
+    """A rank misses the server at the end of one wave, and again at the next, after hours of training."""
     clock = SimpleNamespace(monotonic=lambda: clock.time, sleep=lambda seconds: None, time=1.0)
     monkeypatch.setattr(server, "time", clock)
     remote = RemoteServer(tmp_path / "server.json", tmp_path / "log", VllmSettings(start_timeout=20.0))
@@ -269,15 +286,15 @@ def test_a_server_that_was_missed_before_has_its_whole_time_again(
         remote.now()
 
 
-def test_who_begins_to_sample_waits_for_a_server_that_was_missed_before(stub: Stub) -> None:
-    found = TwoRanks(stub)
+def test_a_rank_that_begins_to_sample_waits_its_whole_time_for_the_server(stub: Stub) -> None:
+    ranks = TwoRanks(stub)
     try:
-        (replica,) = found.engines[1]._replicas
+        (replica,) = ranks.engines[1]._replicas
         assert isinstance(replica.server, RemoteServer)
         replica.server._waits_since = time.monotonic() - 10_000.0
-        assert found.engines[1].generate([request(4)]) == [answers(4)]  # the server is just starting
+        assert ranks.engines[1].generate([request(4)]) == [answers(4)]  # the server is just starting
     finally:
-        found.close()
+        ranks.close()
 
 
 def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Path) -> None:
@@ -288,15 +305,17 @@ def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Pat
         return [files.gather(100 * meeting + rank) for meeting in range(50)]
 
     with ThreadPoolExecutor(3) as pool:
-        for seen in pool.map(meet, range(3)):
-            assert seen == [[100 * meeting + rank for rank in range(3)] for meeting in range(50)]
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [f"engine-meeting-50-{rank}.json" for rank in range(3)], "no name is used twice, none kept"
+        for gathered in pool.map(meet, range(3)):
+            assert gathered == [[100 * meeting + rank for rank in range(3)] for meeting in range(50)]
+    file_names = sorted(path.name for path in tmp_path.iterdir())
+    assert file_names == [f"engine-meeting-50-{rank}.json" for rank in range(3)], (
+        "each meeting has files of its own, and only the last ones are left"
+    )
 
 
-def test_the_timeline_names_the_server_and_neither_its_guard_nor_the_run(ranks: TwoRanks) -> None:
+def test_the_timeline_has_the_pid_of_the_server_and_not_of_its_guard_or_the_run(ranks: TwoRanks) -> None:
     ranks.both(lambda rank, engine: engine.wait_ready())
     [process] = read_timeline(ranks.stub.log.with_suffix(SUFFIX))
-    [answers] = [one for one in process.spans if one.name == "answers"]
+    [answers] = [span for span in process.spans if span.name == "answers"]
     command = Path(f"/proc/{answers.about['pid']}/cmdline").read_bytes()
     assert b"stub_server" in command and b"guard.py" not in command

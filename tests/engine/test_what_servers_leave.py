@@ -1,4 +1,11 @@
-"""Whatever is killed, nothing of a server is left: no process, and no file but until the next start."""
+"""The processes and files of a server end with it, whichever process is killed.
+
+Promises that these tests hold:
+
+* A guard beside each server ends the server and all below it when the trainer, the server or its engine dies.
+* The folder of a server and the memory that it shared are deleted, at the latest when the next server starts.
+* Folders of live processes, and files that are nobody's, stay.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +29,7 @@ from treetune.engine.launch import refuse_long_paths, scratch_folder
 from .stubs import below, none_alive, until
 from .test_launch import launch
 
-# A server with children: an engine, and two others, one of which has left its session.
+# A server with two children: an engine, and a process in a session of its own.
 SERVER = """
 import subprocess, sys, time
 sleep = ["-S", "-c", "import time; time.sleep(600)"]
@@ -48,7 +55,7 @@ time.sleep(600)
 
 
 class Family:
-    """A parent that started a guard that runs a server that has children."""
+    """A parent process that started a guard, which runs a server with children."""
 
     def __init__(self, folder: Path, fork: bool = False, engine: str = "anything") -> None:
         self.scratch, ready, self.errors = folder / "scratch", folder / "ready", folder / "errors"
@@ -73,7 +80,7 @@ class Family:
         self.forked = [pid for pid in below(self.parent.pid) if pid not in [self.guard, *self.tree]]
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
-        """And nothing is left."""
+        """Sends a signal to one process and checks that nothing below the guard is left."""
         os.kill(pid, number)
         assert until(lambda: none_alive([self.guard, *self.tree]))
         assert not self.scratch.exists()
@@ -86,49 +93,51 @@ class Family:
 
 
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[Callable[..., Family]]:
-    made: list[Family] = []
+def start_family(tmp_path: Path) -> Iterator[Callable[..., Family]]:
+    families: list[Family] = []
 
-    def make(**settings: object) -> Family:
-        made.append(Family(tmp_path, **settings))  # type: ignore[arg-type]
-        return made[-1]
+    def start(**settings: object) -> Family:
+        families.append(Family(tmp_path, **settings))  # type: ignore[arg-type]
+        return families[-1]
 
-    yield make
-    for one in made:
-        one.end()
+    yield start
+    for start_family in families:
+        start_family.end()
 
 
 @pytest.mark.parametrize("fork", [False, True], ids=["alone", "with a forked worker that lives on"])
-def test_nothing_is_left_when_the_parent_is_killed(family: Callable[..., Family], fork: bool) -> None:
-    found = family(fork=fork)
-    assert bool(found.forked) == fork
-    found.kill(found.parent.pid)
+def test_nothing_is_left_when_the_parent_is_killed(start_family: Callable[..., Family], fork: bool) -> None:
+    family = start_family(fork=fork)
+    assert bool(family.forked) == fork
+    family.kill(family.parent.pid)
 
 
-def test_children_are_ended_when_the_server_is_killed(family: Callable[..., Family]) -> None:
-    found = family()
-    found.kill(found.server)
+def test_children_are_ended_when_the_server_is_killed(start_family: Callable[..., Family]) -> None:
+    family = start_family()
+    family.kill(family.server)
 
 
-def test_vllms_server_that_survives_its_engine_process_is_ended(family: Callable[..., Family]) -> None:
-    """It would leave requests unanswered."""
-    found = family(engine="VLLM::EngineCore")
+def test_vllms_server_that_survives_its_engine_process_is_ended(start_family: Callable[..., Family]) -> None:
+    """Without its engine process, the server would accept requests and never answer them."""
+    family = start_family(engine="VLLM::EngineCore")
     # The guard looks for it twice a second, and has to have seen it.
-    assert not until(lambda: none_alive([found.guard]), 1.5)
-    found.kill(found.engine)
-    assert "is gone: its server is ended" in found.errors.read_text()
+    assert not until(lambda: none_alive([family.guard]), 1.5)
+    family.kill(family.engine)
+    assert "is gone: its server is ended" in family.errors.read_text()
 
 
-def test_the_server_is_ended_when_the_guard_is_killed(family: Callable[..., Family]) -> None:
-    found = family()
-    os.kill(found.guard, signal.SIGKILL)
-    assert until(lambda: none_alive([found.server]))
+def test_the_server_is_ended_when_the_guard_is_killed(start_family: Callable[..., Family]) -> None:
+    family = start_family()
+    os.kill(family.guard, signal.SIGKILL)
+    assert until(lambda: none_alive([family.server]))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_guard_ends_everything(family: Callable[..., Family], number: signal.Signals) -> None:
-    found = family()
-    found.kill(found.guard, number)
+def test_a_signal_to_the_guard_ends_everything(
+    start_family: Callable[..., Family], number: signal.Signals
+) -> None:
+    family = start_family()
+    family.kill(family.guard, number)
 
 
 def test_the_guard_reports_how_the_command_ended(tmp_path: Path) -> None:
@@ -218,12 +227,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -> None:
+def test_the_next_start_deletes_the_folders_of_killed_processes(temporary: Path) -> None:
     program = (
         "import sys, tempfile, time; tempfile.tempdir = sys.argv[1]\n"
         "from treetune.engine.launch import scratch_folder; print(scratch_folder())\n"
         "from treetune.store.held_folders import MEMORY, hold\n"
-        "place = MEMORY / sys.argv[2]; place.mkdir(); hold(place); print(place, flush=True)\n"
+        "shared = MEMORY / sys.argv[2]; shared.mkdir(); hold(shared); print(shared, flush=True)\n"
         "time.sleep(600)"
     )
     weights = f"treetune-test-{uuid4().hex}"
@@ -231,7 +240,8 @@ def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -
         [sys.executable, "-c", program, str(temporary), weights], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    left, in_memory = Path(process.stdout.readline().strip()), Path(process.stdout.readline().strip())
+    left = Path(process.stdout.readline().strip())
+    in_memory = Path(process.stdout.readline().strip())
     # Both are checked while their process lives: after it has ended, any other test that starts a server may
     # delete what lies in memory.
     assert left.is_dir()
@@ -244,14 +254,14 @@ def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -
     mine = scratch_folder()
     second = scratch_folder()
     assert not left.exists(), "its process is gone"
-    assert strange.exists(), "nobody knows whose that is"
+    assert strange.exists(), "no process has marked it as its own"
     assert not in_memory.exists(), "it lies elsewhere, and is swept by every start"
     assert mine.exists(), "its process is there"
     assert second != mine
 
 
 PLANTED: dict[str, Callable[[Path], object]] = {
-    # What another user, or a flipped bit, may leave in place of the lock.
+    # Another user, or a flipped bit, may leave these in place of the lock.
     "text": lambda lock: lock.write_text("no number"),
     "nothing": Path.touch,
     "bytes": lambda lock: lock.write_bytes(bytes(range(256))),
@@ -263,7 +273,7 @@ PLANTED: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("kind", PLANTED)
 @pytest.mark.parametrize("owner", ["mine", "another's"])
-def test_whatever_lies_in_the_folder_for_temporary_files_a_start_goes_on(
+def test_a_server_starts_whatever_lies_in_the_folder_for_temporary_files(
     temporary: Path, kind: str, owner: str
 ) -> None:
     planted = temporary / "treetune-engine-planted"
@@ -276,7 +286,7 @@ def test_whatever_lies_in_the_folder_for_temporary_files_a_start_goes_on(
             pytest.skip("only root can give a folder away")
         os.chown(planted, 65534, 65534)
     assert scratch_folder().is_dir()
-    # A file of this user's that nobody has locked is what a dead process leaves; all else is left alone.
+    # An unlocked file of this user is what a dead process leaves, so the folder is deleted; all else stays.
     assert planted.exists() == (owner == "another's" or kind in ("fifo", "link", "folder"))
 
 
@@ -304,28 +314,28 @@ def test_a_servers_temporary_files_lie_in_its_folder_and_what_is_compiled_outliv
     temporary: Path,
 ) -> None:
     folder = scratch_folder()
-    found = launch().environment(folder)
-    assert found["TMPDIR"] == found["VLLM_RPC_BASE_PATH"] == str(folder)
-    assert not Path(found["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder)
+    variables = launch().environment(folder)
+    assert variables["TMPDIR"] == variables["VLLM_RPC_BASE_PATH"] == str(folder)
+    assert not Path(variables["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder)
 
 
-def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused_and_the_longest_allowed_holds_one(
+def test_a_temporary_folder_with_too_long_a_path_for_sockets_is_refused_and_the_longest_allowed_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     refuse_long_paths()
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 90)
-    with pytest.raises(ValueError, match=r"set TMPDIR to a folder whose path has at most \d+") as told:
+    with pytest.raises(ValueError, match=r"set TMPDIR to a folder whose path has at most \d+") as refusal:
         refuse_long_paths()
-    (most,) = re.findall(r"at most (\d+)", str(told.value))
+    (longest,) = re.findall(r"at most (\d+)", str(refusal.value))
     base = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
-    place = base / ("y" * (int(most) - len(str(base)) - 1))
-    place.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    deepest = base / ("y" * (int(longest) - len(str(base)) - 1))
+    deepest.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deepest))
     refuse_long_paths()
     folder = scratch_folder()
     try:
-        with socket.socket(socket.AF_UNIX) as one:
-            one.bind(os.fspath(folder / str(uuid4())))
+        with socket.socket(socket.AF_UNIX) as unix_socket:
+            unix_socket.bind(os.fspath(folder / str(uuid4())))
     finally:
         shutil.rmtree(base)

@@ -1,4 +1,12 @@
-"""Answers leave the engine core whole, and are those that vLLM would have handed on token by token."""
+"""The scheduler that hands on whole answers instead of tokens.
+
+Promises that these tests hold:
+
+* An answer leaves vLLM's engine core once, with all of its tokens and log-probs.
+* A client that needs each token at once, as for stop strings, gets it.
+* The scheduler forgets a request that was given up.
+* Asynchronous scheduling gives the same answers (the slow test, with vLLM's own core).
+"""
 
 from __future__ import annotations
 
@@ -31,39 +39,48 @@ from treetune.models.sources import TinyModel
 
 
 def outputs_of(name: str, tokens: int, reads_logprobs: bool = True) -> list[EngineCoreOutput]:
-    """An answer token by token, as the scheduler hands it on; some steps have two tokens, and the last step
-    ends it."""
+    """Builds the outputs of one answer step by step, as vLLM's scheduler does: some steps have two tokens."""
     draws = random.Random(tokens)
     ids = [draws.randrange(1000) for _ in range(tokens)]
-    found = []
+    outputs = []
     while ids:
         width = draws.choice((1, 1, 2))
-        now, ids = ids[:width], ids[width:]
-        column = np.array(now, np.int32)[:, None]
+        ids_of_step, ids = ids[:width], ids[width:]
+        column = np.array(ids_of_step, np.int32)[:, None]
         logprobs = LogprobsLists(column, -column.astype(np.float32) / 7, column[:, 0])
-        found.append(EngineCoreOutput(name, now, logprobs if reads_logprobs else None))
-    found[-1].finish_reason, found[-1].stop_reason = FinishReason.STOP, 7
-    return found
+        outputs.append(EngineCoreOutput(name, ids_of_step, logprobs if reads_logprobs else None))
+    outputs[-1].finish_reason, outputs[-1].stop_reason = FinishReason.STOP, 7
+    return outputs
+
+
+def ids_of(outputs: list[EngineCoreOutput]) -> list[int]:
+    ids: list[int] = []
+    for output in outputs:
+        ids.extend(output.new_token_ids)
+    return ids
 
 
 @pytest.fixture
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> WholeAnswersScheduler:
-    """Without vLLM's own part, which hands on what `step` is given."""
+    """The scheduler on a stand-in for vLLM's base class, which returns the outputs that `step` gets."""
     monkeypatch.setattr(Scheduler, "__init__", lambda self: None)
     monkeypatch.setattr(Scheduler, "update_from_output", lambda self, outputs, _: outputs)
-    found = WholeAnswersScheduler()
-    found.requests = {}
-    return found
+    whole_answers = WholeAnswersScheduler()
+    whole_answers.requests = {}
+    return whole_answers
 
 
 def step(scheduler: WholeAnswersScheduler, *outputs: EngineCoreOutput) -> list[EngineCoreOutput]:
     by_client: Any = {0: EngineCoreOutputs(outputs=list(outputs))}
-    found = scheduler.update_from_output(by_client, None)  # type: ignore[arg-type]
-    assert all(one.outputs for one in found.values()), "an empty message would only wake the HTTP side"
-    return [output for one in found.values() for output in one.outputs]
+    outputs_by_client = scheduler.update_from_output(by_client, None)  # type: ignore[arg-type]
+    handed_on: list[EngineCoreOutput] = []
+    for message in outputs_by_client.values():
+        assert message.outputs, "an empty message would only wake the HTTP side"
+        handed_on.extend(message.outputs)
+    return handed_on
 
 
-def asks(scheduler: WholeAnswersScheduler, name: str, **params: Any) -> None:
+def add_request(scheduler: WholeAnswersScheduler, name: str, **params: Any) -> None:
     settings = SamplingParams(**{"output_kind": RequestOutputKind.FINAL_ONLY} | params)
     scheduler.requests[name] = SimpleNamespace(request_id=name, sampling_params=settings)
 
@@ -73,11 +90,13 @@ def asks(scheduler: WholeAnswersScheduler, name: str, **params: Any) -> None:
 def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
     scheduler: WholeAnswersScheduler, tokens: int, reads_logprobs: bool
 ) -> None:
-    asks(scheduler, "one")
-    outputs = outputs_of("one", tokens, reads_logprobs)
-    ids = [token for output in outputs for token in output.new_token_ids]
-    found = [whole for output in outputs for whole in step(scheduler, output)]
-    (whole,) = found
+    add_request(scheduler, "answer")
+    outputs = outputs_of("answer", tokens, reads_logprobs)
+    ids = ids_of(outputs)
+    handed_on = []
+    for output in outputs:
+        handed_on.extend(step(scheduler, output))
+    (whole,) = handed_on
     assert whole.new_token_ids == ids
     assert (whole.finish_reason, whole.stop_reason) == (FinishReason.STOP, 7)
     if reads_logprobs:
@@ -90,64 +109,67 @@ def test_an_answer_comes_once_and_has_all_tokens_and_logprobs(
     assert not scheduler._unfinished
 
 
-def test_answers_beside_each_other_are_kept_apart(scheduler: WholeAnswersScheduler) -> None:
-    both = {name: outputs_of(name, tokens) for name, tokens in (("long", 30), ("short", 4))}
-    ids = {name: [token for one in outputs for token in one.new_token_ids] for name, outputs in both.items()}
-    for name in both:
-        asks(scheduler, name)
-    found = []
-    while any(both.values()):
-        found += step(scheduler, *(outputs.pop(0) for outputs in both.values() if outputs))
-    assert [(one.request_id, one.new_token_ids) for one in found] == [
-        ("short", ids["short"]),
-        ("long", ids["long"]),
+def test_the_tokens_of_two_answers_at_a_time_are_kept_apart(scheduler: WholeAnswersScheduler) -> None:
+    long, short = outputs_of("long", 30), outputs_of("short", 4)
+    ids_of_long, ids_of_short = ids_of(long), ids_of(short)
+    for name in ("long", "short"):
+        add_request(scheduler, name)
+    handed_on = []
+    while long or short:
+        outputs = [answer.pop(0) for answer in (long, short) if answer]
+        handed_on += step(scheduler, *outputs)
+    assert [(answer.request_id, answer.new_token_ids) for answer in handed_on] == [
+        ("short", ids_of_short),
+        ("long", ids_of_long),
     ]
 
 
 @pytest.mark.parametrize("params", [{"stop": ["x"]}, {"output_kind": RequestOutputKind.DELTA}])
-def test_whoever_reads_along_has_each_token_at_once(
+def test_a_client_that_reads_token_by_token_gets_each_token_at_once(
     scheduler: WholeAnswersScheduler, params: dict[str, Any]
 ) -> None:
-    asks(scheduler, "one", **params)
-    outputs = outputs_of("one", 5)
+    add_request(scheduler, "answer", **params)
+    outputs = outputs_of("answer", 5)
     assert [step(scheduler, output) for output in outputs] == [[output] for output in outputs]
 
 
-def test_nothing_is_kept_of_a_request_that_was_given_up(
+def test_a_request_that_was_given_up_is_forgotten(
     scheduler: WholeAnswersScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asks(scheduler, "one")
-    first, *_ = outputs_of("one", 40)
+    add_request(scheduler, "answer")
+    first, *_ = outputs_of("answer", 40)
     step(scheduler, first)
-    ended = [scheduler.requests["one"]]
+    ended = [scheduler.requests["answer"]]
     monkeypatch.setattr(Scheduler, "finish_requests", lambda *_: ended)
-    assert scheduler.finish_requests("one", RequestStatus.FINISHED_ABORTED) == ended
+    assert scheduler.finish_requests("answer", RequestStatus.FINISHED_ABORTED) == ended
     assert not scheduler._unfinished
 
 
-def test_a_server_plans_ahead_beside_a_gpu_alone() -> None:
-    """vLLM takes its asynchronous scheduler there, and says nothing of one that isn't."""
+def test_only_beside_a_gpu_the_scheduler_is_asynchronous() -> None:
+    """With a synchronous scheduler, vLLM doesn't schedule asynchronously on a GPU, and gives no warning."""
     run = EngineLaunch(Path("/weights"), Path("/logs"), seed=0, context_length=64)
 
-    def chosen(device: str, **settings: Any) -> str:
+    def scheduler_class(device: str, **settings: Any) -> str:
         launch = ServerLaunch(VllmSettings(**settings), replace(run, device=device))
         command = launch.command(Path("/weights"), 1)
         return command[command.index("--scheduler-cls") + 1].rpartition(".")[2]
 
-    assert [chosen("cpu"), chosen("cuda", async_scheduling=False)] == [WholeAnswersScheduler.__name__] * 2
-    assert chosen("cuda") == AsyncWholeAnswers.__name__
+    assert scheduler_class("cpu") == WholeAnswersScheduler.__name__
+    assert scheduler_class("cuda", async_scheduling=False) == WholeAnswersScheduler.__name__
+    assert scheduler_class("cuda") == AsyncWholeAnswers.__name__
     assert issubclass(AsyncWholeAnswers, AsyncScheduler)
-    assert AsyncWholeAnswers.__mro__.index(WholeAnswersScheduler) < AsyncWholeAnswers.__mro__.index(
-        AsyncScheduler
-    )
+    bases = AsyncWholeAnswers.__mro__
+    assert bases.index(WholeAnswersScheduler) < bases.index(AsyncScheduler)
 
 
 @pytest.mark.slow
-def test_asynchronous_scheduling_hands_on_whole_what_it_hands_on_by_tokens(
+def test_asynchronous_scheduling_gives_the_same_answers_whole_as_token_by_token(
     tmp_path: Path,
 ) -> None:
-    """vLLM's own core with two steps in flight, as beside a GPU, and no model; a cache so small that a
-    request is thrown out and begun again."""
+    """Runs vLLM's own core with two steps in flight, as beside a GPU, on a stub for the model.
+
+    The cache is so small that vLLM preempts a request and begins it again.
+    """
     source = TinyModel(layers=1, hidden_size=32, heads=1, intermediate_size=32, context_length=320)
     model = source.load_model(0, lambda: "0123456789")
     tokenizer = source.load_tokenizer(lambda: "0123456789")
@@ -177,18 +199,19 @@ import vllm
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.core.sched.scheduler import Scheduler
 
-settled, preempt, preempted = CpuPlatform.check_and_update_config, Scheduler._preempt_request, []
+check_and_update, preempt = CpuPlatform.check_and_update_config, Scheduler._preempt_request
+preempted = []
 
-def left_on(cls, config):
-    settled(config)
+def check_and_keep_async_scheduling(cls, config):
+    check_and_update(config)
     config.scheduler_config.async_scheduling = True
 
-def noted(self, request, *more, **further):
+def record_and_preempt(self, request, *arguments, **named):
     preempted.append(request)
-    return preempt(self, request, *more, **further)
+    return preempt(self, request, *arguments, **named)
 
-CpuPlatform.check_and_update_config = classmethod(left_on)
-Scheduler._preempt_request = noted
+CpuPlatform.check_and_update_config = classmethod(check_and_keep_async_scheduling)
+Scheduler._preempt_request = record_and_preempt
 llm = vllm.LLM(
     sys.argv[2], scheduler_cls=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=320,
     max_num_seqs=8, block_size=32, num_gpu_blocks_override=14, enable_prefix_caching=False,
@@ -200,10 +223,11 @@ params = [
     vllm.SamplingParams(n=3, seed=100 * i, max_tokens=5 + 17 * i, logprobs=0, detokenize=False)
     for i in range(6)
 ]
-samples = [one for output in llm.generate(prompts, params, use_tqdm=False) for one in output.outputs]
+answers = []
+for output in llm.generate(prompts, params, use_tqdm=False):
+    for sample in output.outputs:
+        logprobs = [next(iter(by_token.values())).logprob for by_token in sample.logprobs]
+        answers.append([list(sample.token_ids), logprobs, sample.finish_reason])
 assert preempted
-print(json.dumps([
-    [list(one.token_ids), [next(iter(at.values())).logprob for at in one.logprobs], one.finish_reason]
-    for one in samples
-]))
+print(json.dumps(answers))
 """

@@ -41,7 +41,7 @@ MINIBATCHES = "{ trainer+: { minibatch_size: 16 } }"
 SMALLER = {"sft": ("{ problems_per_iteration: 640 }",), "vineppo": (SAMPLED,)}
 SETTINGS = {
     "SEED": "seed",
-    "COUNT": "task.count",
+    "NUMBERS_PER_PROBLEM": "task.count",
     "TEST_SIZE": "task.test_size",
     "VALIDATION_SIZE": "task.validation_size",
     "TRAIN_SIZE": "task.train_size",
@@ -52,12 +52,12 @@ SETTINGS = {
     "INTERMEDIATE_SIZE": "model.intermediate_size",
     "CONTEXT_LENGTH": "model.context_length",
     "ITERATIONS": "iterations",
-    "PROBLEMS": "problems_per_iteration",
+    "PROBLEMS_PER_ITERATION": "problems_per_iteration",
     "MINIBATCH_SIZE": "trainer.minibatch_size",
     "LEARNING_RATE": "trainer.learning_rate",
     "WARMUP_STEPS": "trainer.schedule.steps",
     "MAX_GRAD_NORM": "trainer.max_grad_norm",
-    "SAMPLES": "rollout.samples",
+    "ANSWERS_PER_PROBLEM": "rollout.samples",
     "MAX_TOKENS": "rollout.max_tokens",
     "UNFINISHED_REWARD": "rollout.unfinished_reward",
     "EPOCHS": "trainer.epochs",

@@ -1,4 +1,11 @@
-"""The bench of credit, and true values: exact where they can be, found once, and as noisy as they say."""
+"""True values, and the measures that compare credit with them.
+
+These tests promise:
+
+* The true value of a state is exact where its task knows what decides, and as noisy as stated elsewhere.
+* A value depends on no other state, and is found once for given weights.
+* True advantages have the right sign and order in any scale.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +44,18 @@ from treetune.vocabulary import TextCodec, Trajectory, token_array
 
 
 def true_credit(answers: Sequence[Trajectory], factor: float = 1.0) -> tuple[list[Truth], CreditOfMethod]:
-    """What is true of answers of a language, and episodes whose advantages are that times a factor."""
+    """Returns what is true of answers of a language, and episodes with the true advantages times a factor."""
     truths, episodes = [], []
     for answer in answers:
         language: Language = answer.problem.data["language"]
-        places = np.array([0, *answer.step_ends[:-1]])
-        values = tuple(language.values_TS[places, language.statuses(answer.response_ids)[places]].tolist())
+        step_starts = np.array([0, *answer.step_ends[:-1]])
+        values = tuple(
+            language.values_TS[step_starts, language.statuses(answer.response_ids)[step_starts]].tolist()
+        )
         truths.append(Truth(answer.problem.id, answer.step_ends, values, answer.reward))
         context = context_of_language(language, 1, seed=1)
-        own = [factor * one for one in truths[-1].advantages]
-        episodes.append(make_episode(context, answer, own, values if factor else None))
+        advantages = [factor * true_advantage for true_advantage in truths[-1].advantages]
+        episodes.append(make_episode(context, answer, advantages, values if factor else None))
     return truths, CreditOfMethod(episodes)
 
 
@@ -58,13 +67,13 @@ def test_true_advantages_have_the_right_sign_where_it_is_decided_in_any_scale(
 ) -> None:
     context = context_of_language(fork(), 4, seed=1)
     trees, _ = SingleTurn(samples=8, max_tokens=40).run(context, context.task.problems("train"))
-    found = measure(*true_credit(answers_of(trees), factor), seed=0)
-    assert found["value_bias"]["value"] == pytest.approx(bias, abs=1e-12)
-    assert found["value_error"]["value"] == pytest.approx(bias, abs=1e-12), "the values are the true ones"
+    measures = measure(*true_credit(answers_of(trees), factor), seed=0)
+    assert measures["value_bias"]["value"] == pytest.approx(bias, abs=1e-12)
+    assert measures["value_error"]["value"] == pytest.approx(bias, abs=1e-12), "the values are the true ones"
     correlation = None if factor == 0 else np.sign(factor)
-    assert found["advantage_correlation"]["value"] == pytest.approx(correlation)
-    assert found["decisive_signs"]["value"] == signs
-    assert found["answers"] == 32
+    assert measures["advantage_correlation"]["value"] == pytest.approx(correlation)
+    assert measures["decisive_signs"]["value"] == signs
+    assert measures["answers"] == 32
 
 
 def test_the_advantages_of_untrained_tokens_have_no_sign() -> None:
@@ -78,7 +87,7 @@ def test_the_advantages_of_untrained_tokens_have_no_sign() -> None:
 EOS = 0
 
 
-def signposts(rule: Rule, chatter: int = 1) -> Signposts:
+def make_task(rule: Rule, chatter: int = 1) -> Signposts:
     return Signposts(
         rule=rule,
         steps=4,
@@ -100,8 +109,8 @@ def context_of(task: Signposts) -> RolloutContext:
         engine=None,
         grader=GraderPool(task.grader),
         codec=TextCodec(
-            encode=lambda text: [1 + alphabet.index(one) for one in text],
-            decode=lambda ids: "".join(alphabet[one - 1] for one in ids if one != EOS),
+            encode=lambda text: [1 + alphabet.index(character) for character in text],
+            decode=lambda ids: "".join(alphabet[token - 1] for token in ids if token != EOS),
             eos_id=EOS,
         ),
         seed=3,
@@ -113,7 +122,7 @@ def context_of(task: Signposts) -> RolloutContext:
 
 @dataclass
 class Teacher:
-    """Its next characters, with their chances."""
+    """A policy that gives the teacher's probabilities of the next character."""
 
     task: Signposts
     context: RolloutContext
@@ -141,7 +150,7 @@ class Teacher:
             chances = {SIGNS[sign]: 1.0}
         elif len(line) == 1:
             wrong = (1 - task.rate(sign)) / (task.options - 1)
-            chances = {str(one): wrong for one in range(1, task.options + 1)}
+            chances = {str(option): wrong for option in range(1, task.options + 1)}
             chances[str(task.right(sign))] = task.rate(sign)
         elif len(line) < 2 + task.chatter:
             chances = dict.fromkeys(CHATTER[: task.letters], 1 / task.letters)
@@ -153,77 +162,83 @@ class Teacher:
         return row
 
 
-def places_of(task: Signposts, context: RolloutContext) -> tuple[list[StateIds], list[float]]:
-    """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
-    places, values = [], []
+def states_of_demonstrations(task: Signposts, context: RolloutContext) -> tuple[list[StateIds], list[float]]:
+    """Returns all prefixes of some demonstrations that end with a line, and their values to the teacher."""
+    states, values = [], []
     for problem in task.problems("train")[:4]:
         answer = task.demonstration(problem, 1)
         for end in task.step_boundaries(answer)[:-1]:
-            begun = token_array(context.codec.encode(answer[:end]))
-            places.append(StateIds(problem, context.codec.encode_prompt(problem), begun))
+            beginning_ids = token_array(context.codec.encode(answer[:end]))
+            states.append(StateIds(problem, context.codec.encode_prompt(problem), beginning_ids))
             values.append(task.teacher_value(problem, answer[:end]))
-    return places, values
+    return states, values
 
 
 @pytest.mark.parametrize("rule", ["all", "first", "last", "once"])
-def test_taking_both_ways_where_something_is_decided_gives_the_exact_value(rule: Rule) -> None:
-    task = signposts(rule)
+def test_following_all_options_of_a_decision_gives_the_exact_value(rule: Rule) -> None:
+    task = make_task(rule)
     context = context_of(task)
-    places, exact = places_of(task, context)
-    found = expand_continuations(Teacher(task, context), context, places, samples=2)
-    assert [known.value for known in found] == pytest.approx(exact, abs=1e-5)
-    assert [known.noise for known in found] == pytest.approx([0] * len(exact), abs=1e-9)
+    states, exact = states_of_demonstrations(task, context)
+    estimates = expand_continuations(Teacher(task, context), context, states, samples=2)
+    assert [estimate.value for estimate in estimates] == pytest.approx(exact, abs=1e-5)
+    assert [estimate.noise for estimate in estimates] == pytest.approx([0] * len(exact), abs=1e-9)
 
 
-class Blind(Signposts):
-    """A task that doesn't know what decides."""
+class TaskWithoutDecisions(Signposts):
+    """A task that doesn't know what decides its answers."""
 
     decision = None
     decided = None
 
 
-def test_values_of_a_task_that_knows_nothing_are_off_by_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treetune.lab.analyzers.true_values.KnowsDecisions", Blind)
-    task = signposts("all", chatter=0)
+def test_estimated_values_are_off_by_no_more_than_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treetune.lab.analyzers.true_values.KnowsDecisions", TaskWithoutDecisions)
+    task = make_task("all", chatter=0)
     context = context_of(task)
-    places, exact = places_of(task, context)
-    found = expand_continuations(Teacher(task, context), context, places, samples=300)
-    off = [(k.value - v) / k.noise**0.5 for k, v in zip(found, exact, strict=True) if k.noise]
-    assert len(off) > 5
-    assert max(map(abs, off)) < 4
+    states, exact = states_of_demonstrations(task, context)
+    estimates = expand_continuations(Teacher(task, context), context, states, samples=300)
+    errors = [
+        (estimate.value - value) / estimate.noise**0.5
+        for estimate, value in zip(estimates, exact, strict=True)
+        if estimate.noise
+    ]
+    assert len(errors) > 5
+    assert max(map(abs, errors)) < 4
 
 
-def test_a_value_does_not_depend_on_what_else_is_asked() -> None:
-    task = signposts("last")
+def test_a_value_does_not_depend_on_the_other_states() -> None:
+    task = make_task("last")
     context = context_of(task)
-    places, _ = places_of(task, context)
-    alone = [expand_continuations(Teacher(task, context), context, [place], samples=3) for place in places]
-    together = expand_continuations(Teacher(task, context), context, places, samples=3)
-    assert [one for [one] in alone] == together
+    states, _ = states_of_demonstrations(task, context)
+    estimated_alone = [
+        expand_continuations(Teacher(task, context), context, [state], samples=3) for state in states
+    ]
+    together = expand_continuations(Teacher(task, context), context, states, samples=3)
+    assert [estimate for [estimate] in estimated_alone] == together
 
 
-def test_a_model_is_asked_token_by_token_what_it_says_of_the_whole() -> None:
+def test_token_by_token_the_policy_gives_the_probabilities_of_the_whole_text() -> None:
     model = tiny_model().eval()
     steps = PolicySteps(model, temperature=0.7)
     steps.begin(np.array([[1, 2, 3], [4, 5, 6]]))
     steps.extend([1, 0, 1], [7, 8, 9])
-    found = steps.extend([2, 0], [1, 2])
+    chances = steps.extend([2, 0], [1, 2])
     with torch.no_grad():
-        whole = model(torch.tensor([[4, 5, 6, 9, 1], [4, 5, 6, 7, 2]])).logits[:, -1].double() / 0.7
-    assert found == pytest.approx(whole.softmax(-1).numpy(), abs=1e-5)
+        logits = model(torch.tensor([[4, 5, 6, 9, 1], [4, 5, 6, 7, 2]])).logits[:, -1].double() / 0.7
+    assert chances == pytest.approx(logits.softmax(-1).numpy(), abs=1e-5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counting(TrueValues):
-    """Counts what it is asked."""
+class CountingTrueValues(TrueValues):
+    """Counts the states whose values are asked for."""
 
-    asked: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
     def find(
-        self, context: Any, session: Any, point: int, places: Sequence[StateIds]
+        self, context: Any, session: Any, point: int, states: Sequence[StateIds]
     ) -> list[EstimatedValue]:
-        self.asked.append(len(places))
-        return [EstimatedValue(float(len(place.begun_ids)), 0.25) for place in places]
+        self.counts.append(len(states))
+        return [EstimatedValue(float(len(state.begun_ids)), 0.25) for state in states]
 
     def describe_settings(self) -> str:
         return "counting"
@@ -238,31 +253,31 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return SimpleNamespace(directory=SimpleNamespace(path=tmp_path))
 
 
-def test_what_was_found_once_is_not_asked_again_but_for_a_line_that_was_cut_short(
+def test_values_are_found_once_and_only_a_line_that_was_cut_short_is_found_again(
     session: Any, tmp_path: Path
 ) -> None:
-    task, truth = signposts("last"), Counting()
+    task, truth = make_task("last"), CountingTrueValues()
     context = context_of(task)
-    places, _ = places_of(task, context)
-    distinct = len({(one.problem.id, tuple(one.begun_ids)) for one in places})
-    whole = find_values_once(truth, context, session, 0, [*places, *places])[: len(places)]
-    assert find_values_once(truth, context, session, 0, places) == whole
-    assert truth.asked == [distinct]
+    states, _ = states_of_demonstrations(task, context)
+    distinct = len({(state.problem.id, tuple(state.begun_ids)) for state in states})
+    values = find_values_once(truth, context, session, 0, [*states, *states])[: len(states)]
+    assert find_values_once(truth, context, session, 0, states) == values
+    assert truth.counts == [distinct]
     [file] = (tmp_path / "truths").iterdir()
     file.write_bytes(file.read_bytes()[:-9])
     for _ in range(2):
-        assert find_values_once(truth, context, session, 0, places) == whole
-        assert truth.asked == [distinct, 1]
-    find_values_once(truth, context, session, 1, places)
-    assert truth.asked == [distinct, 1, distinct], "other weights, other values"
+        assert find_values_once(truth, context, session, 0, states) == values
+        assert truth.counts == [distinct, 1]
+    find_values_once(truth, context, session, 1, states)
+    assert truth.counts == [distinct, 1, distinct], "other weights, other values"
 
 
-def test_the_noise_of_a_mean_is_its_variance() -> None:
-    known = mean_and_noise([0.0, 1.0, 1.0, 0.0])
-    assert known == EstimatedValue(0.5, pytest.approx(1 / 12))
+def test_the_noise_of_a_mean_is_its_squared_standard_error() -> None:
+    estimate = mean_and_noise([0.0, 1.0, 1.0, 0.0])
+    assert estimate == EstimatedValue(0.5, pytest.approx(1 / 12))
 
 
-def test_truth_that_is_half_noise_is_reliable_by_half() -> None:
+def test_truth_that_is_half_noise_has_a_reliability_of_a_half() -> None:
     generator = np.random.default_rng(0)
     truths = []
     for number in range(4000):

@@ -1,4 +1,7 @@
-"""Exact gradient variances against enumeration and sampled answers, and the languages that are diluted."""
+"""Exact variances of the gradient, and languages whose decisive steps are diluted.
+
+These tests promise that exact variances equal those of enumerated and of sampled groups of answers.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Sums whose prompts may show the answer.
 
+These tests promise:
+
 * Hints change prompts and demonstrations of the training split alone, and not which problems there are.
 * A teacher who sees the answer makes fewer errors, and always writes it at the end.
 * The numbers ``leak/…`` find answers that state the reference answer without deriving it.
@@ -88,9 +90,12 @@ def test_leaks_of_an_answer(text: str, underived: int, contradicted: int | None,
 
 def test_answers_to_other_tasks_have_no_leaks() -> None:
     codec = TextCodec(encode=lambda text: [], decode=lambda ids: "", eos_id=0)
-    other = replace(GROUP[0], text="#16")
-    to_a_sum = replace(other, problem=PROBLEM)
-    assert measure([other, to_a_sum], codec) == [{}, {"underived": 1.0, "repeated_hint": 1.0}]
+    answer_to_another_task = replace(GROUP[0], text="#16")
+    to_a_sum = replace(answer_to_another_task, problem=PROBLEM)
+    assert measure([answer_to_another_task, to_a_sum], codec) == [
+        {},
+        {"underived": 1.0, "repeated_hint": 1.0},
+    ]
 
 
 def test_a_derivation_is_the_solution_without_its_result() -> None:

@@ -1,4 +1,11 @@
-"""What the arena says about single steps: ranks, decisive steps and chance, against plain references."""
+"""Measures of credit for single steps in the arena.
+
+These tests promise:
+
+* Rank correlations, decisive steps and chance are those of plain references, in any scale and order.
+* Measures of sampled answers have those of all answers in their intervals.
+* Means over languages have the intervals of independent means.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +21,7 @@ from hypothesis.extra.numpy import arrays
 from scipy.stats import spearmanr
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.lab.test_arena import ANSWERS_OF_EXACT, SMALL, all_answers, groups_of
+from tests.lab.test_arena import ANSWERS_OF_EXACT, SMALL, all_answers, make_all_groups
 from treetune.credit.grpo import Group
 from treetune.credit.values.siblings import Siblings
 from treetune.credit.vineppo import MonteCarlo
@@ -82,14 +89,14 @@ def test_true_advantages_always_find_the_decisive_step_and_equal_credit_finds_it
         assert chance == np.mean(np.abs(true_S) == np.abs(true_S).max())
 
 
-def test_of_several_largest_credits_one_is_drawn() -> None:
+def test_if_several_credits_are_largest_the_decisive_step_is_found_by_chance() -> None:
     true_NS = np.array([[0.0, -0.5, 0.1], [0.3, 0.1, -0.3]])
     credit_NS = np.array([[1.0, 1.0, 0.5], [-2.0, 2.0, 0.0]])
     assert decisive_hits(credit_NS, true_NS).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_true_advantages_and_log_probabilities_are_those_of_all_answers(name: str) -> None:
+def test_true_advantages_and_log_probabilities_equal_those_of_an_enumeration(name: str) -> None:
     language = SMALL[name]
     answers = all_answers(language)
     ids_of_answers = [tuple(ids) for ids, _ in answers]
@@ -98,8 +105,8 @@ def test_true_advantages_and_log_probabilities_are_those_of_all_answers(name: st
     chances_N = np.array([chance for _, chance in answers])
 
     def chance_of(prefix: tuple[int, ...], weights_N: Any) -> float:
-        begins_N = np.array([ids[: len(prefix)] == prefix for ids in ids_of_answers])
-        return float((chances_N * weights_N)[begins_N].sum())
+        has_prefix_N = np.array([ids[: len(prefix)] == prefix for ids in ids_of_answers])
+        return float((chances_N * weights_N)[has_prefix_N].sum())
 
     true_NS, logprobs_NT = true_advantages(language, status_NT), language.log_probabilities(status_NT)
     everything_N = np.ones(len(answers))
@@ -112,7 +119,7 @@ def test_true_advantages_and_log_probabilities_are_those_of_all_answers(name: st
 
 def expected_measures(language: Language, credit: Any) -> dict[str, float]:
     """The means over all groups of two answers, weighted by their probabilities."""
-    answers, chances, context = groups_of(language, ANSWERS_OF_EXACT)
+    answers, chances, context = make_all_groups(language, ANSWERS_OF_EXACT)
     credited = assign_credit(context, ScoredMethod(credit), trees_of(answers))
     sums = step_sums(language, credited.answers, credited.episodes, credited.groups)
     return {name: float(chances @ sums.sums[name] / (chances @ sums.counts[name])) for name in sums.sums}
@@ -120,7 +127,7 @@ def expected_measures(language: Language, credit: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize("credit", [MonteCarlo(values=Siblings()), Group(std=False), LogProbability()])
 @pytest.mark.parametrize("name", ["middle", "majority", "luck"])
-def test_sampled_measures_have_the_enumerated_ones_in_their_intervals(name: str, credit: Any) -> None:
+def test_the_intervals_of_sampled_measures_contain_the_enumerated_ones(name: str, credit: Any) -> None:
     language = SMALL[name]
     context = languages.context_of(language, 3000, seed=7)
     trees, _ = SingleTurn(samples=ANSWERS_OF_EXACT, max_tokens=language.length + 1).run(
@@ -159,7 +166,7 @@ def test_exact_signals_find_the_decisive_step_and_whole_answer_credit_does_so_by
 def test_the_hindsight_ratio_is_bayes_rule() -> None:
     """π(token | state, correct) / π(token | state), from the probabilities of all correct answers."""
     language = SMALL["luck"]
-    answers, _, context = groups_of(language, 1)
+    answers, _, context = make_all_groups(language, 1)
     credited = assign_credit(context, ScoredMethod(HindsightRatio()), trees_of(answers))
     correct = [
         (ids, chance)
@@ -170,8 +177,8 @@ def test_the_hindsight_ratio_is_bayes_rule() -> None:
         ids = answer.response_ids[: language.length].tolist()
         logprobs_T = language.log_probabilities(language.statuses(ids)[None])[0]
         for end in range(1, language.length + 1):
-            before = sum(chance for others, chance in correct if others[: end - 1] == ids[: end - 1])
-            after = sum(chance for others, chance in correct if others[:end] == ids[:end])
+            before = sum(chance for other_ids, chance in correct if other_ids[: end - 1] == ids[: end - 1])
+            after = sum(chance for other_ids, chance in correct if other_ids[:end] == ids[:end])
             if before:
                 ratio = after / before / math.exp(logprobs_T[end - 1])
                 assert episode.advantages[end - 1] == pytest.approx(ratio - 1)

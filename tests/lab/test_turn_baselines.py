@@ -1,4 +1,7 @@
-"""Baselines for turn rewards: closed forms of their expected gradients, against all groups of answers."""
+"""Baselines for turn rewards.
+
+These tests promise that the closed forms of the expected gradients equal sums over all groups of answers.
+"""
 
 from __future__ import annotations
 

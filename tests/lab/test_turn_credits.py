@@ -1,8 +1,11 @@
-"""Exact scores of credits in languages of turns: against sums over ordered groups, and closed forms.
+"""Exact scores of credits in languages of turns.
 
-The promises: a credit's expected gradient is that of all groups in all orders; unbiased credits have the
-true gradient; the noise of replayed alternatives is that of enumerated ones; the audit's numbers are those of
-their definitions.
+These tests promise:
+
+* The expected gradient of a credit is that of all groups in all orders.
+* Unbiased credits have the true gradient.
+* The noise of replayed alternatives is that of enumerated ones.
+* The numbers of the audit are those of their definitions.
 """
 
 from __future__ import annotations
@@ -100,8 +103,8 @@ def error_of(table: TurnTable, gradient: np.ndarray) -> float:
 
 def advantages_by_index(group: Sequence[PlayedAnswer]) -> list[list[float]]:
     rows = []
-    for own, answer in enumerate(group):
-        others = [other for number, other in enumerate(group) if number != own]
+    for index, answer in enumerate(group):
+        others = [other for number, other in enumerate(group) if number != index]
         row = []
         for turn in range(len(answer.turns)):
             advantage = 0.0
@@ -127,13 +130,14 @@ def gigpo_advantages(group: Sequence[PlayedAnswer]) -> list[list[float]]:
         for turn in range(len(answer.turns)):
             returns.setdefault(anchor(answer, turn), []).append(discounted(answer, turn))
     mean_reward = fmean(answer.reward for answer in group)
-    return [
-        [
-            answer.reward - mean_reward + discounted(answer, turn) - fmean(returns[anchor(answer, turn)])
-            for turn in range(len(answer.turns))
-        ]
-        for answer in group
-    ]
+    rows = []
+    for answer in group:
+        row = []
+        for turn in range(len(answer.turns)):
+            step_advantage = discounted(answer, turn) - fmean(returns[anchor(answer, turn)])
+            row.append(answer.reward - mean_reward + step_advantage)
+        rows.append(row)
+    return rows
 
 
 @pytest.mark.parametrize("name", ["corridor", "unreliable tool", "further turns"])
@@ -161,7 +165,7 @@ def test_unbiased_credits_have_the_true_gradient(name: str, credit: Credit) -> N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_mean_of_the_group_shrinks_the_gradient_of_n_answers_by_a_factor_of_one_minus_1_over_n(
+def test_centring_on_the_group_mean_shrinks_the_gradient_by_a_factor_of_one_minus_1_over_n(
     name: str,
 ) -> None:
     score = score_group_credit(TABLES[name], Group(std=False), size=3)
@@ -175,7 +179,7 @@ def test_replays_and_true_advantages_are_unbiased(name: str) -> None:
     assert score_true_advantages(TABLES[name], size=2).error < 1e-9
 
 
-def test_many_alternatives_are_as_good_as_values_that_are_known() -> None:
+def test_the_noise_of_replays_falls_with_the_number_of_alternatives_to_that_of_true_advantages() -> None:
     table = TABLES["corridor"]
     exact = score_true_advantages(table, 2).variance
     noise = [score_replays(table, 2, alternatives, lam=0.0).variance - exact for alternatives in (5, 20)]
@@ -185,14 +189,16 @@ def test_many_alternatives_are_as_good_as_values_that_are_known() -> None:
 
 
 def test_the_noise_of_replays_is_that_of_all_alternatives() -> None:
-    """One answer and one alternative at each of its turns: everything that can be drawn, gone through."""
+    """Goes through everything that can be drawn for one answer and one alternative at each of its turns."""
     table = decisive_turn(1, turns=2)
     for lam in (0.0, 1.0):
         mean, squares = np.zeros_like(table.true_gradient), 0.0
         for answer in table.answers:
             states = [turn.state for turn in answer.turns]
-            rests = [table.continuations_from(state, 2 - number) for number, state in enumerate(states)]
-            for first, second in itertools.product(*rests):
+            continuations = [
+                table.continuations_from(state, 2 - number) for number, state in enumerate(states)
+            ]
+            for first, second in itertools.product(*continuations):
                 probability = answer.probability * first.probability * second.probability
                 after_first = answer.reward if lam else second.reward
                 advantages = np.array([after_first - first.reward, answer.reward - second.reward])
@@ -222,7 +228,7 @@ def test_a_tree_counts_each_turn_once() -> None:
     assert score.turns == pytest.approx(2 + 4)
 
 
-def test_branching_before_the_last_turn_is_biased_if_the_policy_decides_how_many_turns_there_are() -> None:
+def test_branching_before_the_last_turn_is_biased_if_the_policy_decides_the_number_of_turns() -> None:
     fixed, free = decisive_turn(1, turns=2), further_turns(2)
     assert score_trees(fixed, enumerate_single_branchings(fixed, -1, 2), 2, UNBIASED_TREE).error < 1e-9
     assert score_trees(free, enumerate_single_branchings(free, 1, 2), 2, UNBIASED_TREE).error < 1e-9
@@ -230,7 +236,7 @@ def test_branching_before_the_last_turn_is_biased_if_the_policy_decides_how_many
     assert score_trees(longer, enumerate_single_branchings(longer, -1, 2), 2, UNBIASED_TREE).error > 0.01
 
 
-def test_to_keep_only_branches_that_earned_something_else_is_biased() -> None:
+def test_keeping_only_branches_with_another_reward_is_biased() -> None:
     table = decisive_turn(1, turns=2)
     outcomes = enumerate_single_branchings(table, -1, 2, only_contrasts=True)
     assert score_trees(table, outcomes, 2, UNBIASED_TREE).error > 0.01
@@ -269,7 +275,7 @@ def test_influence_is_the_mutual_information_of_neighbouring_actions() -> None:
     assert influence(agreement(0.5)) == pytest.approx(0, abs=1e-12)
 
 
-def test_the_estimate_from_one_continuation_each_is_the_same_whether_there_is_influence_or_not() -> None:
+def test_the_estimate_from_one_continuation_each_does_not_depend_on_the_influence() -> None:
     estimates = [expected_influence_estimate(agreement(same)) for same in (0.5, 0.75, 0.999)]
     assert estimates[0] > 0
     assert estimates == pytest.approx([estimates[0]] * 3)
@@ -288,11 +294,13 @@ def test_the_estimate_of_influence_is_that_of_its_formula() -> None:
     assert expected_influence_estimate(agreement()) == pytest.approx(expected)
 
 
-def test_groups_in_any_order_are_all_groups() -> None:
+def test_groups_without_order_have_the_probabilities_of_all_their_orders() -> None:
     probabilities = [0.5, 0.3, 0.2]
-    found = {group.answers: group.probability for group in groups_of(probabilities, 2)}
-    assert found[0, 1] == pytest.approx(2 * 0.5 * 0.3) and found[2, 2] == pytest.approx(0.04)
-    assert sum(found.values()) == pytest.approx(1)
+    probability_by_group = {group.answers: group.probability for group in groups_of(probabilities, 2)}
+    assert probability_by_group[0, 1] == pytest.approx(2 * 0.5 * 0.3) and probability_by_group[
+        2, 2
+    ] == pytest.approx(0.04)
+    assert sum(probability_by_group.values()) == pytest.approx(1)
 
 
 def test_the_mean_of_two_fair_coins() -> None:

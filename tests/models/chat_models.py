@@ -1,5 +1,5 @@
-"""Models as they come from the hub, small and made on the spot: a byte-level BPE tokenizer with its
-chat template, and random weights in one of the architectures that people use.
+"""Make small models like those of the hub: a byte-level BPE tokenizer with a chat template, and random
+weights in one of the common architectures.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ END, TURN, TURN_END, BEGIN = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|b
 
 
 def template(name: str) -> str:
-    """One of the chat templates beside this file."""
+    """Read a chat template from the folder beside this file."""
     return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text().removesuffix("\n")
 
 
 CHATML = template("chatml")
 BEGINS_ITSELF = "{{ bos_token }}" + CHATML
-"""As Llama's does."""
+"""A template that writes the token for the beginning of text itself, as Llama's does."""
 
 CORPUS = [
     "Problem: what is 12 plus 34?\n\nSolution: 12 plus 34 is 46.\n# 46\n",
@@ -36,7 +36,11 @@ def bpe_tokenizer(
     begin: str | None = None,
     begins_by_itself: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """`begins_by_itself`: it puts `begin` before a text unless told not to, as Llama's does."""
+    """Train a small tokenizer.
+
+    Args:
+        begins_by_itself: Whether it puts `begin` before a text by default, as Llama's does.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -66,7 +70,11 @@ def bpe_tokenizer(
 
 
 def random_model(architecture: str, vocabulary: int, **changes: Any) -> PreTrainedModel:
-    """`architecture`: qwen2, qwen3 or llama. Its embeddings are tied, as in the small ones of all three."""
+    """Make a model with random weights, whose embeddings are tied as in small models of these families.
+
+    Args:
+        architecture: qwen2, qwen3 or llama.
+    """
     import torch
     import transformers
 
@@ -95,7 +103,7 @@ def save_as_on_the_hub(
     end_ids: list[int] | None = None,
     shard_size: str = "5GB",
 ) -> Path:
-    """With a generation_config.json that names `end_ids`, and sampling settings of its own."""
+    """Save a model with a generation_config.json that names `end_ids` and has sampling settings."""
     model.save_pretrained(directory, max_shard_size=shard_size)
     tokenizer.save_pretrained(directory)
     generation = {"temperature": 0.7, "top_k": 20, "do_sample": True}

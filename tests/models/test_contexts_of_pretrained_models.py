@@ -1,5 +1,8 @@
-"""Promises: `check` compares context_length with what a model was made for, YaRN and learned positions
-included; and refuses contexts in which a row would depend on its neighbours."""
+"""Promises of `check` about pretrained models:
+
+* it compares context_length with the context for which a model was made, with YaRN and learned positions;
+* it refuses a context in which a row would depend on its neighbours, and temperatures that vLLM would raise.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A digest of a model's folder follows its content: not its time, and not its place."""
+"""Promise of a model folder's digest: it depends on the content alone, and neither on times nor on the
+path.
+"""
 
 import os
 import shutil
@@ -18,7 +20,7 @@ def folder(tmp_path: Path, weights: bytes = b"abc" * 1000) -> Path:
     return path
 
 
-def test_it_follows_content_alone(tmp_path: Path) -> None:
+def test_the_digest_depends_on_content_alone(tmp_path: Path) -> None:
     policy = folder(tmp_path)
     before = folder_digest(policy)
     os.utime(policy / "model.safetensors", (1, 1))
@@ -32,15 +34,15 @@ def test_it_follows_content_alone(tmp_path: Path) -> None:
     assert folder_digest(policy) != before
 
 
-def test_a_large_file_is_told_by_size_ends_and_samples(
+def test_the_digest_of_a_large_file_depends_on_its_size_ends_and_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("WHOLE_BYTES", 100), ("SAMPLES", 10), ("SAMPLE_BYTES", 10)):
         monkeypatch.setattr(digests, name, value)
-    whole = bytes(range(250)) * 4
-    policy = folder(tmp_path, whole)
+    content = bytes(range(250)) * 4
+    policy = folder(tmp_path, content)
     before = folder_digest(policy)
     file = policy / "model.safetensors"
-    for changed in (b"x" + whole[1:], whole[:-1] + b"x", whole + b"x", bytes(b ^ 1 for b in whole)):
+    for changed in (b"x" + content[1:], content[:-1] + b"x", content + b"x", bytes(b ^ 1 for b in content)):
         file.write_bytes(changed)
         assert folder_digest(policy) != before

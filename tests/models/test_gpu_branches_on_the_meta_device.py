@@ -1,5 +1,6 @@
-"""What only runs on a GPU, forward and backward in bfloat16 on tensors without memory: shapes and types of
-results and gradients, and how often which kernel is asked."""
+"""Promises of code that only runs on a GPU, tested in bfloat16 on tensors without memory: results and
+gradients have their shapes and types, and each layer calls PyTorch's kernel as often as it should.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +26,24 @@ KERNEL, ITS_GRADIENT = "torch_attn._varlen_attn.default", "torch_attn._varlen_at
 
 
 class Counting(TorchDispatchMode):
-    """How often each operation runs."""
+    """Count how often each operation runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.times: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, operation: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         self.times[str(operation)] += 1
-        return operation(*given, **(named or {}))
+        return operation(*arguments, **(named or {}))
 
 
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = PackedRow.of
+    row_of = PackedRow.of
 
     def starts_on_meta(position_ids_1T: torch.Tensor) -> PackedRow:
         assert position_ids_1T.is_meta
-        row = of(torch.cat([torch.arange(length) for length in LENGTHS])[None])
+        row = row_of(torch.cat([torch.arange(length) for length in LENGTHS])[None])
         assert row.starts_S is not None
         return replace(row, starts_S=row.starts_S.to("meta"))
 
@@ -52,7 +53,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def model_of(name: str, checkpointing: bool = False) -> Any:
-    """One of the published widths, on few layers."""
+    """Make a model of a published width with few layers."""
     import transformers
 
     shape = shape_of(PUBLISHED[name], name)
@@ -86,7 +87,7 @@ def test_a_policys_packed_row_goes_through_the_kernel_in_both_directions(
     policy = PolicyModule(model_of(name, checkpointing))
     with Counting() as counted:
         results = policy(packed_row(), 0.6, entropy_gradient=True, nucleus=Nucleus(0.9))
-        assert [(one.shape, one.dtype) for one in results] == [((POSITIONS,), torch.float32)] * 3
+        assert [(result.shape, result.dtype) for result in results] == [((POSITIONS,), torch.float32)] * 3
         logprobs_N, entropy_N, log_mass_N = results
         assert not log_mass_N.requires_grad
         (logprobs_N.sum() + entropy_N.sum()).backward()
@@ -97,7 +98,7 @@ def test_a_policys_packed_row_goes_through_the_kernel_in_both_directions(
     assert counted.times["aten.sort.stable"] >= math.ceil(POSITIONS / entries), "each chunk's nucleus"
 
 
-def test_a_critics_packed_row_as_well() -> None:
+def test_a_critics_packed_row_goes_through_the_kernel_in_both_directions() -> None:
     critic = CriticModule(model_of("Qwen/Qwen2.5-0.5B"), seed=0).to("meta")
     with Counting() as counted:
         values_N = critic(packed_row())

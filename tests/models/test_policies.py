@@ -1,4 +1,12 @@
-"""Where models come from, what they refuse, policies on disk, and adapters."""
+"""Promises of models, their files and adapters:
+
+* a policy is read back to the bit and loads without our code, and the engine gets an untied head;
+* a write that fails leaves the old policy;
+* a tiny model's weights depend on the run's seed alone, and settings that the engine can't serve are refused;
+* `last` is the newest complete checkpoint, and a missing one is told with the command that makes it;
+* merged adapters compute what the adapters compute, and without them the model is the start model;
+* a GPU that can't be used is an error and no silent run on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -35,35 +43,39 @@ def tiny_policy(seed: int = 0, tied: bool = False) -> PreTrainedModel:
     return replace(TINY, tie_word_embeddings=tied).load_model(seed, alphabet)
 
 
-def write(directory: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor] | None = None) -> None:
+def write_policy_files(
+    directory: Path, model: PreTrainedModel, weights: dict[str, torch.Tensor] | None = None
+) -> None:
     write_policy(model.state_dict() if weights is None else weights, model.config, TOKENIZER, directory)
 
 
-def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Whether all weights that the first has are those of the other, to the bit."""
-    return all(torch.equal(weight, other[name]) for name, weight in one.items())
+def equal_weights(weights: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> bool:
+    """Say whether all these weights equal the expected ones of the same names, to the bit."""
+    return all(torch.equal(weight, expected[name]) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_written_policy_is_read_back_and_loads_anywhere(tmp_path: Path, tied: bool) -> None:
     model = tiny_policy(tied=tied)
-    write(tmp_path / "policy", model)
+    write_policy_files(tmp_path / "policy", model)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "policy")
     weights, config = read_policy(tmp_path / "policy")
     assert loaded.config.tie_word_embeddings == tied
-    assert equal(loaded.state_dict(), model.state_dict()) and equal(weights, model.state_dict())
+    assert equal_weights(loaded.state_dict(), model.state_dict()) and equal_weights(
+        weights, model.state_dict()
+    )
     assert set(weights) == set(dict(model.named_parameters()))
     assert config.vocab_size == model.config.vocab_size
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_engine_always_gets_an_untied_head_of_its_own(tmp_path: Path, tied: bool) -> None:
+def test_the_engine_always_gets_an_untied_head(tmp_path: Path, tied: bool) -> None:
     model = tiny_policy(tied=tied)
     # Named parameters list shared weights once, state dicts twice: both must do.
     for name, weights in (("a", dict(model.named_parameters())), ("b", model.state_dict())):
         write_for_engine(weights, model.config, TOKENIZER, tmp_path / name)
-        written = load_file(tmp_path / name / "model.safetensors")
-        assert torch.equal(written["lm_head.weight"], model.get_output_embeddings().weight)
+        engine_weights = load_file(tmp_path / name / "model.safetensors")
+        assert torch.equal(engine_weights["lm_head.weight"], model.get_output_embeddings().weight)
         assert json.loads((tmp_path / name / "config.json").read_text())["tie_word_embeddings"] is False
         assert (tmp_path / name / "tokenizer.json").is_file()
         prompt = torch.tensor([[2, 3, 4]])
@@ -72,48 +84,49 @@ def test_the_engine_always_gets_an_untied_head_of_its_own(tmp_path: Path, tied: 
     assert model.config.tie_word_embeddings == tied
 
 
-def test_weights_that_are_parts_of_one_buffer_are_written_whole(tmp_path: Path) -> None:
+def test_weights_that_share_one_buffer_are_written_completely(tmp_path: Path) -> None:
     model = tiny_policy()
     expected = dict(model.named_parameters())
-    flat = torch.cat([weight.detach().flatten() for weight in expected.values()])  # as ZeRO keeps them
+    # DeepSpeed's ZeRO keeps all weights in one buffer.
+    flat = torch.cat([weight.detach().flatten() for weight in expected.values()])
     split = flat.split([weight.numel() for weight in expected.values()])
     parts = {name: part.view_as(expected[name]) for name, part in zip(expected, split, strict=True)}
-    write(tmp_path / "policy", model, parts)
+    write_policy_files(tmp_path / "policy", model, parts)
     write_for_engine(parts, model.config, TOKENIZER, tmp_path / "engine")
-    for place in ("policy", "engine"):
-        assert equal(expected, load_file(tmp_path / place / "model.safetensors"))
+    for folder in ("policy", "engine"):
+        assert equal_weights(expected, load_file(tmp_path / folder / "model.safetensors"))
 
 
-def test_new_weights_take_the_place_of_the_old_ones_for_the_engine(tmp_path: Path) -> None:
+def test_new_weights_replace_the_old_ones_for_the_engine(tmp_path: Path) -> None:
     for seed in (0, 1):
         model = tiny_policy(seed)
         write_for_engine(model.state_dict(), model.config, TOKENIZER, tmp_path / "engine")
-        assert equal(load_file(tmp_path / "engine" / "model.safetensors"), model.state_dict())
+        assert equal_weights(load_file(tmp_path / "engine" / "model.safetensors"), model.state_dict())
     assert not list(tmp_path.rglob(".*"))
 
 
-def test_the_written_precision_is_the_weights_own(tmp_path: Path) -> None:
+def test_the_precision_in_the_files_is_that_of_the_weights(tmp_path: Path) -> None:
     model = tiny_policy().to(torch.bfloat16)
-    write(tmp_path / "policy", model)
+    write_policy_files(tmp_path / "policy", model)
     write_for_engine(model.state_dict(), model.config, TOKENIZER, tmp_path / "engine")
     for name in ("policy", "engine"):
         assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_a_policy_that_fails_to_be_written_leaves_the_old_one_and_nothing_else(tmp_path: Path) -> None:
-    model, other = tiny_policy(), tiny_policy(1)
-    write(tmp_path / "policy", model)
+    model, new_model = tiny_policy(), tiny_policy(1)
+    write_policy_files(tmp_path / "policy", model)
 
     class FullDisk:
         def save_pretrained(self, directory: Path) -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        write_policy(other.state_dict(), other.config, FullDisk(), tmp_path / "policy")
+        write_policy(new_model.state_dict(), new_model.config, FullDisk(), tmp_path / "policy")
     assert [path.name for path in tmp_path.iterdir()] == ["policy"]
-    assert equal(read_policy(tmp_path / "policy")[0], model.state_dict())
-    write(tmp_path / "policy", other)
-    assert equal(read_policy(tmp_path / "policy")[0], other.state_dict())
+    assert equal_weights(read_policy(tmp_path / "policy")[0], model.state_dict())
+    write_policy_files(tmp_path / "policy", new_model)
+    assert equal_weights(read_policy(tmp_path / "policy")[0], new_model.state_dict())
 
 
 def test_a_directory_without_a_policy_is_refused(tmp_path: Path) -> None:
@@ -122,7 +135,7 @@ def test_a_directory_without_a_policy_is_refused(tmp_path: Path) -> None:
 
 
 def no_alphabet() -> str:
-    raise AssertionError("a pretrained model has a tokenizer of its own")
+    raise AssertionError("a pretrained model brings its tokenizer and needs no alphabet")
 
 
 def test_the_default_tiny_model_is_small_and_untied_and_has_room_for_its_alphabet() -> None:
@@ -136,34 +149,34 @@ def test_the_default_tiny_model_is_small_and_untied_and_has_room_for_its_alphabe
 
 def test_weights_depend_on_the_runs_seed_and_on_nothing_else() -> None:
     torch.manual_seed(1)
-    first = TINY.load_model(7, alphabet).state_dict()
+    weights = TINY.load_model(7, alphabet).state_dict()
     torch.manual_seed(2)
-    drawn = torch.rand(1)
+    next_number = torch.rand(1)
     torch.manual_seed(2)
-    again = TINY.load_model(7, alphabet).state_dict()
-    assert torch.equal(torch.rand(1), drawn), "the global generator is left alone"
-    assert equal(first, again)
-    assert not torch.equal(first["lm_head.weight"], tiny_policy(8).state_dict()["lm_head.weight"])
+    weights_of_second_load = TINY.load_model(7, alphabet).state_dict()
+    assert torch.equal(torch.rand(1), next_number), "the global generator is left alone"
+    assert equal_weights(weights, weights_of_second_load)
+    assert not torch.equal(weights["lm_head.weight"], tiny_policy(8).state_dict()["lm_head.weight"])
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"),
+    ("sizes", "message"),
     [
         ({"hidden_size": 128, "heads": 8}, "is 16; .* at least 32: with 8 heads, a hidden_size of 256"),
         ({"hidden_size": 100, "heads": 3}, "not a multiple"),
         ({"hidden_size": 99, "heads": 3}, "even head dimension"),
     ],
 )
-def test_heads_that_the_engine_cannot_serve_are_refused(sizes: dict[str, int], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_heads_that_the_engine_cannot_serve_are_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TinyModel(**sizes)
 
 
 def test_a_directory_gives_the_model_and_the_tokenizer_that_were_written(tmp_path: Path) -> None:
-    write(tmp_path / "policy", tiny_policy(3))
+    write_policy_files(tmp_path / "policy", tiny_policy(3))
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"))
     source.require()
-    assert equal(source.load_model(0, no_alphabet).state_dict(), tiny_policy(3).state_dict())
+    assert equal_weights(source.load_model(0, no_alphabet).state_dict(), tiny_policy(3).state_dict())
     assert source.load_tokenizer(no_alphabet).get_vocab() == TOKENIZER.get_vocab()
     assert replace(source, dtype="bfloat16").load_model(0, no_alphabet).dtype == torch.bfloat16
 
@@ -182,16 +195,16 @@ def test_last_is_the_newest_complete_checkpoint(tmp_path: Path) -> None:
         resolve_policy(f"{checkpoints}/0011/policy")
 
 
-def test_a_checkpoint_that_is_not_there_yet_is_told_with_the_command_that_makes_it(
+def test_a_missing_checkpoint_is_told_with_the_command_that_makes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     source = PretrainedModel(name_or_path="experiments/quickstart/sft/checkpoints/last/policy")
     with pytest.raises(
         ValueError, match=r"no complete checkpoint in .*experiments/quickstart/sft/checkpoints"
-    ) as told:
+    ) as error:
         source.require()
-    assert "Run the experiment 'sft'" in str(told.value) and "treetune run --configs" in str(told.value)
+    assert "Run the experiment 'sft'" in str(error.value) and "treetune run --configs" in str(error.value)
     (tmp_path / "configs" / "quickstart").mkdir(parents=True)
     (tmp_path / "configs" / "quickstart" / "sft.jsonnet").write_text("{}")
     with pytest.raises(ValueError, match=r"treetune run --configs configs/quickstart/sft\.jsonnet"):
@@ -199,7 +212,7 @@ def test_a_checkpoint_that_is_not_there_yet_is_told_with_the_command_that_makes_
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "models/../other"])
-def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(name: str) -> None:
+def test_a_path_that_does_not_exist_is_not_looked_for_on_the_hub(name: str) -> None:
     with pytest.raises(ValueError, match="no such directory"):
         resolve_policy(name)
 
@@ -229,7 +242,7 @@ def test_flash_attention_without_its_precision_is_refused() -> None:
 
 @pytest.fixture
 def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which GPUs are looked for: there is none."""
+    """Look for GPUs in an empty folder, and return it."""
     monkeypatch.setattr("treetune.models.pretrained._DEVICES", tmp_path)
     return tmp_path
 
@@ -305,8 +318,8 @@ def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:
 IDS = torch.randint(0, 24, (2, 9), generator=torch.Generator().manual_seed(0))
 
 
-def trained(lora: Lora, **model: object) -> torch.nn.Module:
-    """A model whose adapters are not 0 any more."""
+def model_with_trained_adapters(lora: Lora, **model: object) -> torch.nn.Module:
+    """Make a model whose adapters are no longer 0, as after training."""
     changed = lora.apply(tiny_model(**model), seed=3)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -330,8 +343,8 @@ def logprobs(model: torch.nn.Module) -> torch.Tensor:
     ],
     ids=["all", "some"],
 )
-def test_merged_weights_say_what_the_adapters_say(lora: Lora, tied: bool) -> None:
-    model = trained(lora, tied=tied)
+def test_merged_weights_compute_what_the_adapters_compute(lora: Lora, tied: bool) -> None:
+    model = model_with_trained_adapters(lora, tied=tied)
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     merged = lora.merged(dict(model.named_parameters()))
     plain = tiny_model(seed=9, tied=tied)
@@ -346,7 +359,7 @@ def test_without_its_adapters_the_model_is_the_start_model() -> None:
     start = logprobs(tiny_model())
     lora = Lora(rank=2)
     assert torch.equal(logprobs(lora.apply(tiny_model(), seed=0)), start), "before any training"
-    model = trained(lora)
+    model = model_with_trained_adapters(lora)
     trainable = [name for name, weight in model.named_parameters() if weight.requires_grad]
     assert not torch.equal(logprobs(model), start)
     with adapters_off(model):
@@ -358,20 +371,23 @@ def test_peft_reads_the_written_adapters(tmp_path: Path) -> None:
     from peft import PeftModel
 
     lora = Lora(rank=4, alpha=6.0)
-    model = trained(lora)
+    model = model_with_trained_adapters(lora)
     adapters = lora.adapters(dict(model.named_parameters()))
     lora.write(adapters, "start", tmp_path)
     assert torch.equal(logprobs(PeftModel.from_pretrained(tiny_model(), tmp_path)), logprobs(model))
 
 
 def test_the_seed_alone_decides_on_the_first_adapters() -> None:
-    one, same, other = (dict(Lora().apply(tiny_model(), seed).named_parameters()) for seed in (1, 1, 2))
-    assert all(torch.equal(weight, same[name]) for name, weight in one.items())
-    assert any(not torch.equal(weight, other[name]) for name, weight in one.items())
+    def parameters(seed: int) -> dict[str, torch.nn.Parameter]:
+        return dict(Lora().apply(tiny_model(), seed).named_parameters())
+
+    weights, same_seed, other_seed = parameters(1), parameters(1), parameters(2)
+    assert all(torch.equal(weight, same_seed[name]) for name, weight in weights.items())
+    assert any(not torch.equal(weight, other_seed[name]) for name, weight in weights.items())
 
 
 @pytest.mark.parametrize(
-    ("target_modules", "told"),
+    ("target_modules", "message"),
     [
         (
             ("q_proj", "query"),
@@ -381,6 +397,6 @@ def test_the_seed_alone_decides_on_the_first_adapters() -> None:
         (("embed_tokens",), "linear layers"),
     ],
 )
-def test_layers_that_cannot_have_adapters_are_refused(target_modules: tuple[str, ...], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_layers_that_cannot_have_adapters_are_refused(target_modules: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Lora(target_modules=target_modules).apply(tiny_model(), seed=0)

@@ -1,4 +1,6 @@
-"""A model that is neither a folder nor in the hub's cache is a warning, or missing without downloads."""
+"""Promise of the check that a model exists: a model that is neither a folder nor in the hub's cache is a
+warning with the size of its download, or missing where downloads are off.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cache_model(name: str) -> None:
-    """Makes the files of a cached model as the hub's library lays them out."""
+    """Write the files of a cached model as the hub's library lays them out."""
     folder = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}")
     (folder / "refs").mkdir(parents=True)
     (folder / "refs/main").write_text("a" * 40)
@@ -40,14 +42,14 @@ def test_a_model_that_the_start_downloads_is_a_warning_with_its_size() -> None:
     assert "hub. Whether" in finding.what
 
 
-def test_without_downloads_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_downloads_a_model_that_is_not_cached_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     [finding] = check_presence(NAME, None, "name_or_path")
     assert finding.level == "missing" and "HF_HUB_OFFLINE is set" in finding.what
     assert finding.remedy.startswith("unset HF_HUB_OFFLINE") and f"hf download {NAME}" in finding.remedy
 
 
-def test_a_cached_model_and_a_folder_are_there_and_another_revision_is_not() -> None:
+def test_a_cached_model_and_a_folder_exist_and_another_revision_does_not() -> None:
     cache_model(NAME)
     assert list(check_presence(NAME, None, "model")) == []
     assert list(check_presence(NAME, "a" * 40, "model")) == []

@@ -1,6 +1,11 @@
-"""Promises: log-probs are those of the model's own forward pass, whatever it does behind its backbone;
-nothing is random in training; a row doesn't depend on its neighbours, or the model is refused by name; the
-engine in the run's own process samples from the same model, or refuses it by name."""
+"""Promises about model architectures:
+
+* log-probs and gradients are those of the model's forward pass, and nothing is random in training;
+* a row doesn't depend on its neighbours, or the model is refused by name with the remedy;
+* the engine in the run's process samples from the same model, or refuses it by name;
+* adapters are merged as they were trained, or refused;
+* each check of the sweep can fail.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +73,9 @@ def test_rows_whose_positions_depend_on_a_longer_neighbour_are_refused(name: str
 
 
 @pytest.mark.parametrize("name", ["phi3", "llama, dynamic NTK"])
-def test_such_rows_alone_and_shorter_ones_together_are_computed(name: str) -> None:
+def test_long_rows_alone_and_short_rows_together_are_computed_where_positions_depend_on_the_length(
+    name: str,
+) -> None:
     case = make(name)
     policy = policy_of(case.fresh())
     alone = trained_logprobs(policy, [case.rows[0]], "padded")[0]
@@ -89,7 +96,7 @@ def test_the_engine_in_the_process_refuses_what_its_cache_cannot_hold(name: str)
         refuse_unlike_model(make(name).model, "cpu", 64)
 
 
-def test_a_window_that_is_not_kept_is_found() -> None:
+def test_the_engine_in_the_process_notices_a_sliding_window_that_its_attention_ignores() -> None:
     model = make("mistral").model
     with pytest.raises(ValueError, match="differ from those of MistralForCausalLM"):
         refuse_unlike_model(model, "cpu", 64)
@@ -97,7 +104,7 @@ def test_a_window_that_is_not_kept_is_found() -> None:
     refuse_unlike_model(model, "cpu", 64)
 
 
-def test_dropout_stays_in_the_configuration_that_is_written() -> None:
+def test_dropout_is_off_in_training_and_stays_in_the_configuration() -> None:
     case = make("gptj")
     model = case.fresh()
     turn_dropout_off(model)
@@ -183,14 +190,14 @@ def test_probes_leave_out_tokens_with_a_meaning() -> None:
 
 
 def test_every_column_of_the_sweep_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sweep holds to another model's log-probs: no column may call that right."""
+    """The expected log-probs are those of another model, and no column may call that right."""
     case = make("llama")
-    other = make("granite")
+    other_case = make("granite")
     wrong = Case(case.name, case.model, case.tokenizer, case.rows)
     expected = own_logprobs
     monkeypatch.setattr(
         "tests.support.architectures.own_logprobs",
-        lambda model, row_T: expected(other.model if model is case.model else model, row_T),
+        lambda model, row_T: expected(other_case.model if model is case.model else model, row_T),
     )
     for column in ("log-probs", "neighbours", "packed", "checkpoint", "reload", "in-process"):
         assert CHECKS[column](wrong).kind == "WRONG", column

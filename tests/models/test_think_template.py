@@ -1,4 +1,10 @@
-"""A template that has a model think, put around templates of many families."""
+"""Promises of `treetune chat_template`, which makes a chat template with a thought of another one:
+
+* the new template equals the old one with a system message and an opened thought, for templates of many
+  families;
+* the token that ends a turn ends answers, and the model itself stays unchanged;
+* a request that would change nothing, or that a template can't serve, is refused and writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ OPENED = PLAIN + "{{ '<think>\\n' }}"
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A folder with a tiny tokenizer and the files that say what ends an answer."""
+    """Write a folder with a tiny tokenizer and the files that name the tokens that end an answer."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate(["<pad>", END, TURN_END, *letters])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -50,9 +56,9 @@ def loaded(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
-ASKED = [{"role": "user", "content": "1 + 1?"}]
-TURNS = [*ASKED, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2 + 2?"}]
-BRIEF = [{"role": "system", "content": "Be brief."}, *ASKED]
+QUESTION = [{"role": "user", "content": "1 + 1?"}]
+THREE_TURNS = [*QUESTION, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2 + 2?"}]
+WITH_SYSTEM = [{"role": "system", "content": "Be brief."}, *QUESTION]
 
 
 @pytest.mark.parametrize("template", [QWEN, LLAMA2, PLAIN], ids=["qwen", "llama 2", "plain"])
@@ -61,25 +67,25 @@ def test_the_template_is_as_before_with_a_system_message_and_an_opened_thought(
 ) -> None:
     with_template(model, template)
     before = loaded(model)
-    made = write_think_model(model, tmp_path / "out")
+    result = write_think_model(model, tmp_path / "out")
     after = loaded(tmp_path / "out")
     system = {"role": "system", "content": SYSTEM}
-    assert made.system_in == "system" and made.opens_thought
-    for turns in (ASKED, TURNS):
+    assert result.system_in == "system" and result.opens_thought
+    for turns in (QUESTION, THREE_TURNS):
         assert render(after, Chat(), turns) == render(before, Chat(), [system, *turns]) + OPENING
-        alone = render(after, Chat(), turns, add_generation_prompt=False)
-        assert alone == render(before, Chat(), [system, *turns], add_generation_prompt=False)
-    assert render(after, Chat(), BRIEF) == render(before, Chat(), BRIEF) + OPENING
+        without_prompt = render(after, Chat(), turns, add_generation_prompt=False)
+        assert without_prompt == render(before, Chat(), [system, *turns], add_generation_prompt=False)
+    assert render(after, Chat(), WITH_SYSTEM) == render(before, Chat(), WITH_SYSTEM) + OPENING
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"weights"
 
 
 @pytest.mark.parametrize("template", [GEMMA, DEAF], ids=["refuses", "leaves out"])
-def test_where_there_is_no_system_message_the_question_begins_with_it(
+def test_in_a_template_without_system_messages_the_question_begins_with_the_text(
     template: str, model: Path, tmp_path: Path
 ) -> None:
     with_template(model, template)
     assert write_think_model(model, tmp_path / "out").system_in == "user"
-    assert f"{SYSTEM}\n\n1 + 1?" in render(loaded(tmp_path / "out"), Chat(), ASKED)
+    assert f"{SYSTEM}\n\n1 + 1?" in render(loaded(tmp_path / "out"), Chat(), QUESTION)
 
 
 def test_a_thought_is_not_opened_where_it_is_open_already_or_the_model_is_told_not_to_think(
@@ -88,10 +94,10 @@ def test_a_thought_is_not_opened_where_it_is_open_already_or_the_model_is_told_n
     with_template(model, QWEN)
     write_think_model(model, tmp_path / "out")
     quiet = Chat(template_arguments={"enable_thinking": False})
-    assert not render(loaded(tmp_path / "out"), quiet, ASKED).endswith(OPENING)
+    assert not render(loaded(tmp_path / "out"), quiet, QUESTION).endswith(OPENING)
     with_template(model, OPENED)
     assert not write_think_model(model, tmp_path / "opened").opens_thought
-    assert render(loaded(tmp_path / "opened"), Chat(), ASKED).count("<think>\n") == 1
+    assert render(loaded(tmp_path / "opened"), Chat(), QUESTION).count("<think>\n") == 1
 
 
 def test_the_token_behind_a_turn_ends_answers(model: Path, tmp_path: Path) -> None:
@@ -110,8 +116,8 @@ def test_the_command_prints_an_example(
     with_template(model, QWEN)
     command = ["chat_template", "--model", str(model), "--output", str(tmp_path / "out")]
     assert main([*command, "--system", 'Say "why" first.\nThen what.']) == 0
-    said = capsys.readouterr().out
-    assert 'Say "why" first.\nThen what.' in said and "<|im_start|>assistant\n<think>\n" in said
+    printed = capsys.readouterr().out
+    assert 'Say "why" first.\nThen what.' in printed and "<|im_start|>assistant\n<think>\n" in printed
     assert main(command) == 2
     assert "exists already" in capsys.readouterr().err
 
@@ -130,7 +136,7 @@ def test_the_command_says_of_an_empty_opening_that_none_is_added(
 
 
 @pytest.mark.parametrize(
-    ("template", "options", "what"),
+    ("template", "options", "message"),
     [
         (None, {}, "no chat template"),
         (OPENED, {"system": ""}, "nothing would change"),
@@ -140,12 +146,12 @@ def test_the_command_says_of_an_empty_opening_that_none_is_added(
         (None, {}, "is not the folder of a model"),
     ],
 )
-def test_what_cannot_be_done_is_refused(
-    template: str | None, options: dict[str, str], what: str, model: Path, tmp_path: Path
+def test_a_request_that_cannot_be_met_or_changes_nothing_is_refused(
+    template: str | None, options: dict[str, str], message: str, model: Path, tmp_path: Path
 ) -> None:
     if template is not None:
         with_template(model, template)
-    folder = tmp_path if what.startswith("is not the folder") else model
-    with pytest.raises(ValueError, match=re.escape(what)):
+    folder = tmp_path if message.startswith("is not the folder") else model
+    with pytest.raises(ValueError, match=re.escape(message)):
         write_think_model(folder, tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,13 @@
-"""Tokenizers of characters, tokens that are added, and the tokens at which steps end."""
+"""Promises of tokenizers, added tokens and step ends:
+
+* a tokenizer of characters encodes its alphabet and nothing else, and is the same when it is loaded
+  elsewhere;
+* an added token begins as the mean of the tokens of its word, all known tokens keep their weights and ids,
+  and what was trained comes back unchanged;
+* the offset of a token is the length of the text that earlier tokens show, for any ids of any tokenizer;
+* step ends rise to the number of tokens, and a token over a boundary belongs to the step in which it
+  begins.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +71,7 @@ def test_a_saved_tokenizer_is_the_same_when_it_is_loaded_without_our_code(tmp_pa
     assert (codec.eos_id, loaded.pad_token_id, loaded.model_max_length) == (1, 0, 64)
 
 
-def test_only_a_tokenizer_of_single_characters_is_taken_for_one(tmp_path: Path) -> None:
+def test_only_a_tokenizer_of_single_characters_counts_as_one(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0, "the": 1, "a": 2}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     digits = Tokenizer(models.WordLevel({"<unk>": 0, "1": 1, "2": 2}, unk_token="<unk>"))
@@ -84,7 +93,7 @@ def test_only_a_tokenizer_of_single_characters_is_taken_for_one(tmp_path: Path) 
     }
 
 
-def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Path) -> None:
+def test_an_alphabet_with_the_characters_of_a_special_token_does_not_encode_it(tmp_path: Path) -> None:
     character_tokenizer("<pade>", 64).save_pretrained(tmp_path)
     codec = codec_of(AutoTokenizer.from_pretrained(tmp_path))
     assert codec.encode("<pad>") == (2, 3, 4, 5, 7)
@@ -92,11 +101,11 @@ def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("alphabet", "told"),
+    ("alphabet", "message"),
     [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "has all characters of '<pad>'")],
 )
-def test_an_alphabet_that_cannot_be_told_apart_is_refused(alphabet: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_an_ambiguous_or_empty_alphabet_is_refused(alphabet: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         character_tokenizer(alphabet, 64)
 
 
@@ -117,7 +126,7 @@ def hub_model(
     return model, PretrainedModel(name_or_path=str(folder), added_tokens=TAGS)
 
 
-def tables(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
+def embeddings_and_head(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
     return model.get_input_embeddings().weight, model.get_output_embeddings().weight
 
 
@@ -128,18 +137,18 @@ def test_the_fragment_adds_the_tags_of_threads_in_their_order() -> None:
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_a_new_token_begins_as_the_mean_of_the_tokens_of_its_word(tmp_path: Path, tied: bool) -> None:
     before, source = hub_model(tmp_path, tie_word_embeddings=tied)
-    after, tokenizer, own = source.load_model(0, str), source.load_tokenizer(str), bpe_tokenizer()
-    rows = len(own)
-    for old, new in zip(tables(before), tables(after)):
+    after, tokenizer, without_tags = source.load_model(0, str), source.load_tokenizer(str), bpe_tokenizer()
+    rows = len(without_tags)
+    for old, new in zip(embeddings_and_head(before), embeddings_and_head(after)):
         assert torch.equal(new[:rows], old), "known tokens keep their weights"
         for token, word in (("<Parallel>", "Parallel"), ("</Parallel>", "/Parallel"), ("</Think>", "/Think")):
-            ids = own.encode(word)
+            ids = without_tags.encode(word)
             assert len(ids) > 1
             expected = sum(old[i] for i in ids) / len(ids)
             torch.testing.assert_close(new[tokenizer.convert_tokens_to_ids(token)], expected)
         beyond = new[rows + len(TAGS) :]
         assert len(beyond) and torch.allclose(beyond, old.mean(0).expand_as(beyond), atol=1e-7)
-    embeddings, head = tables(after)
+    embeddings, head = embeddings_and_head(after)
     assert (embeddings is head) == tied == after.config.tie_word_embeddings
     assert after.config.vocab_size == len(embeddings) == 320 and rows == 300, "a multiple of 64"
 
@@ -155,7 +164,7 @@ def test_a_head_that_has_a_bias_gets_its_mean_too() -> None:
 
 def test_a_table_with_room_is_not_resized(tmp_path: Path) -> None:
     before, source = hub_model(tmp_path, rows=330)
-    (old, _), (new, _) = tables(before), tables(source.load_model(0, str))
+    (old, _), (new, _) = embeddings_and_head(before), embeddings_and_head(source.load_model(0, str))
     assert new.shape == old.shape
     changed = (new != old).any(1)
     assert changed.nonzero().flatten().tolist() == [*range(300, 312)]
@@ -164,19 +173,19 @@ def test_a_table_with_room_is_not_resized(tmp_path: Path) -> None:
 def test_two_loads_give_the_same_weights_and_draw_nothing_from_the_runs_stream(tmp_path: Path) -> None:
     _, source = hub_model(tmp_path)
     torch.manual_seed(1)
-    first = source.load_model(0, str).state_dict()
+    weights = source.load_model(0, str).state_dict()
     torch.manual_seed(2)
     expected = torch.rand(1)
     torch.manual_seed(2)
-    second = source.load_model(0, str).state_dict()
+    weights_of_second_load = source.load_model(0, str).state_dict()
     assert torch.equal(torch.rand(1), expected)
-    assert all(torch.equal(weight, second[name]) for name, weight in first.items())
+    assert all(torch.equal(weight, weights_of_second_load[name]) for name, weight in weights.items())
 
 
 def test_in_bfloat16_the_mean_is_taken_in_float32(tmp_path: Path) -> None:
     _, source = hub_model(tmp_path)
     model = replace(source, dtype="bfloat16").load_model(0, str)
-    table = tables(model)[0]
+    table = embeddings_and_head(model)[0]
     ids = bpe_tokenizer().encode("Conclusion")
     token = source.load_tokenizer(str).convert_tokens_to_ids("<Conclusion>")
     assert torch.equal(table[token], table[ids].float().mean(0).bfloat16())
@@ -184,14 +193,14 @@ def test_in_bfloat16_the_mean_is_taken_in_float32(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("write", [write_policy, write_for_engine])
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_what_was_trained_on_comes_back_unchanged_and_loads_without_our_code(
+def test_trained_embeddings_of_added_tokens_come_back_unchanged_and_load_without_our_code(
     tmp_path: Path, write: Callable[..., None], tied: bool
 ) -> None:
     _, source = hub_model(tmp_path / "hub", tie_word_embeddings=tied)
     model, tokenizer = source.load_model(0, str), source.load_tokenizer(str)
     with torch.no_grad():
-        for table in {id(t): t for t in tables(model)}.values():
-            table.add_(torch.randn_like(table))  # the tags are no means of anything any more
+        for table in {id(t): t for t in embeddings_and_head(model)}.values():
+            table.add_(torch.randn_like(table))  # the tags are no longer means of other tokens
     write(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "saved")
 
     again = replace(source, name_or_path=str(tmp_path / "saved"))
@@ -201,7 +210,10 @@ def test_what_was_trained_on_comes_back_unchanged_and_loads_without_our_code(
         assert loaded.get_vocab() == tokenizer.get_vocab()
         assert loaded.encode(text) == tokenizer.encode(text)
     for reloaded in (again.load_model(0, str), AutoModelForCausalLM.from_pretrained(tmp_path / "saved")):
-        assert all(torch.equal(new, old) for new, old in zip(tables(reloaded), tables(model)))
+        assert all(
+            torch.equal(new, old)
+            for new, old in zip(embeddings_and_head(reloaded), embeddings_and_head(model))
+        )
     weights, config = read_policy(tmp_path / "saved")
     assert config.vocab_size == 320 and all(len(w) == 320 for n, w in weights.items() if "embed_tokens" in n)
 
@@ -209,28 +221,31 @@ def test_what_was_trained_on_comes_back_unchanged_and_loads_without_our_code(
 def test_a_tiny_model_has_rows_for_the_tags_and_they_come_back(tmp_path: Path) -> None:
     model, tokenizer = TINY.load_model(0, digits), TINY.load_tokenizer(digits)
     assert tokenizer.convert_tokens_to_ids(list(TAGS)) == [*range(16, 28)], "behind the alphabet"
-    assert len(tables(model)[0]) == len(tokenizer) == 28
+    assert len(embeddings_and_head(model)[0]) == len(tokenizer) == 28
     write_policy(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "policy")
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"), added_tokens=TAGS)
     assert source.load_tokenizer(str).get_vocab() == tokenizer.get_vocab()
-    assert all(torch.equal(new, old) for new, old in zip(tables(source.load_model(0, str)), tables(model)))
+    assert all(
+        torch.equal(new, old)
+        for new, old in zip(embeddings_and_head(source.load_model(0, str)), embeddings_and_head(model))
+    )
 
 
-def test_tokens_that_were_there_keep_their_ids_beside_new_ones(tmp_path: Path) -> None:
+def test_existing_tokens_keep_their_ids_and_weights_beside_new_ones(tmp_path: Path) -> None:
     _, source = hub_model(tmp_path / "hub")
-    first = replace(source, added_tokens=TAGS[:4])
-    model, tokenizer = first.load_model(0, str), first.load_tokenizer(str)
+    with_four_tags = replace(source, added_tokens=TAGS[:4])
+    model, tokenizer = with_four_tags.load_model(0, str), with_four_tags.load_tokenizer(str)
     write_policy(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "saved")
     more = replace(source, name_or_path=str(tmp_path / "saved"))
     assert more.unlearned_tokens() == TAGS[4:]
     grown, vocabulary = more.load_model(0, str), more.load_tokenizer(str).get_vocab()
     assert [vocabulary[tag] for tag in TAGS] == [*range(300, 312)]
-    assert torch.equal(tables(grown)[0][:304], tables(model)[0][:304])
+    assert torch.equal(embeddings_and_head(grown)[0][:304], embeddings_and_head(model)[0][:304])
 
 
 @lru_cache
 def codecs() -> list[TextCodec]:
-    """Of characters, and of a BPE."""
+    """Make a codec of characters and one of a BPE, both with the tags."""
     tokenizer = bpe_tokenizer()
     add_tokens(tokenizer, TAGS)
     return [codec_of(TINY.load_tokenizer(digits)), codec_of(tokenizer)]
@@ -255,17 +270,17 @@ def test_the_rollout_finds_its_tags_only_where_they_are_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         (("",), "added_tokens has '': a token needs characters"),
         (("<a b>",), "'<a b>': a token needs characters, and no white space"),
         (("<a>", "</a>", "<a>"), "'<a>' more than once"),
     ],
 )
-def test_what_is_no_token_is_refused(tokens: tuple[str, ...], told: str) -> None:
-    for source, more in ((TinyModel, {}), (PretrainedModel, {"name_or_path": "gpt2"})):
-        with pytest.raises(ValueError, match=told):
-            source(added_tokens=tokens, **more)
+def test_empty_spaced_and_repeated_tokens_are_refused(tokens: tuple[str, ...], message: str) -> None:
+    for source, settings in ((TinyModel, {}), (PretrainedModel, {"name_or_path": "gpt2"})):
+        with pytest.raises(ValueError, match=message):
+            source(added_tokens=tokens, **settings)
 
 
 def test_tokens_that_text_does_not_show_and_tables_with_too_few_rows_are_refused(tmp_path: Path) -> None:
@@ -278,40 +293,43 @@ def test_tokens_that_text_does_not_show_and_tables_with_too_few_rows_are_refused
 
 @pytest.mark.parametrize(("token", "word"), [("<Go>", "Go"), ("<>", "")])
 def test_a_word_that_the_tokenizer_cannot_write_is_named(tmp_path: Path, token: str, word: str) -> None:
-    plain = replace(TINY, added_tokens=())
-    model, tokenizer = plain.load_model(0, digits), plain.load_tokenizer(digits)
+    without_added_tokens = replace(TINY, added_tokens=())
+    model, tokenizer = without_added_tokens.load_model(0, digits), without_added_tokens.load_tokenizer(digits)
     write_policy(dict(model.named_parameters()), model.config, tokenizer, tmp_path / "policy")
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"), added_tokens=(token,))
-    told = f"'{token}', whose embedding would be the mean of the tokens of '{word}'"
-    with pytest.raises(ValueError, match=told):
+    message = f"'{token}', whose embedding would be the mean of the tokens of '{word}'"
+    with pytest.raises(ValueError, match=message):
         source.load_model(0, digits)
 
 
-def wrapped(backend: Tokenizer) -> TextCodec:
+def codec_of_backend(backend: Tokenizer) -> TextCodec:
     backend.add_special_tokens(["<eos>"])
     return codec_of(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>"))
 
 
 def byte_level() -> TextCodec:
-    """Like GPT-2's and Qwen's: every byte is a token, and some strings are; Ġ is a space, Ċ a newline."""
+    """Make a codec like GPT-2's and Qwen's: bytes and some strings are tokens; Ġ is a space, Ċ a newline."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("a", "b"), ("Ċ", "#"), ("Ġ", "a"), ("Ð", "¶"), ("ab", "Ċ"), ("ð", "Ł")]
     vocabulary = {token: i for i, token in enumerate([*letters, *(a + b for a, b in merges)])}
     backend = Tokenizer(models.BPE(vocabulary, merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return wrapped(backend)
+    return codec_of_backend(backend)
 
 
 def sentence_pieces() -> TextCodec:
-    """Like Llama 2's: words begin with a mark for the space, which the first word of a text loses;
-    characters that are no tokens are spelt in bytes."""
+    """Make a codec like Llama 2's.
+
+    Words begin with a mark for the space, which the first word of a text loses, and characters that are no
+    tokens are spelt in bytes.
+    """
     pieces = ["▁", "▁a", "a", "b", "ab", "▁ab", "\n", "#", *(f"<0x{byte:02X}>" for byte in range(256))]
     backend = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    return wrapped(backend)
+    return codec_of_backend(backend)
 
 
 CODECS = {
@@ -327,17 +345,19 @@ def ends_of(ids: Sequence[int], boundaries: Sequence[int], codec: TextCodec) -> 
 
 
 def offsets_by_definition(ids: Sequence[int], codec: TextCodec) -> list[int]:
-    """How much of the text all tokens before this one show already."""
+    """Compute for each token how much of the text all earlier tokens show already."""
     text = codec.decode(ids)
     offsets = [0]
     for end in range(1, len(ids)):
-        both = zip(codec.decode(ids[:end]), text)
-        common = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], both)))
-        offsets.append(max(offsets[-1], common))
+        text_of_earlier = codec.decode(ids[:end])
+        shown = 0
+        while shown < min(len(text_of_earlier), len(text)) and text_of_earlier[shown] == text[shown]:
+            shown += 1
+        offsets.append(max(offsets[-1], shown))
     return offsets[: len(ids)]
 
 
-def test_broken_bytes_show_what_they_show_with_those_before_them() -> None:
+def test_the_text_of_broken_bytes_depends_on_the_bytes_before_them() -> None:
     codec, ids = CODECS["sentence pieces"], [202, 136, 136]
     assert "".join(codec.decode([token]) for token in ids) == codec.decode(ids) != codec.decode(ids[:2])
     assert token_offsets(ids, codec, codec.decode(ids)) == [0, 1, 1]
@@ -345,7 +365,9 @@ def test_broken_bytes_show_what_they_show_with_those_before_them() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-def test_offsets_are_what_earlier_tokens_show_for_any_ids(name: str, data: st.DataObject) -> None:
+def test_an_offset_is_the_length_of_the_text_of_earlier_tokens_for_any_ids(
+    name: str, data: st.DataObject
+) -> None:
     codec = CODECS[name]
     ids = data.draw(st.lists(st.integers(0, SIZES[name] - 1), max_size=12))
     assert token_offsets(ids, codec, codec.decode(ids)) == offsets_by_definition(ids, codec)
@@ -385,7 +407,7 @@ def test_a_token_over_a_boundary_belongs_to_the_step_that_it_begins_in_and_other
         ("", True, [0, 0], (1,)),
     ],
 )
-def test_the_end_token_belongs_to_the_last_step_or_is_one_of_its_own(
+def test_the_end_token_belongs_to_the_last_step_or_is_a_separate_step(
     text: str, ended: bool, boundaries: list[int], ends: tuple[int, ...]
 ) -> None:
     codec = CODECS["characters"]

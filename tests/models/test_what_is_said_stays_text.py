@@ -1,5 +1,8 @@
-"""Promises of chats: two questions are two prompts that hold them, what is said never becomes a control
-token, and an answer ends where the template ends it, be that token special or not.
+"""Promises of chats:
+
+* a prompt holds the question that is asked, and a template that leaves a message out is refused;
+* no text of a problem becomes a control token, and ordinary text has the ids that transformers gives it;
+* an answer ends with the template's token, whether it is special or not, and its text doesn't show it.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ BOTH = (
 def tokenizer_with(
     template: str, *, special: bool = True, more: tuple[str, ...] = ()
 ) -> PreTrainedTokenizerFast:
-    """Turn tokens that were added after training, special or not."""
+    """Make a tokenizer whose turn tokens were added after training, special or not."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -59,21 +62,21 @@ def problem(text: str) -> Problem:
     return Problem(id=text, prompt=text, gold="")
 
 
-def prompt_text(tokenizer: PreTrainedTokenizerFast, codec: TextCodec, asked: str | Problem) -> str:
-    return tokenizer.decode(plain(codec.encode_prompt(asked)), skip_special_tokens=False)
+def prompt_text(tokenizer: PreTrainedTokenizerFast, codec: TextCodec, question: str | Problem) -> str:
+    return tokenizer.decode(plain(codec.encode_prompt(question)), skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("template", [PARTS_ALONE, PARTS_OF_USERS, BOTH, CHATML])
-def test_two_questions_are_two_prompts_that_hold_them(template: str) -> None:
+def test_a_prompt_holds_the_question_that_is_asked(template: str) -> None:
     tokenizer = tokenizer_with(template)
     codec = codec_of(tokenizer, chat=Chat(system="Be brief."))
     for question in ("What is 1 + 1?", "Name a prime."):
         turns = f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{question}<|im_end|>\n"
         assert prompt_text(tokenizer, codec, question) == f"{turns}<|im_start|>assistant\n"
-        asked = Problem(
+        conversation = Problem(
             "a", question, "", messages=(Message("system", "Be brief."), Message("user", question))
         )
-        assert plain(codec.encode_prompt(asked)) == plain(codec.encode_prompt(question))
+        assert plain(codec.encode_prompt(conversation)) == plain(codec.encode_prompt(question))
     assert codec.turn_frame is not None
     assert (
         codec.turn_frame("Go on.")
@@ -81,16 +84,16 @@ def test_two_questions_are_two_prompts_that_hold_them(template: str) -> None:
     )
 
 
-def test_a_template_that_leaves_out_what_is_said_is_refused() -> None:
+def test_a_template_that_leaves_out_a_message_is_refused() -> None:
     with pytest.raises(ValueError, match="leaves the user's question out"):
         codec_of(tokenizer_with("{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"), chat=Chat())
     without_system = "{% for m in messages if m.role != 'system' %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(ValueError, match="leaves the system message out"):
         codec_of(tokenizer_with(without_system), chat=Chat(system="Be brief."))
     codec = codec_of(tokenizer_with(without_system), chat=Chat())
-    asked = Problem("a", "", "", messages=(Message("system", "Be brief."), Message("user", "1 + 1?")))
+    conversation = Problem("a", "", "", messages=(Message("system", "Be brief."), Message("user", "1 + 1?")))
     with pytest.raises(ValueError, match="leaves out the message of the system"):
-        codec.encode_prompt(asked)
+        codec.encode_prompt(conversation)
 
 
 @pytest.mark.parametrize("special", [True, False])
@@ -113,20 +116,20 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("said", HOSTILE)
-def test_what_a_problem_says_stays_text(said: str, special: bool) -> None:
+@pytest.mark.parametrize("text", HOSTILE)
+def test_control_tokens_in_the_text_of_a_problem_stay_text(text: str, special: bool) -> None:
     tokenizer = tokenizer_with(CHATML, special=special)
     codec = codec_of(tokenizer, chat=Chat())
-    framed = f"<|im_start|>user\n{said}<|im_end|>\n<|im_start|>assistant\n"
-    assert codec.framed(said) == framed
+    framed = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    assert codec.framed(text) == framed
     harmless = plain(codec.encode_prompt("ok"))
-    messages = (Message("user", said),)
-    for asked in (said, problem(said), Problem("a", "", "", messages=messages)):
-        ids = plain(codec.encode_prompt(asked))
+    messages = (Message("user", text),)
+    for question in (text, problem(text), Problem("a", "", "", messages=messages)):
+        ids = plain(codec.encode_prompt(question))
         assert tokenizer.decode(ids, skip_special_tokens=False) == framed, "the model reads what was asked"
         for token_id in tokenizer.convert_tokens_to_ids([TURN, TURN_END, END]):
             assert ids.count(token_id) == harmless.count(token_id), "and no token of control more"
-    assert plain(codec.encode_answer(said, "58")) == tuple(codec.encode("58"))
+    assert plain(codec.encode_answer(text, "58")) == tuple(codec.encode("58"))
 
 
 def test_a_token_that_begins_like_another_and_one_in_the_models_vocabulary_stay_text_too() -> None:
@@ -141,14 +144,14 @@ def test_a_token_that_begins_like_another_and_one_in_the_models_vocabulary_stay_
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize(
-    "said", ["what is 12 plus 34?", "Think in <think> and </think>.", " é\n\n😀 ", "a<b|c>"]
+    "text", ["what is 12 plus 34?", "Think in <think> and </think>.", " é\n\n😀 ", "a<b|c>"]
 )
-def test_an_ordinary_prompt_has_the_ids_that_transformers_gives_it(said: str, special: bool) -> None:
+def test_an_ordinary_prompt_has_the_ids_that_transformers_gives_it(text: str, special: bool) -> None:
     tokenizer = tokenizer_with(CHATML, special=special, more=("<think>", "</think>"))
     theirs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": said}], add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": text}], add_generation_prompt=True, return_dict=False
     )
-    assert plain(codec_of(tokenizer, chat=Chat()).encode_prompt(said)) == tuple(theirs)
+    assert plain(codec_of(tokenizer, chat=Chat()).encode_prompt(text)) == tuple(theirs)
 
 
 def test_a_prompt_without_a_chat_may_hold_control_tokens_since_its_task_writes_them() -> None:
@@ -164,9 +167,9 @@ def test_a_stop_string_that_is_a_special_token_is_looked_for_by_its_id() -> None
     specials = special_tokens(tokenizer)
     sampling = SamplingParams(max_tokens=4, stop=("\n\n", TURN_END), stop_ids=(9,))
     part = RequestPart(0, 0, 1, Request([1], 0, 1, sampling))
-    asked = payload(part, 0, end_ids=(7,), special_ids=specials)["sampling"]
-    assert asked["stop"] == ["\n\n"]
-    assert asked["stop_token_ids"] == [7, 9, specials[TURN_END]]
+    sampling_payload = payload(part, 0, end_ids=(7,), special_ids=specials)["sampling"]
+    assert sampling_payload["stop"] == ["\n\n"]
+    assert sampling_payload["stop_token_ids"] == [7, 9, specials[TURN_END]]
     refuse_hidden_stops(tokenizer, ["\n\n", TURN_END, "<|im_"])
     with pytest.raises(ValueError, match=r"contains the special token '<\|im_end\|>'.*never be found"):
         refuse_hidden_stops(tokenizer, [TURN_END + "\n"])

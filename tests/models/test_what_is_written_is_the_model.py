@@ -1,5 +1,9 @@
-"""Promises of a model's files: they hold all that is learnt, under the names that `save_pretrained` gives it.
-Files that lack a weight or have another one are refused by name, when they are written and when loaded.
+"""Promises of a model's files:
+
+* they hold all weights and buffers, under the names that `save_pretrained` gives them, and load to the same
+  logits;
+* files that lack a weight or have an unknown one are refused by name, when they are written and when
+  loaded.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
 IDS = torch.arange(3, 13)[None]
 
 
-def made(kind: str) -> PreTrainedModel:
+def make_model(kind: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**{**COMMON, **KINDS[kind]})).float().eval()
     with torch.no_grad():
@@ -67,18 +71,21 @@ def logits(model: PreTrainedModel) -> torch.Tensor:
         return model(input_ids=IDS).logits
 
 
-def in_files(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: w for file in folder.glob("*.safetensors") for name, w in load_file(file).items()}
+def weights_in_files(folder: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        weights |= load_file(file)
+    return weights
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_written_model_is_the_model_and_its_files_have_the_names_of_save_pretrained(
     kind: str, tmp_path: Path
 ) -> None:
-    model = made(kind)
+    model = make_model(kind)
     write_policy(saved_weights(model), model.config, TOKENIZER, tmp_path / "policy")
     model.save_pretrained(tmp_path / "theirs")
-    ours, theirs = in_files(tmp_path / "policy"), in_files(tmp_path / "theirs")
+    ours, theirs = weights_in_files(tmp_path / "policy"), weights_in_files(tmp_path / "theirs")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     loaded = PretrainedModel(name_or_path=str(tmp_path / "policy")).load_model(0, str).eval()
@@ -91,8 +98,8 @@ def test_a_written_model_is_the_model_and_its_files_have_the_names_of_save_pretr
     assert torch.equal(logits(served), logits(model))
 
 
-def test_names_of_files_come_one_after_the_other_as_all_at_once() -> None:
-    model = made("qwen3_moe")
+def test_weights_are_converted_to_their_saved_names_one_after_the_other() -> None:
+    model = make_model("qwen3_moe")
     weights = saved_weights(model)
     in_turn = {}
     scratch = torch.empty(0)
@@ -105,8 +112,8 @@ def test_names_of_files_come_one_after_the_other_as_all_at_once() -> None:
     assert torch.equal(in_turn["model.layers.0.mlp.experts.3.down_proj.weight"], fused)
 
 
-def test_weights_that_lack_one_or_have_another_are_not_written(tmp_path: Path) -> None:
-    model = made("apertus")
+def test_incomplete_and_unknown_weights_are_not_written(tmp_path: Path) -> None:
+    model = make_model("apertus")
     parameters = dict(model.named_parameters())
     for write in (write_policy, write_for_engine):
         with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp\.act_fn\.beta.* are missing"):
@@ -116,32 +123,32 @@ def test_weights_that_lack_one_or_have_another_are_not_written(tmp_path: Path) -
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-def test_files_that_lack_a_weight_or_have_another_are_not_loaded(tmp_path: Path) -> None:
-    model = made("llama")
+def test_files_with_missing_and_unknown_weights_are_not_loaded(tmp_path: Path) -> None:
+    model = make_model("llama")
     write_policy(saved_weights(model), model.config, TOKENIZER, tmp_path)
     file = tmp_path / "model.safetensors"
-    whole = load_file(file)
+    all_weights = load_file(file)
     source = PretrainedModel(name_or_path=str(tmp_path))
-    save_file({n: w for n, w in whole.items() if "layers.1.mlp" not in n}, file, {"format": "pt"})
+    save_file({n: w for n, w in all_weights.items() if "layers.1.mlp" not in n}, file, {"format": "pt"})
     with pytest.raises(
         ValueError, match=r"don't have all weights of a LlamaForCausalLM: model\.layers\.1\.mlp"
     ):
         source.load_model(0, str)
     with pytest.raises(ValueError, match=r"model\.layers\.1\.mlp.* are missing"):
         read_policy(tmp_path)
-    save_file({**whole, "visual.patch": torch.ones(2)}, file, {"format": "pt"})
+    save_file({**all_weights, "visual.patch": torch.ones(2)}, file, {"format": "pt"})
     with pytest.raises(ValueError, match=r"doesn't have: visual\.patch.*unused_weights: \['visual\.'\]"):
         source.load_model(0, str)
     eyeless = PretrainedModel(name_or_path=str(tmp_path), unused_weights=("visual.",))
     assert torch.equal(logits(eyeless.load_model(0, str).eval()), logits(model))
-    save_file({**whole, "lm_head.weight": torch.ones(2, 2)}, file, {"format": "pt"})
+    save_file({**all_weights, "lm_head.weight": torch.ones(2, 2)}, file, {"format": "pt"})
     with pytest.raises(ValueError, match="could not be loaded"):
         source.load_model(0, str)
 
 
 @pytest.mark.parametrize("kind", ["gemma4_text", "apertus"])
 def test_a_model_that_is_read_in_parts_has_its_buffers(kind: str, tmp_path: Path) -> None:
-    model = made(kind)
+    model = make_model(kind)
     write_policy(saved_weights(model), model.config, TOKENIZER, tmp_path)
     from treetune.models.shards import read_whole
 
@@ -152,8 +159,8 @@ def test_a_model_that_is_read_in_parts_has_its_buffers(kind: str, tmp_path: Path
 @pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "glm4_moe"])
 def test_adapters_on_experts_are_refused_and_those_on_layers_are_merged(kind: str) -> None:
     with pytest.raises(ValueError, match=r"puts adapters on model\.layers\.\d\.mlp.*name the layers"):
-        Lora().apply(made(kind), 0)
-    model = made(kind)
+        Lora().apply(make_model(kind), 0)
+    model = make_model(kind)
     names = set(saved_weights(model))
     lora = Lora(target_modules=("q_proj", "o_proj"))
     lora.apply(model, 0)
@@ -163,7 +170,7 @@ def test_adapters_on_experts_are_refused_and_those_on_layers_are_merged(kind: st
 def test_weights_that_transformers_does_not_save_may_be_missing_or_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = made("llama")
+    model = make_model("llama")
     architecture = Architecture(model.config)
     ignored = "model.norm.weight"
     monkeypatch.setattr(architecture.skeleton, "_keys_to_ignore_on_save", [ignored])

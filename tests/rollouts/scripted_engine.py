@@ -1,11 +1,11 @@
-"""An engine that writes what a script says for what stands before it."""
+"""An engine that writes what a script gives for the text before it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
 
-from tests.rollouts.tabular_mdp import as_read
+from tests.rollouts.tabular_mdp import drop_unread_logprobs
 from tests.threads.threads import CODEC, decode, encode
 from treetune.engine.base import Engine
 from treetune.engine.requests import Completion, OnResult, Request
@@ -16,7 +16,7 @@ Script = Callable[[str, Request], str]
 
 
 class ScriptedEngine(Engine):
-    """Cuts what the script says where the request would have stopped, and answers in a random order."""
+    """Cuts the text of the script where the request would have stopped, and answers in a random order."""
 
     version = 0
 
@@ -33,31 +33,34 @@ class ScriptedEngine(Engine):
         while waiting:
             index, request = waiting.pop(self._order.randrange(len(waiting)))
             self.requests.append(request)
-            results[index] = as_read(request, [self._completion(request)])
-            asked = tuple(request.prompt_ids.tolist()), request.seed
-            self.answered[asked] = tuple(results[index][0].token_ids.tolist())
+            results[index] = drop_unread_logprobs(request, [self._completion(request)])
+            prompt_and_seed = tuple(request.prompt_ids.tolist()), request.seed
+            self.answered[prompt_and_seed] = tuple(results[index][0].token_ids.tolist())
             further = on_result(index, results[index]) if on_result is not None else None
-            for one in further or ():
-                waiting.append((len(results), one))
+            for next_request in further or ():
+                waiting.append((len(results), next_request))
                 results.append([])
         return results
 
     def _completion(self, request: Request) -> Completion:
-        said = self.script(decode(request.prompt_ids), request)
+        text = self.script(decode(request.prompt_ids), request)
         ids: Ids = ()
-        for token in ids_of(said):
+        for token in ids_of(text):
             ids = (*ids, token)
             if token in (*request.sampling.stop_ids, CODEC.eos_id):
                 return Completion(ids, _logprobs(ids), "stop", self.version, seconds=1.0)
             if len(ids) == request.sampling.max_tokens:
                 return Completion(ids, _logprobs(ids), "length", self.version, seconds=1.0)
-        raise AssertionError(f"the script ends before the request does: {said!r}")
+        raise AssertionError(f"the script ends before the request does: {text!r}")
 
 
 def ids_of(text: str) -> Ids:
-    """``$`` is the end token."""
-    first, *rest = text.split("$")
-    return encode(first) + tuple(token for part in rest for token in (CODEC.eos_id, *encode(part)))
+    """Encodes a text in which ``$`` is the end token."""
+    first, *later_parts = text.split("$")
+    ids = encode(first)
+    for part in later_parts:
+        ids += (CODEC.eos_id, *encode(part))
+    return ids
 
 
 def _logprobs(ids: Ids) -> tuple[float, ...]:

@@ -2,7 +2,8 @@
 
 An answer is one to three letters, ``a`` or ``b``, with ``;`` between them, and the end token: three
 steps at most. The second letter likes to repeat the first; the end comes with probability 1/2 after
-each letter but the third. It earns 1 with two or more ``a``. Every value and gradient is known.
+each letter but the third. It earns 1 with two or more ``a``. Every value and gradient is known exactly, so
+that an estimate can be compared with it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ CODEC = TextCodec(encode=encode, decode=decode, eos_id=EOS)
 
 
 def policy(response: Ids) -> dict[int, float]:
-    """The probabilities of the next token."""
+    """Returns the probabilities of the next token."""
     letters = response[::2]
     if response and response[-1] != END_OF_STEP:
         return {EOS: 1.0} if len(letters) == 3 else {EOS: 0.5, END_OF_STEP: 0.5}
@@ -75,18 +76,18 @@ def policy(response: Ids) -> dict[int, float]:
 
 @cache
 def answers(prefix: Ids = (), max_tokens: int = LONGEST) -> dict[Ids, float]:
-    """All answers that begin with `prefix`, cut at `max_tokens`, with their probabilities given it."""
+    """Returns all answers that begin with `prefix`, cut at `max_tokens`, and their probabilities given it."""
     if prefix and (prefix[-1] == EOS or len(prefix) == max_tokens):
         return {prefix: 1.0}
-    return {
-        answer: p * q
-        for token, p in policy(prefix).items()
-        for answer, q in answers((*prefix, token), max_tokens).items()
-    }
+    chances = {}
+    for token, p in policy(prefix).items():
+        for answer, q in answers((*prefix, token), max_tokens).items():
+            chances[answer] = p * q
+    return chances
 
 
 def policy_logprobs(answer: Ids) -> list[float]:
-    """Of each of its tokens, by the policy."""
+    """Returns the policy's log-prob of each token of the answer."""
     return [math.log(policy(answer[:t])[token]) for t, token in enumerate(answer)]
 
 
@@ -101,11 +102,12 @@ def reward(answer: Ids, unfinished_reward: float = 0.0) -> float:
 
 
 def value(prefix: Ids = (), max_tokens: int = LONGEST) -> float:
+    """Returns the mean reward of the answers that begin with `prefix`."""
     return sum(p * reward(answer) for answer, p in answers(prefix, max_tokens).items())
 
 
 def step_ends(answer: Ids) -> tuple[int, ...]:
-    """A step ends behind its ``;``; the last one, with the end token, where the answer does."""
+    """Returns the step ends: after each ``;``, and after the end token."""
     return (*range(2, len(answer), 2), len(answer))
 
 
@@ -128,7 +130,7 @@ class LetterTask(Task):
 
 
 class InlinePool:
-    """Grades at once, in this thread, and keeps what it was given."""
+    """Grades at once, in this thread, and keeps what was submitted."""
 
     has_services = False
 
@@ -159,19 +161,17 @@ class TabularEngine(Engine):
         while wave:
             self.requests += wave
             order = list(range(len(results), len(results) + len(wave)))
-            results += [
-                [scored(request)]
-                if isinstance(request, ScoreRequest)
-                else as_read(request, self._completions(request))
-                for request in wave
-            ]
+            for request in wave:
+                if isinstance(request, ScoreRequest):
+                    results.append([score_text(request)])
+                else:
+                    results.append(drop_unread_logprobs(request, self._completions(request)))
+            # A server reports results in any order; no result may depend on it.
             random.Random(0).shuffle(order)
-            wave = [
-                further
-                for index in order
-                if on_result is not None
-                for further in on_result(index, results[index]) or ()
-            ]
+            wave = []
+            if on_result is not None:
+                for index in order:
+                    wave += on_result(index, results[index]) or ()
         return results
 
     def _completions(self, request: Request) -> list[Completion]:
@@ -179,39 +179,37 @@ class TabularEngine(Engine):
 
     def _completion(self, request: Request, rng: random.Random, sample: int) -> Completion:
         prefix = response_part(request.prompt_ids)
-        drawn = rng.choices(*zip(*answers(prefix, budget(request)).items(), strict=True))[0]
-        return completion(drawn[len(prefix) :])
+        answer = rng.choices(*zip(*answers(prefix, budget(request)).items(), strict=True))[0]
+        return completion(answer[len(prefix) :])
 
 
 class ExactEngine(TabularEngine):
-    """Its 64 samples of a request are the distribution itself: every mean is an expectation."""
+    """Gives 64 samples of a request that are the distribution itself: every mean is an expectation."""
 
     def _completions(self, request: Request) -> list[Completion]:
         assert request.n == EXACT_SAMPLES
         prefix = response_part(request.prompt_ids)
-        counted = [
-            completion(answer[len(prefix) :])
-            for answer, p in answers(prefix, budget(request)).items()
-            for _ in range(round(p * EXACT_SAMPLES))
-        ]
-        assert len(counted) == EXACT_SAMPLES
-        return counted
+        completions = []
+        for answer, p in answers(prefix, budget(request)).items():
+            completions += [completion(answer[len(prefix) :])] * round(p * EXACT_SAMPLES)
+        assert len(completions) == EXACT_SAMPLES
+        return completions
 
 
 def chances(ids: Sequence[int], version: int) -> list[float]:
-    """Of each token behind these, by the policy: what a fake engine is made of."""
-    following = policy(response_part(ids))
-    return [following.get(token, 0.0) for token in range(EOS + 1)]
+    """Returns the policy's probability of each token after these, in the form that a `FakeEngine` takes."""
+    next_chances = policy(response_part(ids))
+    return [next_chances.get(token, 0.0) for token in range(EOS + 1)]
 
 
-def even_letters() -> FakeEngine:
-    """Both letters, the end of a step and the end token are equally likely, whatever came before."""
+def engine_of_even_letters() -> FakeEngine:
+    """Returns an engine that samples both letters, the end of a step and the end token equally often."""
     even = [0.25 if token in (A, B, END_OF_STEP, EOS) else 0.0 for token in range(EOS + 1)]
     return FakeEngine(lambda ids, version: even, EOS, decode=decode, context_length=64)
 
 
 def response_part(prompt_ids: Any) -> Ids:
-    """What stands behind the prompt, which ends with a question mark."""
+    """Returns the token ids after the prompt, which ends with a question mark."""
     ids = plain(prompt_ids)
     return ids[ids.index(ALPHABET.index("?")) + 1 :]
 
@@ -220,14 +218,18 @@ def budget(request: Request) -> int:
     return len(response_part(request.prompt_ids)) + request.sampling.max_tokens
 
 
-def as_read(request: Request, completions: list[Completion]) -> list[Completion]:
-    """Without log-probs where the request asks for none."""
-    return completions if request.reads_logprobs else [replace(one, logprobs=None) for one in completions]
+def drop_unread_logprobs(request: Request, completions: list[Completion]) -> list[Completion]:
+    """Returns the completions without log-probs where the request asks for none."""
+    if request.reads_logprobs:
+        return completions
+    return [replace(completion, logprobs=None) for completion in completions]
 
 
-def scored(request: ScoreRequest) -> Completion:
-    """The text with its log-probs by the policy; -9999 for what it never says, as a server has it. A prompt
-    that begins with a letter tells the policy that its answer will earn 1."""
+def score_text(request: ScoreRequest) -> Completion:
+    """Returns the text with the policy's log-probs, and -9999 where it never says a token, as a server does.
+
+    A prompt that begins with a letter tells the policy that its answer will earn 1.
+    """
     prefix, text = response_part(request.prompt_ids), plain(request.text_ids)
     knows_it_is_right = int(request.prompt_ids[0]) in (A, B)
     logprobs = []
@@ -245,7 +247,7 @@ def completion(token_ids: Ids) -> Completion:
 
 
 def problems(count: int) -> list[Problem]:
-    """With a reference answer, whose likelihood some credits score: the letter that earns."""
+    """Returns problems whose reference answer is the letter that earns; some credits score its likelihood."""
     return [Problem(id=f"train/{i}", prompt=f"{i}?", gold="a") for i in range(count)]
 
 
@@ -273,7 +275,7 @@ def all_trajectories(max_tokens: int = LONGEST) -> list[Trajectory]:
     return [trajectory(answer, sample=i) for i, answer in enumerate(answers((), max_tokens))]
 
 
-def context(**given: Any) -> RolloutContext:
+def context(**changed: Any) -> RolloutContext:
     defaults: dict[str, Any] = {
         "task": LetterTask(),
         "engine": TabularEngine(),
@@ -282,26 +284,28 @@ def context(**given: Any) -> RolloutContext:
         "iteration": 3,
         "sampling": SamplingParams(max_tokens=LONGEST),
     }
-    return context_of(**defaults | given)
+    return context_of(**defaults | changed)
 
 
-def rolled_out(rollout: Rollout, count: int, **given: Any) -> tuple[list[Trajectory], Metrics]:
-    """The answers to so many problems."""
-    trees, metrics = rollout.run(context(**given), problems(count))
+def roll_out(rollout: Rollout, count: int, **changed: Any) -> tuple[list[Trajectory], Metrics]:
+    """Returns the answers to this many problems."""
+    trees, metrics = rollout.run(context(**changed), problems(count))
     return answers_of(trees), metrics
 
 
-def credited(
-    credit: Credit, answers: Sequence[Trajectory] | None = None, **given: Any
+def assign_credit(
+    credit: Credit, answers: Sequence[Trajectory] | None = None, **changed: Any
 ) -> tuple[list[Episode], Metrics]:
-    """Of these answers, or of all of the language."""
-    return credit.assign(context(**given), trees_of(all_trajectories() if answers is None else answers))
+    """Assigns credit to these answers, or to all answers of the language."""
+    return credit.assign(context(**changed), trees_of(all_trajectories() if answers is None else answers))
 
 
-def asked_for(credit: Credit, answers: Sequence[Trajectory] | None = None, **given: Any) -> list[Request]:
-    """The continuations that this takes."""
+def sampled_requests(
+    credit: Credit, answers: Sequence[Trajectory] | None = None, **changed: Any
+) -> list[Request]:
+    """Returns the requests for continuations with which the credit is assigned."""
     engine = TabularEngine()
-    credited(credit, answers, engine=engine, **given)
+    assign_credit(credit, answers, engine=engine, **changed)
     return engine.requests
 
 
@@ -315,72 +319,89 @@ class ThreadRank:
     hand_out: Callable[[str, Sequence[Any]], list[Any]]
 
 
-def on_ranks(world_size: int, work: Callable[[RolloutContext], T], **given: Any) -> list[T]:
-    """What `work` returns on each of `world_size` ranks, which are threads that exchange objects."""
+def on_ranks(world_size: int, work: Callable[[RolloutContext], T], **factories: Callable[[], Any]) -> list[T]:
+    """Returns what `work` returns on each of `world_size` ranks, which are threads that exchange objects.
+
+    Each factory makes one part of a rank's context.
+    """
     barrier = threading.Barrier(world_size, timeout=20)
     boards: dict[tuple[str, int], dict[int, list[Any]]] = {}
 
-    def rank_of(rank: int) -> ThreadRank:
+    def make_rank(rank: int) -> ThreadRank:
         turns: Iterator[int] = itertools.count()
 
-        def exchange(name: str, own: list[Any]) -> list[list[Any]]:
+        def exchange(name: str, value: list[Any]) -> list[list[Any]]:
             board = boards.setdefault((name, next(turns)), {})
-            board[rank] = own
+            board[rank] = value
             barrier.wait()
             return [board[r] for r in range(world_size)]
 
-        def hand_out(name: str, own: list[Any]) -> list[Any]:
-            return [of_rank[rank] for of_rank in exchange(f"{name} for each", own)]
+        def hand_out(name: str, value: list[Any]) -> list[Any]:
+            return [values[rank] for values in exchange(f"{name} for each", value)]
 
         return ThreadRank(rank, world_size, exchange, hand_out)
 
     with ThreadPoolExecutor(world_size) as pool:
-        lent = [{key: make() for key, make in given.items()} for _ in range(world_size)]
-        futures = [pool.submit(work, context(ranks=rank_of(rank), **own)) for rank, own in enumerate(lent)]
+        contexts = []
+        for rank in range(world_size):
+            parts = {name: make() for name, make in factories.items()}
+            contexts.append(context(ranks=make_rank(rank), **parts))
+        futures = [pool.submit(work, rank_context) for rank_context in contexts]
         return [future.result(timeout=30) for future in futures]
 
 
 def assert_ranks_agree(
-    world_size: int, work: Callable[[RolloutContext], tuple[Sequence[Any], Any]], **given: Any
+    world_size: int,
+    work: Callable[[RolloutContext], tuple[Sequence[Any], Any]],
+    **factories: Callable[[], Any],
 ) -> tuple[Sequence[Any], Any]:
-    """`work` returns rows of a rank's own and what every rank knows: together, one rank's."""
-    ((alone, known),) = on_ranks(1, work, **given)
-    by_rank = on_ranks(world_size, work, **given)
-    assert [row for own, _ in by_rank for row in own] == list(alone)
-    assert all(of_rank == known for _, of_rank in by_rank)
-    return alone, known
+    """Asserts that several ranks return what one rank returns.
+
+    `work` returns the rows of a rank, which are those of one rank when put together, and a value that is the
+    same on every rank.
+    """
+    ((expected_rows, expected_value),) = on_ranks(1, work, **factories)
+    by_rank = on_ranks(world_size, work, **factories)
+    rows = list(itertools.chain.from_iterable(rows_of_rank for rows_of_rank, _ in by_rank))
+    assert rows == list(expected_rows)
+    assert all(value == expected_value for _, value in by_rank)
+    return expected_rows, expected_value
 
 
 Gradient = dict[tuple[Ids, int], float]
 
 
 def exact_gradient(max_tokens: int = LONGEST, earns: Callable[[Ids], float] = reward) -> Gradient:
-    """∂J/∂logit(s, a) = P(s) π(a|s) (Q(s, a) − V(s)), for a softmax over a state's tokens, of what answers of
-    at most so many tokens earn."""
+    """Returns ∂J/∂logit(s, a) = P(s) π(a|s) (Q(s, a) − V(s)), for a softmax over a state's tokens.
 
-    def worth(prefix: Ids) -> float:
+    J is the mean of what answers of at most `max_tokens` tokens earn.
+    """
+
+    def mean_reward(prefix: Ids) -> float:
         return sum(p * earns(answer) for answer, p in answers(prefix, max_tokens).items())
 
     gradient = {}
-    everything = answers((), max_tokens)
-    for state in {answer[:n] for answer in everything for n in range(len(answer))}:
-        reached = sum(p for answer, p in everything.items() if answer[: len(state)] == state)
+    all_answers = answers((), max_tokens)
+    for state in {answer[:n] for answer in all_answers for n in range(len(answer))}:
+        reach_probability = sum(p for answer, p in all_answers.items() if answer[: len(state)] == state)
         for token, p in policy(state).items():
-            gradient[state, token] = reached * p * (worth((*state, token)) - worth(state))
+            gradient[state, token] = (
+                reach_probability * p * (mean_reward((*state, token)) - mean_reward(state))
+            )
     return gradient
 
 
 def score_gradient(answer: Ids, advantages: Sequence[float]) -> Gradient:
-    """Σ_t A_t ∇ log π(token_t | what went before), the gradient that the trainer takes."""
+    """Returns Σ_t A_t ∇ log π(token_t | what went before), the gradient that the trainer takes."""
     gradient = {}
-    for t, (taken, advantage) in enumerate(zip(answer, advantages, strict=True)):
+    for t, (sampled_token, advantage) in enumerate(zip(answer, advantages, strict=True)):
         for token, p in policy(answer[:t]).items():
-            gradient[answer[:t], token] = advantage * (float(token == taken) - p)
+            gradient[answer[:t], token] = advantage * (float(token == sampled_token) - p)
     return gradient
 
 
 def gradient_of(episode: Episode) -> Gradient:
-    """Of its trained tokens."""
+    """Returns the gradient of the episode's trained tokens."""
     return score_gradient(plain(episode.response_ids), (episode.advantages * episode.trained).tolist())
 
 

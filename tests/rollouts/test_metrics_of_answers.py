@@ -1,4 +1,11 @@
-"""What is counted and measured of answers: by domain, by a rollout's own numbers, and of threads."""
+"""Metrics of answers: by domain, of the numbers that a rollout declares, and of threads.
+
+These tests promise:
+
+* Each domain has its own stop strings, budget and steps, and metrics over its own answers.
+* A declared number is averaged over the answers that have it, on any number of ranks.
+* Lengths, seconds and blocks of answers with threads are those of the reference.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +46,8 @@ from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, Tra
 
 
 @dataclass(frozen=True, kw_only=True)
-class WholeAnswers(mdp.LetterTask):
-    """Answers are one step."""
+class TaskOfOneStep(mdp.LetterTask):
+    """A task whose answers are one step."""
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         return "b"
@@ -54,7 +61,7 @@ TASK = Mixture(
     domains={
         "cut": Domain(task=mdp.LetterTask(), stop=(STOP,)),
         "long": Domain(task=mdp.LetterTask()),
-        "short": Domain(task=WholeAnswers(), max_tokens=3),
+        "short": Domain(task=TaskOfOneStep(), max_tokens=3),
     }
 )
 NAMES = ("reward", "correct", "unfinished", "unavailable", "response_tokens", "mixed", "problems")
@@ -69,33 +76,33 @@ def problems(count: int = 6) -> list[Problem]:
     ]
 
 
-def of(answers: list[Trajectory], domain: str) -> list[Trajectory]:
-    return [one for one in answers if one.problem.domain == domain]
+def answers_of_domain(answers: list[Trajectory], domain: str) -> list[Trajectory]:
+    return [answer for answer in answers if answer.problem.domain == domain]
 
 
-def test_stop_budget_and_steps_are_the_domains_own() -> None:
+def test_each_domain_has_its_own_stop_string_budget_and_steps() -> None:
     pool = mdp.InlinePool()
     answers, _ = answered(
-        ROLLOUT.run(mdp.context(engine=mdp.even_letters(), task=TASK, grader=pool), problems())
+        ROLLOUT.run(mdp.context(engine=mdp.engine_of_even_letters(), task=TASK, grader=pool), problems())
     )
-    for one in of(answers, "short"):
-        assert len(one.response_ids) <= 3
-        assert one.step_ends == (len(one.response_ids),)
-    assert max(len(one.response_ids) for one in of(answers, "long")) > 3
+    for trajectory in answers_of_domain(answers, "short"):
+        assert len(trajectory.response_ids) <= 3
+        assert trajectory.step_ends == (len(trajectory.response_ids),)
+    assert max(len(trajectory.response_ids) for trajectory in answers_of_domain(answers, "long")) > 3
     for domain, stop in (("cut", STOP), ("long", "b;"), ("short", "b;")):
-        other = "b;" if stop == STOP else STOP
-        texts = [one.text for one in of(answers, domain)]
+        other_stop = "b;" if stop == STOP else STOP
+        texts = [trajectory.text for trajectory in answers_of_domain(answers, domain)]
         assert all(stop not in text.removesuffix(stop) for text in texts)
-        assert any(text.endswith(stop) for text in texts) and any(other in text for text in texts)
+        assert any(text.endswith(stop) for text in texts) and any(other_stop in text for text in texts)
         graded = {text for id, text in pool.submitted if id.startswith(domain)}
         assert graded == {before_stop(text, (stop,)) for text in texts}
-    assert any(len(one.step_ends) > 1 for one in of(answers, "cut"))
+    assert any(len(trajectory.step_ends) > 1 for trajectory in answers_of_domain(answers, "cut"))
 
 
-def test_continuations_have_what_is_left_of_their_domains_budget_and_its_stop() -> None:
-    sampler = mdp.even_letters()
+def test_a_continuation_has_the_remaining_budget_and_the_stop_string_of_its_domain() -> None:
+    sampler = mdp.engine_of_even_letters()
     answer = (*mdp.encode("a;b"), mdp.EOS)
-    mdp.credited(
+    mdp.assign_credit(
         MonteCarlo(samples=3),
         [mdp.trajectory(answer, problem) for problem in problems(3)],
         engine=sampler,
@@ -103,28 +110,32 @@ def test_continuations_have_what_is_left_of_their_domains_budget_and_its_stop() 
         sampling=SamplingParams(max_tokens=6, stop=("b;",)),
     )
     limits = {
-        (r.sampling.stop, r.sampling.max_tokens + len(mdp.response_part(r.prompt_ids))) for r in sampler.asked
+        (request.sampling.stop, request.sampling.max_tokens + len(mdp.response_part(request.prompt_ids)))
+        for request in sampler.asked
     }
     assert limits == {((STOP,), 6), (("b;",), 6), (("b;",), 3)}
 
 
-def test_demonstrations_are_the_domains_own() -> None:
+def test_each_domain_has_its_own_demonstrations() -> None:
     answers, _ = answered(Demonstrations(samples=3).run(mdp.context(task=TASK), problems()))
-    assert {one.text for one in of(answers, "short")} == {"b"}
-    assert {one.text for one in of(answers, "long")} != {"b"}
+    assert {answer.text for answer in answers_of_domain(answers, "short")} == {"b"}
+    assert {answer.text for answer in answers_of_domain(answers, "long")} != {"b"}
 
 
 def test_metrics_by_domain_are_those_of_its_answers_alone() -> None:
-    def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
+    def roll_out(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
         return answered(ROLLOUT.run(context, problems()))
 
-    answers, metrics = mdp.assert_ranks_agree(3, run, engine=mdp.even_letters, task=lambda: TASK)
+    answers, metrics = mdp.assert_ranks_agree(
+        3, roll_out, engine=mdp.engine_of_even_letters, task=lambda: TASK
+    )
     for domain in TASK.domains:
-        alone = trajectory_metrics(mdp.context(task=TASK), of(answers, domain))
+        domain_metrics = trajectory_metrics(mdp.context(task=TASK), answers_of_domain(answers, domain))
         for name in NAMES:
-            assert metrics[f"domains/{domain}/{name}"] == pytest.approx(alone[f"episodes/{name}"])
+            assert metrics[f"domains/{domain}/{name}"] == pytest.approx(domain_metrics[f"episodes/{name}"])
         rates = [
-            np.mean([leaf.grade.correct for leaf in tree.leaves]) for tree in trees_of(of(answers, domain))
+            np.mean([leaf.grade.correct for leaf in tree.leaves])
+            for tree in trees_of(answers_of_domain(answers, domain))
         ]
         learnable = np.mean([p * (1 - p) * 16 / 15 for p in rates])
         assert metrics[f"domains/{domain}/learnable"] == pytest.approx(learnable)
@@ -132,53 +143,53 @@ def test_metrics_by_domain_are_those_of_its_answers_alone() -> None:
 
 def test_the_spread_of_rewards_is_over_all_graded_answers() -> None:
     answers = mdp.all_trajectories()
-    lost = replace(answers[0], sample=len(answers), grade=Grade(7.0, "unavailable"))
-    metrics = trajectory_metrics(mdp.context(), [*answers, lost])
-    assert metrics["episodes/reward_std"] == pytest.approx(np.std([one.reward for one in answers]))
-    assert "episodes/reward_std" not in trajectory_metrics(mdp.context(), [lost])
+    ungraded = replace(answers[0], sample=len(answers), grade=Grade(7.0, "unavailable"))
+    metrics = trajectory_metrics(mdp.context(), [*answers, ungraded])
+    assert metrics["episodes/reward_std"] == pytest.approx(np.std([answer.reward for answer in answers]))
+    assert "episodes/reward_std" not in trajectory_metrics(mdp.context(), [ungraded])
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_what_is_learnable_is_expected_to_be_p_times_what_is_left(count: int) -> None:
+def test_the_learnable_part_of_a_domain_is_expected_to_be_p_times_one_minus_p(count: int) -> None:
     p, expected = 0.3, 0.0
     answer = replace(mdp.trajectory(mdp.encode("b?")), problem=replace(mdp.problems(1)[0], domain="one"))
-    for right in itertools.product([False, True], repeat=count):
-        chance = math.prod(p if one else 1 - p for one in right)
-        answers = [replace(answer, grade=Grade(float(one), "ok")) for one in right]
-        (found,) = domain_columns({"0": answers})["domains/one/learnable"]
-        expected += chance * found
+    for results in itertools.product([False, True], repeat=count):
+        chance = math.prod(p if is_right else 1 - p for is_right in results)
+        answers = [replace(answer, grade=Grade(float(is_right), "ok")) for is_right in results]
+        (learnable,) = domain_columns({"0": answers})["domains/one/learnable"]
+        expected += chance * learnable
     assert expected == pytest.approx(p * (1 - p))
 
 
 def test_without_domains_there_are_no_metrics_by_domain() -> None:
-    _, metrics = mdp.rolled_out(ROLLOUT, 2, engine=mdp.even_letters())
+    _, metrics = mdp.roll_out(ROLLOUT, 2, engine=mdp.engine_of_even_letters())
     assert not [name for name in metrics if name.startswith("domains/")]
 
 
-def test_what_could_not_be_graded_is_counted_and_no_part_of_a_domains_scores() -> None:
+def test_ungraded_answers_are_counted_and_not_part_of_the_scores_of_a_domain() -> None:
     problem = problems(1)[0]
     right = replace(mdp.trajectory((mdp.A, mdp.EOS), problem), grade=Grade(1.0, "ok"))
-    lost = replace(right, sample=1, grade=Grade(0.0, "unavailable"))
-    metrics = trajectory_metrics(mdp.context(task=TASK), [right, lost])
+    ungraded = replace(right, sample=1, grade=Grade(0.0, "unavailable"))
+    metrics = trajectory_metrics(mdp.context(task=TASK), [right, ungraded])
     expected = {"correct": 1.0, "reward": 1.0, "unavailable": 0.5, "error": 0.0}
     assert {name: metrics[f"domains/cut/{name}"] for name in expected} == expected
     assert "domains/cut/learnable" not in metrics, "of one graded answer nothing is known"
 
 
-def test_advantages_by_domain_are_those_of_its_trained_tokens() -> None:
-    trees, _ = ROLLOUT.run(mdp.context(engine=mdp.even_letters(), task=TASK), problems())
+def test_advantages_by_domain_are_over_the_trained_tokens_of_the_domain() -> None:
+    trees, _ = ROLLOUT.run(mdp.context(engine=mdp.engine_of_even_letters(), task=TASK), problems())
     episodes, _ = Group().assign(mdp.context(task=TASK), trees)
-    assert [e.domain for e in episodes] == [one.problem.domain for one in answers_of(trees)]
+    assert [episode.domain for episode in episodes] == [answer.problem.domain for answer in answers_of(trees)]
     metrics = domain_advantages(episodes)
     for domain in TASK.domains:
-        values = np.concatenate([e.advantages for e in episodes if e.domain == domain])
+        values = np.concatenate([episode.advantages for episode in episodes if episode.domain == domain])
         assert metrics[f"domains/{domain}/advantage_std"] == pytest.approx(values.std())
         assert metrics[f"domains/{domain}/advantage_zero"] == pytest.approx((values == 0).mean())
-    assert domain_advantages([replace(e, domain="") for e in episodes]) == {}
+    assert domain_advantages([replace(episode, domain="") for episode in episodes]) == {}
 
 
 def lengths(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    return [{"letters": float(len(one.text))} for one in trajectories]
+    return [{"letters": float(len(trajectory.text))} for trajectory in trajectories]
 
 
 TURNS = NumberGroup(
@@ -200,39 +211,40 @@ def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers.declare(TURNS)
 
 
-def answers() -> list[Trajectory]:
-    """The first three with a number of turns, as a rollout counts it."""
-    found = mdp.all_trajectories()
-    turns = [replace(one, numbers={"turns/count": float(place)}) for place, one in enumerate(found[:3])]
-    return answers_of(numbers.add_measured_numbers(trees_of([*turns, *found[3:]]), mdp.CODEC))
+def answers_with_turns() -> list[Trajectory]:
+    """Returns all answers; the first three have a number of turns, as a rollout counts them."""
+    answers = mdp.all_trajectories()
+    turns = [
+        replace(answer, numbers={"turns/count": float(count)}) for count, answer in enumerate(answers[:3])
+    ]
+    return answers_of(numbers.add_measured_numbers(trees_of([*turns, *answers[3:]]), mdp.CODEC))
 
 
 @pytest.mark.usefixtures("_turns")
 def test_means_are_over_the_answers_that_have_the_number_and_over_correct_ones() -> None:
-    own = answers()
-    metrics = trajectory_metrics(mdp.context(), own)
+    answers = answers_with_turns()
+    metrics = trajectory_metrics(mdp.context(), answers)
     assert (metrics["turns/count"], metrics["turns/count_max"]) == (1.0, 2.0)
-    assert metrics["turns/letters"] == sum(len(one.text) for one in own) / len(own)
-    correct = [place for place, one in enumerate(own[:3]) if one.grade.correct]
+    assert metrics["turns/letters"] == sum(len(answer.text) for answer in answers) / len(answers)
+    correct = [index for index, answer in enumerate(answers[:3]) if answer.grade.correct]
     assert 0 < len(correct) < 3
     assert metrics["turns/count_right"] == sum(correct) / len(correct)
     assert "turns/letters_max" not in metrics
 
 
 @pytest.mark.usefixtures("_turns")
-def test_a_rank_without_such_an_answer_has_the_others_means() -> None:
-    own = answers()
-    with_turns, without = (
-        [one for one in own if ("turns/count" in one.numbers) == having] for having in (1, 0)
-    )
-    shares = [with_turns, without]
+def test_a_rank_without_a_number_has_the_means_of_the_others() -> None:
+    answers = answers_with_turns()
+    with_turns = [answer for answer in answers if "turns/count" in answer.numbers]
+    without_turns = [answer for answer in answers if "turns/count" not in answer.numbers]
+    shares = [with_turns, without_turns]
     ranks = mdp.on_ranks(2, lambda context: trajectory_metrics(context, shares[context.ranks.rank]))
     assert ranks[0] == ranks[1] and ranks[0]["turns/count"] == 1.0
 
 
 @pytest.mark.usefixtures("_turns")
-def test_evaluations_and_the_line_of_an_iteration_have_what_is_declared_for_them() -> None:
-    means = numbers.number_metrics(numbers.columns(answers()))
+def test_evaluations_and_the_line_of_an_iteration_show_the_numbers_declared_for_them() -> None:
+    means = numbers.number_metrics(numbers.columns(answers_with_turns()))
     summary = {"pass_at_1": 0.5, **numbers.by_group(means)}
     assert summary["turns"]["count"] == 1.0
     metrics = numbers.evaluation_metrics("test", summary)
@@ -273,7 +285,8 @@ FORKED = (
     part("\n"),
     part("</Parallel>a", 1.0),
 )
-ON_THE_WAY = 2.0 + 5.0 + 0.5 + (1.0 + 7.0 + 0.25) + 1.0
+CRITICAL_SECONDS = 2.0 + 5.0 + 0.5 + (1.0 + 7.0 + 0.25) + 1.0
+"""The slowest way through the answer: at each fork, the seconds of the slowest thread."""
 
 
 def numbers_of(trajectory: Trajectory) -> dict[str, float]:
@@ -281,28 +294,28 @@ def numbers_of(trajectory: Trajectory) -> dict[str, float]:
     return numbers
 
 
-def test_the_slowest_way_goes_through_each_blocks_slowest_thread() -> None:
+def test_the_critical_path_goes_through_the_slowest_thread_of_each_block() -> None:
     numbers = numbers_of(answer(*FORKED))
     assert numbers["seconds_sampling"] == pytest.approx(sum(part.seconds or 0 for part in FORKED))
-    assert numbers["seconds_critical"] == pytest.approx(ON_THE_WAY)
+    assert numbers["seconds_critical"] == pytest.approx(CRITICAL_SECONDS)
     assert critical_seconds(answer(*FORKED[:1]).segments) == 2.0
 
 
-def test_seconds_that_were_not_all_measured_are_not_told() -> None:
+def test_seconds_are_left_out_where_not_all_were_measured() -> None:
     unmeasured = replace(FORKED[3], seconds=None)
     numbers = numbers_of(answer(*FORKED[:3], unmeasured, *FORKED[4:]))
     assert "total_num_tokens" in numbers
     assert not {"seconds_sampling", "seconds_critical"} & numbers.keys()
 
 
-def test_blocks_count_as_deep_as_they_were_rolled_out() -> None:
+def test_blocks_count_to_the_depth_to_which_the_rollout_forked() -> None:
     flat = answer("".join(threads.decode(segment.token_ids) for segment in FORKED))
-    forked, written = (counts_of(one, threads.TAG_IDS) for one in (answer(*FORKED), flat))
+    forked, counts_of_written = (counts_of(answer, threads.TAG_IDS) for answer in (answer(*FORKED), flat))
     assert forked.threads_of_blocks == (2, 2, 1)
-    assert written.threads_of_blocks == (2, 2), "nobody forked here: tags in a thread are text"
+    assert counts_of_written.threads_of_blocks == (2, 2), "no rollout forked here: tags in a thread are text"
 
 
-def test_an_answer_has_the_references_numbers() -> None:
+def test_an_answer_with_threads_has_the_numbers_of_the_reference() -> None:
     numbers = numbers_of(answer(threads.EXAMPLE))
     expected = {
         "total_num_tokens": 72,
@@ -325,7 +338,7 @@ def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:
     assert not {"thread_counts_per_block", "avg_tokens_per_parallel_block"} & numbers.keys()
 
 
-def test_the_form_is_told_and_blocks_within_threads_are_well_formed_only_where_they_were_rolled_out() -> None:
+def test_blocks_within_threads_are_well_formed_only_where_the_rollout_forked() -> None:
     def format_correct(*segments: Segment | str) -> float:
         return numbers_of(answer(*segments))["format_correct"]
 
@@ -345,7 +358,7 @@ def measured_answers(codec: TextCodec, answers: Sequence[Trajectory]) -> list[Tr
     return answers_of(add_measured_numbers(trees_of(answers), codec))
 
 
-def test_without_tags_nothing_is_told() -> None:
+def test_without_tags_no_number_of_threads_is_measured() -> None:
     trajectories = measured_answers(mdp.CODEC, mdp.all_trajectories())
     assert not any(trajectory.numbers for trajectory in trajectories)
     metrics = trajectory_metrics(mdp.context(), trajectories)
@@ -365,15 +378,15 @@ ANSWERS = measured_answers(
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])
-def test_means_are_over_the_answers_of_all_ranks_however_many_calls_they_took(world_size: int) -> None:
+def test_means_are_over_the_answers_of_all_ranks(world_size: int) -> None:
     def metrics_of_share(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
-        own = contiguous_share(ANSWERS, context.ranks.rank, context.ranks.world_size)
-        metrics = trajectory_metrics(context, own)
+        own_answers = contiguous_share(ANSWERS, context.ranks.rank, context.ranks.world_size)
+        metrics = trajectory_metrics(context, own_answers)
         of_answers = [name for name in metrics if name.startswith("threads/") or name == "episodes/correct"]
-        return own, {name: metrics[name] for name in of_answers}
+        return own_answers, {name: metrics[name] for name in of_answers}
 
     _, metrics = mdp.assert_ranks_agree(world_size, metrics_of_share, codec=lambda: threads.CODEC)
-    lengths = [len(one.response_ids) for one in ANSWERS]
+    lengths = [len(answer.response_ids) for answer in ANSWERS]
     expected = {
         "threads/total_num_tokens": sum(lengths) / 5,
         "threads/total_num_tokens_max": max(lengths),
@@ -383,39 +396,39 @@ def test_means_are_over_the_answers_of_all_ranks_however_many_calls_they_took(wo
         "episodes/correct": 3 / 5,
         "threads/thread_counts_per_block": (2 + (1 + 4) / 2 + 5 / 3) / 3,
         "threads/thread_counts_per_block_max": 2.5,
-        "threads/seconds_critical_max": ON_THE_WAY,
+        "threads/seconds_critical_max": CRITICAL_SECONDS,
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
-def test_where_nothing_was_right_there_is_no_mean_of_it() -> None:
+def test_where_no_answer_was_right_there_is_no_mean_over_right_ones() -> None:
     wrong = measured_answers(threads.CODEC, [answer("a", right=False)])
     metrics = trajectory_metrics(threads.context(), wrong)
     assert metrics["episodes/correct"] == 0.0
     assert not [name for name in metrics if name.endswith("_right")]
 
 
-class Written(SingleTurn):
-    """Two answers to each problem, of which the first is wrong to those with an even number."""
+class WrittenAnswers(SingleTurn):
+    """Writes two answers to each problem. The first one is wrong if the number of the problem is even."""
 
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         numbers = [int(problem.id.removeprefix("train/")) for problem in problems]
-        written = [
+        answers = [
             answer(block(number, 3), problem=f"train/{number}", sample=sample, right=number % 2 + sample > 0)
             for number in numbers
             for sample in range(2)
         ]
-        trees = add_measured_numbers(trees_of(written), context.codec)
+        trees = add_measured_numbers(trees_of(answers), context.codec)
         metrics = trajectory_metrics(context, answers_of(trees))
-        return trees, metrics | {"rollout/own": float(len(written))}
+        return trees, metrics | {"rollout/own": float(len(answers))}
 
 
-def test_rounds_until_groups_are_mixed_are_measured_as_one() -> None:
+def test_the_rounds_of_until_mixed_are_measured_as_one() -> None:
     problems = mdp.problems(10)
     context = threads.context(services=[FurtherProblems(lambda: problems[2:])])
-    rollout = UntilMixed(rollout=Written(samples=2, max_tokens=9), groups=3, problems_per_round=4)
-    written, metrics = answered(rollout.run(context, problems[:2]))
+    rollout = UntilMixed(rollout=WrittenAnswers(samples=2, max_tokens=9), groups=3, problems_per_round=4)
+    answers, metrics = answered(rollout.run(context, problems[:2]))
     assert metrics["rollout/rounds"] == 2
-    expected = trajectory_metrics(context, written)
+    expected = trajectory_metrics(context, answers)
     assert {name: metrics[name] for name in expected} == expected
     assert len({metrics["threads/total_num_tokens"], metrics["threads/total_num_tokens_max"]}) == 2

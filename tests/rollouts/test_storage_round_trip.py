@@ -1,3 +1,12 @@
+"""Storage of episodes, trajectories and tokens.
+
+These tests promise:
+
+* Rows come back bit for bit, in order, also between ranks and from files of earlier versions.
+* A damaged file, a file of another kind, and data that can't be stored are refused by name.
+* A write that fails leaves the old file and nothing beside it.
+"""
+
 from __future__ import annotations
 
 import math
@@ -34,7 +43,7 @@ from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Traje
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 numbers = st.lists(st.floats(allow_nan=False), max_size=5).map(tuple)
 names = st.text(max_size=8)
-keys = names.filter(lambda key: key != "tuple()")  # which problem data may not have
+keys = names.filter(lambda key: key != "tuple()")  # reserved: data of a problem may not have this key
 json_data = st.dictionaries(
     keys,
     st.recursive(
@@ -126,7 +135,7 @@ def test_episodes_and_answers_are_read_back_exactly(rows: list[Episode], answers
         assert read_trajectories(path) == answers
 
 
-def bits(columns: list[Any]) -> list[tuple[str, bytes] | None]:
+def bits_of_columns(columns: list[Any]) -> list[tuple[str, bytes] | None]:
     return [None if column is None else (column.dtype.str, column.tobytes()) for column in columns]
 
 
@@ -135,50 +144,60 @@ single = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(numbers, single), max_size=4))
-def test_every_bit_of_a_column_comes_back_and_logprobs_in_the_width_that_they_had(
+def test_every_bit_of_a_column_comes_back_and_log_probs_keep_their_width(
     rows: list[tuple[tuple[float, ...], list[float]]],
 ) -> None:
-    written = [replace(episode(), advantages=wide, behaviour_logprobs=narrow) for wide, narrow in rows]
-    read = episodes_from_bytes(episodes_to_bytes(written))
-    assert bits([e.advantages for e in read]) == bits([e.advantages for e in written])
-    assert bits([e.behaviour_logprobs for e in read]) == bits([e.behaviour_logprobs for e in written])
+    written_rows = [
+        replace(make_episode(), advantages=wide, behaviour_logprobs=narrow) for wide, narrow in rows
+    ]
+    read_rows = episodes_from_bytes(episodes_to_bytes(written_rows))
+    assert bits_of_columns([row.advantages for row in read_rows]) == bits_of_columns(
+        [row.advantages for row in written_rows]
+    )
+    assert bits_of_columns([row.behaviour_logprobs for row in read_rows]) == bits_of_columns(
+        [row.behaviour_logprobs for row in written_rows]
+    )
     segments = [Segment((1,) * len(narrow), logprobs=narrow) for _, narrow in rows]
     (answer, *_) = mdp.all_trajectories()
-    (back,) = trajectories_from_bytes(trajectories_to_bytes([replace(answer, segments=tuple(segments))]))
-    assert bits([s.logprobs for s in back.segments]) == bits([s.logprobs for s in segments])
+    (read_answer,) = trajectories_from_bytes(
+        trajectories_to_bytes([replace(answer, segments=tuple(segments))])
+    )
+    assert bits_of_columns([segment.logprobs for segment in read_answer.segments]) == bits_of_columns(
+        [segment.logprobs for segment in segments]
+    )
 
 
-class Others:
-    """This rank among others, who have told theirs already."""
+class RanksThatHaveSent:
+    """This rank among others that have already sent their parts."""
 
-    def __init__(self, everyones: list[bytes]) -> None:
-        self.everyones, self.world_size = everyones, len(everyones)
+    def __init__(self, parts: list[bytes]) -> None:
+        self.everyones, self.world_size = parts, len(parts)
 
-    def exchange(self, name: str, own: bytes) -> list[bytes]:
-        assert own in self.everyones
+    def exchange(self, name: str, own_part: bytes) -> list[bytes]:
+        assert own_part in self.everyones
         return self.everyones
 
     to_first = exchange
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_what_ranks_hand_each_other_is_what_one_rank_would_have(ranks: int) -> None:
+def test_the_rows_that_ranks_exchange_are_those_of_one_rank(ranks: int) -> None:
     for exchanged, to_bytes, rows in (
         (trajectories_on_first, trajectories_to_bytes, mdp.all_trajectories()),
-        (episodes_on_all, episodes_to_bytes, [episode(number) for number in range(7)]),
+        (episodes_on_all, episodes_to_bytes, [make_episode(number) for number in range(7)]),
     ):
         shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
-        others: Any = Others([to_bytes(share) for share in shares])
+        others: Any = RanksThatHaveSent([to_bytes(share) for share in shares])
         assert all(exchanged(others, "rows", share) == rows for share in shares)
 
 
-def test_the_text_of_tokens_is_looked_up_where_there_is_no_tokenizer(tmp_path: Path) -> None:
+def test_the_text_of_a_token_can_be_read_without_a_tokenizer(tmp_path: Path) -> None:
     write_tokens(tmp_path / TOKENS, mdp.CODEC, mdp.EOS + 1)
     texts = read_tokens(tmp_path / TOKENS)
-    assert "".join(texts[token] for token in episode().response_ids) == "a;b"
+    assert "".join(texts[token] for token in make_episode().response_ids) == "a;b"
 
 
-def episode(number: int = 0) -> Episode:
+def make_episode(number: int = 0) -> Episode:
     answer = mdp.encode("a;b") + (mdp.EOS,)
     return Episode(
         prompt_ids=mdp.encode("7?"),
@@ -192,26 +211,28 @@ def episode(number: int = 0) -> Episode:
     )
 
 
-def test_an_episodes_file_has_a_column_per_field_that_is_there_and_the_prompts_text(tmp_path: Path) -> None:
+def test_an_episodes_file_has_a_column_for_each_field_that_has_data_and_the_text_of_prompts(
+    tmp_path: Path,
+) -> None:
     def columns() -> Any:
         with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
             return reader.read_all()
 
-    row = replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf))
+    row = replace(make_episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf))
     row = replace(row, continuations={0: (1.0, None), 3: ()}, critic_prompt_ids=mdp.encode("7a?"))
     row = replace(row, teacher_prompt_ids=mdp.encode("7b?"))
-    write_episodes(tmp_path / "episodes.arrow", [episode(), row], mdp.CODEC)
+    write_episodes(tmp_path / "episodes.arrow", [make_episode(), row], mdp.CODEC)
     assert sorted(columns().column_names) == sorted([*(field.name for field in fields(Episode)), "prompt"])
     assert columns().column("prompt").to_pylist() == ["7?", "7?"]
-    assert read_episodes(tmp_path / "episodes.arrow") == [episode(), row]
-    write_episodes(tmp_path / "episodes.arrow", [episode()])
+    assert read_episodes(tmp_path / "episodes.arrow") == [make_episode(), row]
+    write_episodes(tmp_path / "episodes.arrow", [make_episode()])
     rare = {"domain", "step_rewards", "step_errors", "continuations", "critic_prompt_ids"}
     rare.add("teacher_prompt_ids")
     assert not rare & set(columns().column_names)
 
 
 def without_column(path: Path, name: str) -> None:
-    """The file as it was before there was that column."""
+    """Rewrites the file as it was before that column existed."""
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = reader.read_all().drop_columns(name)
     metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED}
@@ -220,10 +241,10 @@ def without_column(path: Path, name: str) -> None:
         writer.write_table(table)
 
 
-def test_files_from_before_score_and_reward_were_told_apart_are_read(tmp_path: Path) -> None:
-    write_episodes(tmp_path / "episodes.arrow", [replace(episode(), reward=0.5, score=1.0)])
+def test_files_of_versions_without_a_separate_score_are_read(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "episodes.arrow", [replace(make_episode(), reward=0.5, score=1.0)])
     without_column(tmp_path / "episodes.arrow", "score")
-    assert read_episodes(tmp_path / "episodes.arrow") == [replace(episode(), reward=0.5, score=0.5)]
+    assert read_episodes(tmp_path / "episodes.arrow") == [replace(make_episode(), reward=0.5, score=0.5)]
     (answer, *_) = mdp.all_trajectories()
     write_trajectories(tmp_path / "trajectories.arrow", [replace(answer, bonus=0.25)])
     without_column(tmp_path / "trajectories.arrow", "bonus")
@@ -232,13 +253,21 @@ def test_files_from_before_score_and_reward_were_told_apart_are_read(tmp_path: P
 
 def test_more_rows_than_a_batch_come_back_in_order_and_a_cut_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "episodes.arrow"
-    written = [episode(number) for number in range(2100)]
-    write_episodes(path, written)
-    assert read_episodes(path) == written
-    whole = path.read_bytes()
+    rows = [make_episode(number) for number in range(2100)]
+    write_episodes(path, rows)
+    assert read_episodes(path) == rows
+    complete = path.read_bytes()
     # The last 8 bytes only mark the end of the stream: no row is missing without them.
-    for length in (0, 10, 1000, len(whole) // 3, len(whole) // 2, len(whole) - 200, len(whole) - 9):
-        path.write_bytes(whole[:length])
+    for length in (
+        0,
+        10,
+        1000,
+        len(complete) // 3,
+        len(complete) // 2,
+        len(complete) - 200,
+        len(complete) - 9,
+    ):
+        path.write_bytes(complete[:length])
         with pytest.raises(ValueError, match=r"episodes\.arrow"):
             read_episodes(path)
 
@@ -249,13 +278,13 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
         read_episodes(tmp_path / "trajectories.arrow")
 
 
-def test_what_fails_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "trajectories.arrow"
-    (kept, *_) = mdp.all_trajectories()
-    write_trajectories(path, [kept])
+    (answer, *_) = mdp.all_trajectories()
+    write_trajectories(path, [answer])
     for data in ({"handle": object()}, {"map": {1: 2}}, {"tuple()": 1}):
         problem = Problem(id="train/9", prompt="9?", gold="", data=data)
         with pytest.raises(ValueError, match="'train/9' has data that can't be stored"):
-            write_trajectories(path, [mdp.trajectory(plain(kept.response_ids), problem)])
-    assert read_trajectories(path) == [kept]
+            write_trajectories(path, [mdp.trajectory(plain(answer.response_ids), problem)])
+    assert read_trajectories(path) == [answer]
     assert [file.name for file in tmp_path.iterdir()] == ["trajectories.arrow"]

@@ -1,4 +1,4 @@
-"""Without the optional libraries, those of the extras, every part is known and a run trains the same bits."""
+"""Promises of an installation without the extras: every part is known, and a run ends with the same bits."""
 
 from __future__ import annotations
 
@@ -35,39 +35,38 @@ RUNS = {
 
 
 def required_distributions() -> set[str]:
-    """Names of what `pip install 'treetune[cpu]'` installs: what pyproject.toml requires, without the extras
-    of graders, tools and documents, and what that requires."""
+    """Name all distributions that `pip install 'treetune[cpu]'` installs, without those of other extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *extras["training"], *extras["cpu"]]
     return with_requirements([Requirement(requirement).name for requirement in requirements])
 
 
-def with_requirements(todo: list[str]) -> set[str]:
-    """Names of installed distributions, and of what they require."""
+def with_requirements(names: list[str]) -> set[str]:
+    """Name these installed distributions, and all that they require in turn."""
     needed: set[str] = set()
-    while todo:
-        name = canonicalize_name(todo.pop())
+    while names:
+        name = canonicalize_name(names.pop())
         if name in needed or name == "treetune":
             continue
         try:
-            found = distribution(name)
+            installed = distribution(name)
         except ModuleNotFoundError:  # an optional requirement, or one of another platform
             continue
         needed.add(name)
-        requirements = map(Requirement, found.requires or ())
-        todo += [r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+        requirements = map(Requirement, installed.requires or ())
+        names += [r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
     return needed
 
 
-def top_files(one: Distribution) -> set[str]:
-    """The names in site-packages that a distribution has put there."""
-    tops = {file.parts[0] for file in one.files or ()}
+def top_files(installed: Distribution) -> set[str]:
+    """Name the files and folders of site-packages that belong to a distribution."""
+    tops = {file.parts[0] for file in installed.files or ()}
     return {top for top in tops if top not in {"..", "__pycache__"} and (SITE / top).exists()}
 
 
 def bare_python(folder: Path, distributions: set[str]) -> tuple[Path, Path]:
-    """Returns a Python that knows these distributions of ours and nothing else, and its site-packages."""
+    """Make a Python that has only these distributions of ours; return it and its site-packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = next((folder / "lib").glob("python*/site-packages"))
     for name in distributions:
@@ -78,8 +77,8 @@ def bare_python(folder: Path, distributions: set[str]) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the sources, and a Python that knows the required libraries and nothing else."""
+def python_without_extras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the sources beside a Python that has only the required libraries, and return this Python."""
     folder = tmp_path_factory.mktemp("core")
     python, _ = bare_python(folder / "env", required_distributions())
     shutil.copytree(
@@ -89,40 +88,48 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def commands(work: Path) -> list[list[str]]:
-    """Returns the commands of small runs of the quickstart."""
-    overrides = {name: ["--override", SMALL % work, "--override", small] for name, small in RUNS.items()}
-    return [
-        ["--configs", f"configs/quickstart/{name}.jsonnet", *changes, "run_iteration_loop"]
-        for name, changes in overrides.items()
-    ]
+def commands_of_runs(folder: Path) -> list[list[str]]:
+    """Return the commands of small runs of the quickstart."""
+    commands = []
+    for name, small in RUNS.items():
+        overrides = ["--override", SMALL % folder, "--override", small]
+        commands.append(["--configs", f"configs/quickstart/{name}.jsonnet", *overrides, "run_iteration_loop"])
+    return commands
 
 
-def digests_of_weights(work: Path) -> dict[str, str]:
-    """Returns the digests of the weights that the runs have ended with."""
-    weights = {
-        name: work / "quickstart" / name / "checkpoints/0001/policy/model.safetensors" for name in RUNS
-    }
-    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in weights.items()}
+def digests_of_weights(folder: Path) -> dict[str, str]:
+    """Return the digests of the weights that the runs have ended with."""
+    digests = {}
+    for name in RUNS:
+        weights = folder / "quickstart" / name / "checkpoints/0001/policy/model.safetensors"
+        digests[name] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    return digests
 
 
 @pytest.mark.slow
-def test_without_the_extras_the_quickstart_trains_to_the_same_bits(bare: Path, tmp_path: Path) -> None:
+def test_without_the_extras_the_quickstart_trains_to_the_same_bits(
+    python_without_extras: Path, tmp_path: Path
+) -> None:
     alone, whole = tmp_path / "alone", tmp_path / "whole"
-    run_each_with(bare, bare.parents[2] / "src", commands(alone))
-    run_each(*commands(whole))
+    run_each_with(python_without_extras, python_without_extras.parents[2] / "src", commands_of_runs(alone))
+    run_each(*commands_of_runs(whole))
     assert digests_of_weights(alone) == digests_of_weights(whole)
 
 
-def test_without_the_extras_all_parts_are_known(bare: Path) -> None:
+def test_without_the_extras_all_parts_are_known(python_without_extras: Path) -> None:
     main = ("src/treetune/main.py", "list_parts")
-    alone = subprocess.run(
-        [bare, bare.parents[2] / main[0], main[1]], capture_output=True, text=True, check=True
+    without_extras = subprocess.run(
+        [python_without_extras, python_without_extras.parents[2] / main[0], main[1]],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    whole = subprocess.run(
+    with_extras = subprocess.run(
         [sys.executable, ROOT / main[0], main[1]], capture_output=True, text=True, check=True
     )
-    assert alone.stdout == whole.stdout
-    assert "multi_turn" in alone.stdout
-    missing = subprocess.run([bare, "-c", "import reasoning_gym"], capture_output=True, text=True)
+    assert without_extras.stdout == with_extras.stdout
+    assert "multi_turn" in without_extras.stdout
+    missing = subprocess.run(
+        [python_without_extras, "-c", "import reasoning_gym"], capture_output=True, text=True
+    )
     assert "ModuleNotFoundError" in missing.stderr, "the comparison says nothing"

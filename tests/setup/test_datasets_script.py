@@ -1,4 +1,8 @@
-"""scripts/download_and_prepare_datasets.sh resumes, checks, and says what to put where without a network."""
+"""Promises of scripts/download_and_prepare_datasets.sh and scripts/prepare_datasets.py:
+
+* without a network they say which file belongs where, and a file with another checksum is refused;
+* rows of the sources become rows of the tasks, and wrong sizes and rows without an answer are told.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 main = runpy.run_path(str(ROOT / "scripts" / "prepare_datasets.py"))["main"]
 
 
-def write(path: Path, rows: list[dict[str, object]]) -> None:
+def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def run(data: Path, curl: str) -> subprocess.CompletedProcess[str]:
+def run_script(data: Path, curl: str) -> subprocess.CompletedProcess[str]:
     folder = data.parent / "bin"
     folder.mkdir(exist_ok=True)
     (folder / "curl").write_text(curl)
@@ -37,7 +41,7 @@ def run(data: Path, curl: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_without_a_network_it_says_what_to_put_where(tmp_path: Path) -> None:
-    done = run(tmp_path / "data", "#!/bin/bash\necho 'could not resolve host' >&2; exit 6\n")
+    done = run_script(tmp_path / "data", "#!/bin/bash\necho 'could not resolve host' >&2; exit 6\n")
     assert done.returncode == 1
     names = ("gsm8k/train.jsonl", "math/train.jsonl", "college_math/test.jsonl", "olympiadbench/test.parquet")
     for name in names:
@@ -46,8 +50,10 @@ def test_without_a_network_it_says_what_to_put_where(tmp_path: Path) -> None:
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "data" / "downloads" / "gsm8k" / "train.jsonl", [{"question": "?", "answer": "#### 1"}])
-    done = run(tmp_path / "data", "#!/bin/bash\nexit 6\n")
+    write_rows(
+        tmp_path / "data" / "downloads" / "gsm8k" / "train.jsonl", [{"question": "?", "answer": "#### 1"}]
+    )
+    done = run_script(tmp_path / "data", "#!/bin/bash\nexit 6\n")
     assert done.returncode == 1
     assert "gsm8k/train.jsonl has the SHA-256" in done.stderr
     assert not (tmp_path / "data" / "gsm8k").exists()
@@ -58,18 +64,18 @@ def test_rows_of_other_names_become_those_of_the_tasks(tmp_path: Path) -> None:
 
     raw, data = tmp_path / "raw", tmp_path / "data"
     row = {"problem": "1+1?", "solution": "$\\boxed{2}$", "answer": "2", "subject": "Algebra", "level": 1}
-    write(raw / "math" / "train.jsonl", [row | {"unique_id": "a"}] * 2)
-    write(raw / "math" / "test.jsonl", [row])
+    write_rows(raw / "math" / "train.jsonl", [row | {"unique_id": "a"}] * 2)
+    write_rows(raw / "math" / "test.jsonl", [row])
     exercise = {"question": "$x=1$?", "answer": "$1$", "data_topic": "algebra"}
-    write(raw / "college_math" / "test.jsonl", [exercise])
+    write_rows(raw / "college_math" / "test.jsonl", [exercise])
     (raw / "olympiadbench").mkdir()
-    asked = {
+    columns = {
         "question": ["Which?"],
         "final_answer": [["$1$", "$2$"]],
         "solution": [["So."]],
         "image_1": [None],
     }
-    parquet.write_table(Table.from_pydict(asked), raw / "olympiadbench" / "test.parquet")
+    parquet.write_table(Table.from_pydict(columns), raw / "olympiadbench" / "test.parquet")
     for name in ("math", "college_math", "olympiadbench"):
         assert main([name, str(raw / name), "--data", str(data), "--any-size"]) == 0
     train = Math(train=(str(data / "math" / "train.jsonl"),), validation_size=None).problems("train")
@@ -84,10 +90,10 @@ def test_rows_of_other_names_become_those_of_the_tasks(tmp_path: Path) -> None:
 def test_a_split_of_another_size_and_a_row_without_an_answer_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(tmp_path / "raw" / "test.jsonl", [{"question": "?", "answer": "1"}])
+    write_rows(tmp_path / "raw" / "test.jsonl", [{"question": "?", "answer": "1"}])
     assert main(["college_math", str(tmp_path / "raw"), "--data", str(tmp_path)]) == 1
     assert "the test split has 1 rows, not 2818" in capsys.readouterr().err
-    write(tmp_path / "raw" / "test.jsonl", [{"question": "?", "final_answer": []}])
+    write_rows(tmp_path / "raw" / "test.jsonl", [{"question": "?", "final_answer": []}])
     assert main(["college_math", str(tmp_path / "raw"), "--data", str(tmp_path), "--any-size"]) == 1
     assert "test.jsonl:1: a row without answer: it has 'final_answer', 'question'" in capsys.readouterr().err
 

@@ -1,8 +1,15 @@
-"""The program for a GPU runs every step whatever another does, ends what is late, and keeps what it saw."""
+"""Promises of scripts/gpu/half_hour.py, which measures on a rented GPU:
+
+* a step that fails stops no other, a late one ends with all its processes, and a second call runs the rest;
+* results are written after each step, and a dry run only prints the commands with their times;
+* the most valuable steps come first, after those that they need, and all configurations of the steps are
+  valid.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
 import time
 from pathlib import Path
@@ -13,6 +20,7 @@ import psutil
 import pytest
 
 from tests.support.shipped import experiment_of
+from treetune.runtime.front_door import ranks_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,17 +41,17 @@ def half_hour(program: ModuleType, tmp_path: Path) -> Any:
     return program.HalfHour(folder, True, time.monotonic() + 60)
 
 
-def python(text: str) -> tuple[str, ...]:
+def python_command(text: str) -> tuple[str, ...]:
     return (sys.executable, "-c", text)
 
 
 def test_a_step_that_fails_stops_no_other(program: ModuleType, half_hour: Any) -> None:
-    read = program.read_last_line("word")
-    failing = program.Step("first", 1, 60, (python("print('why'); exit(3)"),), read)
+    read_word = program.read_last_line("word")
+    failing = program.Step("first", 1, 60, (python_command("print('why'); exit(3)"),), read_word)
     half_hour.run_step(failing)
-    half_hour.run_step(program.Step("second", 1, 60, (python("print('a | b')"),), read))
+    half_hour.run_step(program.Step("second", 1, 60, (python_command("print('a | b')"),), read_word))
     half_hour.until = time.monotonic()
-    half_hour.run_step(program.Step("third", 1, 60, (python("print(1)"),), read))
+    half_hour.run_step(program.Step("third", 1, 60, (python_command("print(1)"),), read_word))
 
     outcomes = [step.outcome.split(":")[0] for step in half_hour.outcomes]
     assert outcomes == ["FAILED", "ok", "no time was left"]
@@ -52,35 +60,39 @@ def test_a_step_that_fails_stops_no_other(program: ModuleType, half_hour: Any) -
     assert "| second | ok | 0 |" in page and "| word | a \\| b |" in page
 
 
-def test_a_second_call_runs_what_is_not_done(program: ModuleType, half_hour: Any, tmp_path: Path) -> None:
-    read = program.read_last_line("word")
+def test_a_second_call_runs_the_steps_that_are_not_done(
+    program: ModuleType, half_hour: Any, tmp_path: Path
+) -> None:
+    read_word = program.read_last_line("word")
     half_hour.results = tmp_path / "results"
-    half_hour.run_step(program.Step("good", 1, 60, (python("print(1)"),), read))
-    half_hour.run_step(program.Step("bad", 1, 60, (python("exit(1)"),), read))
+    half_hour.run_step(program.Step("good", 1, 60, (python_command("print(1)"),), read_word))
+    half_hour.run_step(program.Step("bad", 1, 60, (python_command("exit(1)"),), read_word))
 
-    again = program.HalfHour(half_hour.folder, True, time.monotonic() + 60)
-    again.read_results()
-    assert again.is_done("good") and not again.is_done("bad") and not again.is_done("new")
-    again.run_step(program.Step("bad", 1, 60, (python("print(2)"),), read))
-    assert [(step.name, step.outcome) for step in again.outcomes] == [("good", "ok"), ("bad", "ok")]
+    second_call = program.HalfHour(half_hour.folder, True, time.monotonic() + 60)
+    second_call.read_results()
+    assert second_call.is_done("good") and not second_call.is_done("bad") and not second_call.is_done("new")
+    second_call.run_step(program.Step("bad", 1, 60, (python_command("print(2)"),), read_word))
+    assert [(step.name, step.outcome) for step in second_call.outcomes] == [("good", "ok"), ("bad", "ok")]
     copied = sorted(path.name for path in half_hour.results.iterdir())
     assert copied == ["gpu.md", "half_hour.tar.gz", "steps.json"]
 
 
-def test_what_is_late_is_ended_with_all_that_it_started(half_hour: Any) -> None:
+def test_a_late_command_is_ended_with_all_its_processes(half_hour: Any) -> None:
     inner = (
         "import subprocess, time; print(subprocess.Popen(['sleep', '77']).pid, flush=True); time.sleep(77)"
     )
     log = half_hour.folder / "logs/late.log"
     with pytest.raises(RuntimeError, match=r"not done after 2 s; see late\.log"):
-        half_hour.run(python(inner), 2.0, log)
-    started = int(log.read_text().split()[-1])
-    assert not psutil.pid_exists(started) or psutil.Process(started).status() == psutil.STATUS_ZOMBIE
+        half_hour.run(python_command(inner), 2.0, log)
+    pid_of_child = int(log.read_text().split()[-1])
+    assert (
+        not psutil.pid_exists(pid_of_child) or psutil.Process(pid_of_child).status() == psutil.STATUS_ZOMBIE
+    )
 
 
 def test_a_run_is_killed_after_some_iterations_and_started_again(program: ModuleType, half_hour: Any) -> None:
     metrics = half_hour.folder / "experiments/killed/metrics.jsonl"
-    first = f"""
+    script = f"""
 import json, pathlib, time
 path = pathlib.Path({str(metrics)!r})
 path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,10 +102,12 @@ for _ in range(2 if path.exists() else 1):
     if path.read_text().count("\\n") == 1:
         time.sleep(77)
 """
-    command = python(first)
-    read = program.read_resumption("killed", "undisturbed")
+    command = python_command(script)
+    read_result = program.read_resumption("killed", "undisturbed")
     half_hour.run_step(
-        program.Step("killed", 1, 30, (command, command), read, kill_after=1, killed_experiment="killed")
+        program.Step(
+            "killed", 1, 30, (command, command), read_result, kill_after=1, killed_experiment="killed"
+        )
     )
 
     (outcome,) = half_hour.outcomes
@@ -102,12 +116,14 @@ for _ in range(2 if path.exists() else 1):
     assert ("reward of the sampled answers", "0.5, 0.5, 0.5") in outcome.rows
 
 
-def test_keys_that_add_to_others_are_written_as_jsonnet_has_them(program: ModuleType, half_hour: Any) -> None:
+def test_keys_that_extend_others_are_written_with_a_plus_outside_the_quotes(
+    program: ModuleType, half_hour: Any
+) -> None:
     path = program.write_changes(half_hour, "name", {"trainer+": {"schedule+": program.OUTLASTS}})
     assert '"trainer"+: {' in path.read_text() and '"schedule"+: {' in path.read_text()
 
 
-def test_words_choose_steps_and_bring_what_they_need(program: ModuleType, half_hour: Any) -> None:
+def test_words_choose_steps_and_the_steps_that_these_need(program: ModuleType, half_hour: Any) -> None:
     steps = program.list_steps(half_hour, gpus=2)
     chosen = [step.name for step in program.choose_steps(steps, ["VinePPO", "nccl"])]
     assert chosen == [
@@ -123,15 +139,15 @@ def test_a_dry_run_prints_commands_and_seconds_and_leaves_no_file(
     monkeypatch.chdir(tmp_path)
     assert program.main(["--dry-run", "--minutes", "15"]) == 0
 
-    said = capsys.readouterr().out
-    assert "real model, GRPO: about 120 s, at most 240 s" in said
-    assert "examples/real_model/grpo.jsonnet," in said
-    assert "killed with SIGKILL after 2 iterations" in said
-    assert "begins after 15 minutes, by these estimates" in said
+    printed = capsys.readouterr().out
+    assert "real model, GRPO: about 120 s, at most 240 s" in printed
+    assert "examples/real_model/grpo.jsonnet," in printed
+    assert "killed with SIGKILL after 2 iterations" in printed
+    assert "begins after 15 minutes, by these estimates" in printed
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_worth_most_comes_first_and_every_deadline_leaves_time(
+def test_the_most_valuable_steps_come_first_and_limits_exceed_expected_times(
     program: ModuleType, half_hour: Any
 ) -> None:
     half_hour.rehearse = False
@@ -170,6 +186,21 @@ def test_every_configuration_of_the_steps_is_valid(
         assert paper.model.name_or_path.endswith("random-model")
     assert experiments["real_model/grpo"].engines.policy.dtype == "float32"
     assert experiments["real_model/grpo"].model.chat is not None
+
+
+def test_a_rehearsal_starts_its_runs_without_a_gpu(
+    program: ModuleType, half_hour: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as in a rehearsal
+    run_commands = []
+    for step in program.list_steps(half_hour, gpus=0):
+        run_commands += [command for command in step.commands if command[: len(program.RUN)] == program.RUN]
+    assert run_commands
+
+    for command in run_commands:
+        options = dict(itertools.pairwise(command))
+        num_gpus, ranks = options.get("--num_gpus"), options.get("--ranks")
+        assert ranks_here(num_gpus and int(num_gpus), ranks and int(ranks)) == 1
 
 
 @pytest.mark.slow

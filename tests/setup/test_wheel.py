@@ -1,4 +1,6 @@
-"""The wheel holds what a user needs, and works with what it declares: without torch and vLLM."""
+"""Promises of the wheel: it has code, configurations and examples, works with the packages that it declares
+(without torch and vLLM), and its declarations admit the versions of the lock files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built of a copy of what git knows, as setuptools leaves its traces in the folder that it builds."""
+    """Build the wheel from a copy of the files in git, since setuptools leaves files where it builds."""
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
     subprocess.run(["tar", "cf", source / "all.tar", "-T", "-"], cwd=ROOT, input=names.stdout, check=True)
@@ -45,7 +47,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(target.glob("*.whl"))
 
 
-def test_it_holds_code_configurations_and_examples_and_no_tests(wheel: Path) -> None:
+def test_the_wheel_has_code_configurations_and_examples_and_no_tests(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     configurations = [path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*sonnet")]
     assert {f"treetune/{name}" for name in configurations} <= {*names}
@@ -58,28 +60,34 @@ def test_it_holds_code_configurations_and_examples_and_no_tests(wheel: Path) -> 
     assert not strange and not [name for name in names if "/tests/" in name or "__pycache__" in name]
 
 
-def test_it_works_with_what_it_declares_and_nothing_else(wheel: Path, tmp_path: Path) -> None:
+def run_treetune(python: Path, arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [python, "-m", "treetune.main", *arguments.split()]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_the_wheel_works_with_the_packages_that_it_declares_and_nothing_else(
+    wheel: Path, tmp_path: Path
+) -> None:
     python, site = bare_python(tmp_path / "env", with_requirements(list(BASE)))
     assert not (site / "torch").exists() and not (site / "vllm").exists()
     zipfile.ZipFile(wheel).extractall(site)
     rows = "".join(f"{number} + 1?,{number + 1}\n" for number in range(20))
     (tmp_path / "rows.csv").write_text("question,answer\n" + rows)
     for command in COMMANDS:
-        words = [python, "-m", "treetune.main", *command.split()]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = run_treetune(python, command, tmp_path)
         assert done.returncode == 0, f"{command}: {done.stderr[-2000:]}"
-    command = "--configs configs/quickstart/sft.jsonnet run_iteration_loop"
-    words = [python, "-m", "treetune.main", *command.split()]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_treetune(python, "--configs configs/quickstart/sft.jsonnet run_iteration_loop", tmp_path)
     assert done.returncode == 2 and "pip install 'treetune[cpu]'" in done.stderr
 
 
 @pytest.mark.parametrize("lock", ["requirements.txt", "requirements-cpu.txt"])
-def test_what_is_declared_admits_what_the_locks_pin(lock: str) -> None:
+def test_the_declared_requirements_admit_the_versions_of_the_lock_files(lock: str) -> None:
     extras = PROJECT["optional-dependencies"]
-    own = extras["cpu" if "cpu" in lock else "cuda"]
+    extra_of_device = extras["cpu" if "cpu" in lock else "cuda"]
     pinned = pins(lock) | pins("requirements-extras.txt") | pins("requirements-docs.txt")
-    declared = PROJECT["dependencies"] + own + extras["training"] + extras["graders"] + extras["docs"]
+    declared = (
+        PROJECT["dependencies"] + extra_of_device + extras["training"] + extras["graders"] + extras["docs"]
+    )
     for requirement in map(Requirement, declared):
         if requirement.name != "treetune":
             version = pinned[canonicalize_name(requirement.name)]

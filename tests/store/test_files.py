@@ -1,5 +1,10 @@
-"""A reader sees a file or a folder whole or not at all, and an error leaves what was there; what keeps a file
-from being written is told as what it is, with what helps."""
+"""Promises of writing files and folders:
+
+* a reader sees a file or a folder complete or not at all, and a write that fails leaves the old one;
+* the reason why a file can't be written (no room, no inodes, a quota, a limit, a right, a link) is told
+  with its remedy;
+* the command line tells an impossible directory, seed or name in one message.
+"""
 
 from __future__ import annotations
 
@@ -57,29 +62,29 @@ def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
-def folder_of(place: Path, names: tuple[str, ...], text: str) -> Path:
-    place.mkdir()
+def make_folder(folder: Path, names: tuple[str, ...], content: str) -> Path:
+    folder.mkdir()
     for name in names:
-        (place / name).write_text(text)
-    return place
+        (folder / name).write_text(content)
+    return folder
 
 
-def contents(place: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in place.iterdir()}
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
 
 
-def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    place = folder_of(tmp_path / "0002", ("old", "both"), "old")
-    replace_folder(folder_of(tmp_path / ".0002.partial", ("new", "both"), "new"), place)
-    assert contents(place) == {"new": "new", "both": "new"}
-    assert list(tmp_path.iterdir()) == [place]
+def test_a_new_folder_replaces_an_older_one(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "0002", ("old", "both"), "old")
+    replace_folder(make_folder(tmp_path / ".0002.partial", ("new", "both"), "new"), folder)
+    assert contents(folder) == {"new": "new", "both": "new"}
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = folder_of(tmp_path / "0002", ("old",), "old")
-    new = folder_of(tmp_path / ".0002.partial", ("new",), "new")
+    old = make_folder(tmp_path / "0002", ("old",), "old")
+    new = make_folder(tmp_path / ".0002.partial", ("new",), "new")
     rename = Path.rename
 
     def fail_for_new(path: Path, target: Path) -> Path:
@@ -95,60 +100,60 @@ def test_a_folder_that_cannot_be_renamed_leaves_the_old_one(
 
 
 def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> None:
-    place = folder_of(tmp_path / "weights", ("old",), "old")
+    folder = make_folder(tmp_path / "weights", ("old",), "old")
 
     def write_half() -> None:
-        with whole_folder(place) as beside:
+        with whole_folder(folder) as beside:
             (beside / "new").write_text("half")
             raise RuntimeError("struck")
 
     with pytest.raises(RuntimeError, match="struck"):
         write_half()
-    assert contents(place) == {"old": "old"}
-    assert list(tmp_path.iterdir()) == [place]
-    with whole_folder(place) as beside:
+    assert contents(folder) == {"old": "old"}
+    assert list(tmp_path.iterdir()) == [folder]
+    with whole_folder(folder) as beside:
         (beside / "new").write_text("new")
-        assert contents(place) == {"old": "old"}
-    assert contents(place) == {"new": "new"}
+        assert contents(folder) == {"old": "old"}
+    assert contents(folder) == {"new": "new"}
 
 
-# What is not written, and why
+# Reasons why a file can't be written
 
 
-def told(number: int, path: Path) -> str:
+def reason(number: int, path: Path) -> str:
     return why_not_written(OSError(number, os.strerror(number), str(path)), path)
 
 
-def test_a_disk_without_inodes_is_not_told_as_one_without_room(
+def test_a_disk_without_inodes_is_told_apart_from_one_without_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "there is no space left" in told(errno.ENOSPC, tmp_path / "x")
+    assert "there is no space left" in reason(errno.ENOSPC, tmp_path / "x")
     full = SimpleNamespace(f_files=1000, f_favail=0, f_bavail=2**20, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda path: full)
     for error in (OSError(errno.ENOSPC, "No space"), RuntimeError("PytorchStreamWriter failed")):
         assert "has no inodes left, 1000 are used" in why_not_written(error, tmp_path)
 
 
-def test_quotas_limits_on_files_and_missing_rights_are_told_as_such(tmp_path: Path) -> None:
-    assert "your quota" in told(errno.EDQUOT, tmp_path / "x")
-    assert "raise `ulimit -f`" in told(errno.EFBIG, tmp_path / "x")
-    assert "can't be written by this user" in told(errno.EROFS, tmp_path / "x")
+def test_quotas_limits_on_files_and_missing_rights_are_told_by_name(tmp_path: Path) -> None:
+    assert "your quota" in reason(errno.EDQUOT, tmp_path / "x")
+    assert "raise `ulimit -f`" in reason(errno.EFBIG, tmp_path / "x")
+    assert "can't be written by this user" in reason(errno.EROFS, tmp_path / "x")
     assert "raise `ulimit -f`" in why_not_written(RuntimeError("I/O error (os error 27)"), tmp_path)
 
 
 def test_a_file_in_a_folders_place_and_a_dangling_link_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    with pytest.raises(OSError) as found:
+    with pytest.raises(OSError) as error:
         write_text(tmp_path / "file" / "run" / "x", "")
-    assert f"{tmp_path / 'file'} is a file where a folder belongs" in why_not_written(found.value, tmp_path)
-    with pytest.raises(OSError) as found:
+    assert f"{tmp_path / 'file'} is a file where a folder belongs" in why_not_written(error.value, tmp_path)
+    with pytest.raises(OSError) as error:
         own_folder(tmp_path / "link")
-    assert f"is a link to {tmp_path / 'gone'}, which doesn't exist" in why_not_written(found.value, tmp_path)
+    assert f"is a link to {tmp_path / 'gone'}, which doesn't exist" in why_not_written(error.value, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("override", "command", "words"),
+    ("override", "command", "message"),
     [
         ("{ directory: '%s/file' }", "clean_up_checkpoints", "is a file where a folder"),
         ("{ directory: '%s/link' }", "clean_up_checkpoints", "is a link to"),
@@ -160,19 +165,19 @@ def test_a_file_in_a_folders_place_and_a_dangling_link_are_named(tmp_path: Path)
         ("{ experiment_name: 'methods/.hidden' }", "check_config", "begins with a dot"),
     ],
 )
-def test_the_command_line_tells_what_can_not_be_in_one_message(
-    tmp_path: Path, override: str, command: str, words: str, capsys: pytest.CaptureFixture[str]
+def test_the_command_line_tells_an_impossible_setting_in_one_message(
+    tmp_path: Path, override: str, command: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    given = ["--configs", "configs/quickstart/grpo.jsonnet", "--override"]
-    code = main([*given, override.replace("%s", str(tmp_path)), command])
+    arguments = ["--configs", "configs/quickstart/grpo.jsonnet", "--override"]
+    code = main([*arguments, override.replace("%s", str(tmp_path)), command])
     assert code == 2 if command == "check_config" else code != 0
-    assert re.search(words, capsys.readouterr().err)
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_an_endless_configuration_is_ended_with_its_name(tmp_path: Path) -> None:
-    """In a process with another thread, too."""
+    """The second evaluation runs in a process with another thread, where the deadline works otherwise."""
     (tmp_path / "right.jsonnet").write_text("{ seed: 1 }")
     (tmp_path / "endless.jsonnet").write_text("{ seed: std.foldl(function(a, b) a, std.range(1, 1e15), 1) }")
     program = (
@@ -187,6 +192,7 @@ def test_an_endless_configuration_is_ended_with_its_name(tmp_path: Path) -> None
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 2 + 2
-    told = " ".join(done.stderr.split())
-    assert told.count("endless.jsonnet: evaluating it took more than") == told.count("endless loop") == 2
-    assert "right.jsonnet" not in told
+    messages = " ".join(done.stderr.split())
+    assert messages.count("endless.jsonnet: evaluating it took more than") == 2
+    assert messages.count("endless loop") == 2
+    assert "right.jsonnet" not in messages

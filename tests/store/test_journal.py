@@ -1,4 +1,9 @@
-"""Rows of a journal are found again, whatever happened to its file."""
+"""Promises of journals:
+
+* after a cut anywhere, all complete rows before the cut are read, and new rows start on a new line;
+* malformed lines hide no other row, and no flipped bit gives another row;
+* an exclusive journal has one writer, and a full disk is told by name and costs one row.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,8 @@ from hypothesis import strategies as st
 from treetune.exceptions import Damaged
 from treetune.store.journal import Journal, read_rows, row_of, sealed_line
 
-keys = st.text("0123456789abcdef", min_size=1, max_size=4)
-entries = st.dictionaries(keys, st.none() | st.integers() | st.text(max_size=5), max_size=6)
+KEYS = st.text("0123456789abcdef", min_size=1, max_size=4)
+ENTRIES = st.dictionaries(KEYS, st.none() | st.integers() | st.text(max_size=5), max_size=6)
 
 
 def rows_of(entries: dict[str, Any]) -> list[Any]:
@@ -29,47 +34,49 @@ def key_of(row: Any) -> str:
     return row["key"] if isinstance(row, dict) else row[0]
 
 
-@given(entries, st.data(), st.booleans())
-def test_a_file_cut_anywhere_has_the_whole_rows_before_the_cut(
-    written: dict[str, Any], data: st.DataObject, asks_first: bool
+@given(ENTRIES, st.data(), st.booleans())
+def test_a_file_that_is_cut_anywhere_has_all_complete_rows_before_the_cut(
+    entries: dict[str, Any], data: st.DataObject, asks_first: bool
 ) -> None:
-    rows = rows_of(written)
+    rows = rows_of(entries)
     lines = [sealed_line(json.dumps(row)).encode() for row in rows]
-    text = b"".join(lines)
-    cut = data.draw(st.integers(0, len(text)))
-    whole = sum(len(b"".join(lines[: number + 1])) <= cut for number in range(len(lines)))
+    content = b"".join(lines)
+    cut = data.draw(st.integers(0, len(content)))
+    complete_rows = sum(len(b"".join(lines[: number + 1])) <= cut for number in range(len(lines)))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
-        path.write_bytes(text[:cut])
-        assert list(read_rows(path)) == rows[:whole]
-        # What is appended next stands on a line of its own, and is found where it stands.
+        path.write_bytes(content[:cut])
+        assert list(read_rows(path)) == rows[:complete_rows]
+        # A row that is appended next begins on a new line.
         with Journal(path) as journal:
             if asks_first:
                 assert journal.get("next") is None
             journal.add(["next", 1], ["next", 2])
             assert journal.get("next") == ["next", 2]
-            assert [journal.get(key_of(row)) for row in rows] == rows[:whole] + [None] * (len(rows) - whole)
-        assert path.read_bytes().startswith(b"".join(lines[:whole]) + b'{"crc32"')
-        assert list(read_rows(path)) == [*rows[:whole], ["next", 1], ["next", 2]]
+            assert [journal.get(key_of(row)) for row in rows] == rows[:complete_rows] + [None] * (
+                len(rows) - complete_rows
+            )
+        assert path.read_bytes().startswith(b"".join(lines[:complete_rows]) + b'{"crc32"')
+        assert list(read_rows(path)) == [*rows[:complete_rows], ["next", 1], ["next", 2]]
 
 
-@given(entries, st.lists(st.binary(max_size=20), max_size=3), st.randoms(use_true_random=False))
-def test_lines_that_are_no_rows_hide_no_others(
-    written: dict[str, Any], rubbish: list[bytes], order: random.Random
+@given(ENTRIES, st.lists(st.binary(max_size=20), max_size=3), st.randoms(use_true_random=False))
+def test_malformed_lines_hide_no_row(
+    entries: dict[str, Any], malformed: list[bytes], order: random.Random
 ) -> None:
     # Zeros and unprintable bytes, as a machine that crashed may leave behind.
-    bad = [b"\0\xff" + line.translate(None, b"\r\n") + b"\n" for line in rubbish]
-    lines = [sealed_line(json.dumps(row)).encode() for row in rows_of(written)] + bad
+    malformed_lines = [b"\0\xff" + line.translate(None, b"\r\n") + b"\n" for line in malformed]
+    lines = [sealed_line(json.dumps(row)).encode() for row in rows_of(entries)] + malformed_lines
     order.shuffle(lines)
     damaged: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "journal.jsonl"
         path.write_bytes(b"".join(lines))
-        assert {key_of(row) for row in read_rows(path, damaged)} == set(written)
-        assert damaged == [number for number, line in enumerate(lines, 1) if line in bad]
+        assert {key_of(row) for row in read_rows(path, damaged)} == set(entries)
+        assert damaged == [number for number, line in enumerate(lines, 1) if line in malformed_lines]
         journal = Journal(path)
-        assert sorted(journal) == sorted(written)
-        assert [journal.get(key_of(row)) for row in rows_of(written)] == rows_of(written)
+        assert sorted(journal) == sorted(entries)
+        assert [journal.get(key_of(row)) for row in rows_of(entries)] == rows_of(entries)
 
 
 @given(st.data())
@@ -95,7 +102,7 @@ def test_rows_of_earlier_versions_and_of_other_files_are_found(tmp_path: Path) -
     assert (tmp_path / "old.jsonl").read_text().endswith('["torn"'), "other files are left as they are"
 
 
-def test_rows_that_are_held_back_are_found_and_written_at_the_end(tmp_path: Path) -> None:
+def test_rows_that_are_not_flushed_yet_are_found_and_written_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, flush_s=1000.0)
     journal.add(["a", 1])
@@ -103,7 +110,7 @@ def test_rows_that_are_held_back_are_found_and_written_at_the_end(tmp_path: Path
     assert journal.get("a") == ["a", 1]
     journal.add(["b", 2])
     journal.close()
-    journal.add(["c", 3])  # it goes on after it was closed
+    journal.add(["c", 3])  # a closed journal opens its file again
     journal.close()
     assert list(read_rows(path)) == [["a", 1], ["b", 2], ["c", 3]]
     assert journal.get("c") == ["c", 3]
@@ -124,7 +131,7 @@ def test_a_second_process_at_an_exclusive_journal_is_refused(tmp_path: Path) -> 
     Journal(tmp_path / "j.jsonl", exclusive=True).close()
 
 
-def test_a_full_disk_is_named_and_the_torn_row_is_cut_off_later(
+def test_a_full_disk_is_told_by_name_and_the_incomplete_row_is_cut_off_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "journal.jsonl"

@@ -1,4 +1,6 @@
-"""What a process began is on disk before it ends, and what it left is read whatever happened to it."""
+"""Promises of timelines: a span is on disk while it goes on, the spans of a killed process and of its
+successor are read, a damaged line is ignored, and a disk that takes nothing ends no run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def test_spans_are_read_as_they_were_written_also_those_of_a_process_that_was_ki
     never_ended = killed.span("phases", "sync", iteration=0)
     never_ended.__enter__()
     with path.open("a") as file:
-        file.write('{"crc32":"00000000","row":{"end":')  # torn in the midst of a line
+        file.write('{"crc32":"00000000","row":{"end":')  # a line that the kill has cut
 
     resumed = Timeline(path)
     with suppress(RuntimeError), resumed.span("server", "answers") as ended:
@@ -29,30 +31,31 @@ def test_spans_are_read_as_they_were_written_also_those_of_a_process_that_was_ki
         raise RuntimeError
     resumed.close()
 
-    first, second = read_timeline(path)
-    assert [(one.lane, one.name, one.about) for one in first.spans] == [
+    of_killed, of_resumed = read_timeline(path)
+    assert [(span.lane, span.name, span.about) for span in of_killed.spans] == [
         ("phases", "training", {"iteration": 0}),
         ("work", "checkpoint", {}),
         ("phases", "sync", {"iteration": 0}),
     ]
-    training, checkpoint, sync = first.spans
+    training, checkpoint, sync = of_killed.spans
     assert checkpoint.end is not None and training.end is not None and sync.end is None
-    assert training.start <= checkpoint.start <= checkpoint.end <= training.end <= sync.start <= first.last
-    assert (first.pid, first.closed, second.closed) == (os.getpid(), False, True)
-    assert [(one.name, one.about, one.end is None) for one in second.spans] == [
-        ("answers", {"why": "closed"}, False)
-    ]
+    assert training.start <= checkpoint.start <= checkpoint.end <= training.end <= sync.start
+    assert sync.start <= of_killed.last
+    assert (of_killed.pid, of_killed.closed, of_resumed.closed) == (os.getpid(), False, True)
+    (answers,) = of_resumed.spans
+    assert (answers.name, answers.about) == ("answers", {"why": "closed"})
+    assert answers.end is not None
 
 
-def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "run.timeline.jsonl"
-    written = Timeline(path)
-    for name in ("one", "two"):
-        with written.span("work", name):
+    timeline = Timeline(path)
+    for name in ("intact", "damaged"):
+        with timeline.span("work", name):
             pass
-    path.write_bytes(path.read_bytes().replace(b'"two"', b'"owt"') + b"\xff\n[1]\n")
+    path.write_bytes(path.read_bytes().replace(b'"damaged"', b'"DAMAGED"') + b"\xff\n[1]\n")
     [process] = read_timeline(path)
-    assert [one.name for one in process.spans] == ["one"]
+    assert [span.name for span in process.spans] == ["intact"]
 
 
 def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -64,5 +67,5 @@ def test_a_disk_that_takes_nothing_ends_no_run(tmp_path: Path, caplog: pytest.Lo
     timeline.close()
     with Timeline().span("phases", "without a path"):
         pass
-    told = [record.message for record in caplog.records if "no longer recorded" in record.message]
-    assert len(told) <= 1
+    warnings = [record.message for record in caplog.records if "no longer recorded" in record.message]
+    assert len(warnings) <= 1

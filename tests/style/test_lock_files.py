@@ -1,4 +1,9 @@
-"""The lock files pin everything with hashes, agree with each other, and hold what the code imports."""
+"""Promises of the lock files:
+
+* every requirement is pinned once, with the hashes of all files that pip may choose;
+* the sets agree on what they share, and additions repeat nothing;
+* they have all packages that the code imports.
+"""
 
 import ast
 import importlib.util
@@ -33,26 +38,26 @@ PACKAGE_OF_MODULE = {
 
 
 def entries(name: str) -> dict[str, list[str]]:
-    """Each requirement with its hashes."""
+    """Map each requirement of a lock file to its hashes."""
     text = "\n".join(line.split("#")[0].rstrip() for line in (ROOT / name).read_text().splitlines())
-    found = {}
+    hashes_of = {}
     for line in text.replace("\\\n", " ").splitlines():
         if line:
             requirement, *hashes = re.split(r"\s+--hash=", line)
-            found[requirement.strip()] = hashes
-    return found
+            hashes_of[requirement.strip()] = hashes
+    return hashes_of
 
 
 def pins(name: str) -> dict[str, str]:
-    found = {}
+    versions = {}
     for line in entries(name):
         requirement = line.split(";")[0].strip()
         match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s=]+)", requirement)
         assert match, f"{name}: {line!r} is not pinned to one version"
         package = re.sub(r"[-_.]+", "-", match[1]).lower()
-        assert package not in found, f"{name} pins {package} twice"
-        found[package] = match[2]
-    return found
+        assert package not in versions, f"{name} pins {package} twice"
+        versions[package] = match[2]
+    return versions
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -61,22 +66,23 @@ def test_every_requirement_is_pinned_once_with_hashes(name: str) -> None:
     for requirement, hashes in entries(name).items():
         assert hashes, f"{requirement}: run scripts/lock_hashes.py {name}"
         assert len(set(hashes)) == len(hashes)
-        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in hashes), requirement
+        assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", hash_) for hash_ in hashes), requirement
 
 
-def test_what_locks_share_has_the_same_hashes() -> None:
-    known: dict[str, list[str]] = {}
-    for requirement, hashes in ((r, h) for name in LOCKS for r, h in entries(name).items()):
-        assert known.setdefault(requirement, hashes) == hashes, requirement
+def test_a_requirement_has_the_same_hashes_in_all_lock_files() -> None:
+    first_hashes: dict[str, list[str]] = {}
+    for name in LOCKS:
+        for requirement, hashes in entries(name).items():
+            assert first_hashes.setdefault(requirement, hashes) == hashes, requirement
 
 
-def test_no_build_of_torch_is_in_both_sets() -> None:
+def test_the_builds_of_torch_for_cpu_and_gpu_share_no_file() -> None:
     cpu = entries("requirements-cpu.txt")["torch==2.13.0+cpu"]
     assert not set(cpu) & set(entries("requirements.txt")["torch==2.13.0"])
     assert len(cpu) == 8, "Python 3.11 to 3.14 on x86-64 and aarch64"
 
 
-def test_a_cpu_build_is_not_taken_where_the_lock_has_the_other_ones_hash(tmp_path: Path) -> None:
+def test_pip_refuses_a_cpu_build_where_the_lock_has_the_hash_of_another_build(tmp_path: Path) -> None:
     """pip takes 1.0+cpu for 1.0 unless hashes are asked for."""
     wheel = tmp_path / "thing-1.0+cpu-py3-none-any.whl"
     info = {"METADATA": "Metadata-Version: 2.1\nName: thing\nVersion: 1.0+cpu\n", "RECORD": ""}
@@ -85,15 +91,15 @@ def test_a_cpu_build_is_not_taken_where_the_lock_has_the_other_ones_hash(tmp_pat
             file.writestr(f"thing-1.0+cpu.dist-info/{name}", text)
     lock = tmp_path / "lock.txt"
 
-    def taken(*options: str) -> bool:
+    def downloads(*options: str) -> bool:
         command = [sys.executable, "-m", "pip", "download", "--no-index", "--find-links", str(tmp_path)]
         command += ["--dest", str(tmp_path / "taken"), "--no-deps", *options, "-r", str(lock)]
         return subprocess.run(command, capture_output=True).returncode == 0
 
     lock.write_text("thing==1.0\n")
-    assert taken()
+    assert downloads()
     lock.write_text(f"thing==1.0 --hash=sha256:{'0' * 64}\n")
-    assert not taken("--require-hashes")
+    assert not downloads("--require-hashes")
 
 
 @pytest.fixture
@@ -140,10 +146,10 @@ def test_written_hashes_replace_those_before_and_stay_where_the_index_has_none(
     files = {"known": {"known-1.0.tar.gz": "a" * 64}}
     monkeypatch.setattr(lock_hashes, "files_of", lambda index, package: files.get(package, {}))
     lock = tmp_path / "lock.txt"
-    kept = f"unknown==2.0 \\\n    --hash=sha256:{'b' * 64} \\\n    --hash=sha256:{'c' * 64}\n"
-    lock.write_text(f'# a list\nknown==1.0; python_version > "3"  # other\n{kept}')
-    known = f'known==1.0; python_version > "3" \\\n    --hash=sha256:{"a" * 64}\n    # other\n'
-    expected = f"# a list\n{known}{kept}"
+    lines_of_unknown = f"unknown==2.0 \\\n    --hash=sha256:{'b' * 64} \\\n    --hash=sha256:{'c' * 64}\n"
+    lock.write_text(f'# a list\nknown==1.0; python_version > "3"  # other\n{lines_of_unknown}')
+    lines_of_known = f'known==1.0; python_version > "3" \\\n    --hash=sha256:{"a" * 64}\n    # other\n'
+    expected = f"# a list\n{lines_of_known}{lines_of_unknown}"
     monkeypatch.setattr(sys, "argv", ["lock_hashes.py", str(lock)])
     for _ in range(2):
         assert lock_hashes.main() == 1
@@ -165,7 +171,7 @@ def test_additions_hold_nothing_that_a_set_has_already(addition: str) -> None:
         assert not pins(addition).keys() & pins(base).keys()
 
 
-def test_each_set_has_what_was_promised_and_the_cpus_no_cuda_builds() -> None:
+def test_each_set_has_the_main_packages_and_the_cpus_has_no_cuda_builds() -> None:
     promised = {"torch", "deepspeed", "vllm", "transformers", "jsonnet", "datasets", "wandb"}
     assert promised <= pins("requirements.txt").keys()
     cpu = pins("requirements-cpu.txt")
@@ -174,7 +180,7 @@ def test_each_set_has_what_was_promised_and_the_cpus_no_cuda_builds() -> None:
 
 
 def test_everything_that_the_code_imports_is_in_the_lock() -> None:
-    """Parts that say what they lack may import extras, and what tests are made with what only tests need."""
+    """Parts that tell a missing extra may import extras, and tests.support may import packages of tests."""
     imported: dict[str, str] = {}
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -190,13 +196,15 @@ def test_everything_that_the_code_imports_is_in_the_lock() -> None:
     extras = pins("requirements-extras.txt")
     for module in ON_GPUS_ALONE:
         assert module.replace("_", "-") in pins("requirements.txt").keys() - pinned.keys()
-    missing = {
-        module: path
-        for module, path in imported.items()
-        if module not in ours | ON_GPUS_ALONE
-        and PACKAGE_OF_MODULE.get(module, module.replace("_", "-"))
-        not in pinned
-        | (tests_alone if path.startswith("tests/support/") else {})
-        | (extras if "missing_extras(" in (ROOT / path).read_text() else {})
-    }
+    missing = {}
+    for module, path in imported.items():
+        if module in ours | ON_GPUS_ALONE:
+            continue
+        admitted = set(pinned)
+        if path.startswith("tests/support/"):
+            admitted |= set(tests_alone)
+        if "missing_extras(" in (ROOT / path).read_text():
+            admitted |= set(extras)
+        if PACKAGE_OF_MODULE.get(module, module.replace("_", "-")) not in admitted:
+            missing[module] = path
     assert not missing

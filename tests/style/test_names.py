@@ -1,4 +1,4 @@
-"""A reader who meets a name of a class knows which class it is."""
+"""Promise of the package's names: a name of a class means one class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests of tables that are run share: a launcher's stand-in and its configurations."""
+"""Fixtures that tests of running tables share: a stand-in for the launcher, and its configurations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     # Figures take a second each, and have tests of their own.
     monkeypatch.setattr("treetune.tables.write.draw_table", lambda _, path: path.touch())
     monkeypatch.setattr(
-        "treetune.tables.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
+        "treetune.tables.write.draw_curves", lambda *arguments: [path.touch() for path in arguments[-1]]
     )
     # This process must not keep the handler that `reproduce` puts in its own.
     monkeypatch.setattr("treetune.processes.lifetime.exit_on_signals", lambda: None)

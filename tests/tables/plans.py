@@ -1,4 +1,4 @@
-"""Plans of a small table, and runs that fill it, without running or evaluating anything."""
+"""Plans of a small table, and runs that fill it, without training or evaluating anything."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from treetune.tables.columns import MeasuredColumn
 from treetune.tables.runs import PlannedRun, TableRuns, inspect_again
 from treetune.tables.settings import CellSource, MethodRow, Reproduction, TableExperiment
 
-BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
-ROWS = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
-"""Without published numbers."""
+EXPERIMENT_BY_ROW = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
+ROWS = tuple(MethodRow(name=name, experiment=experiment) for name, experiment in EXPERIMENT_BY_ROW.items())
+"""Rows without published numbers."""
 ACCOUNT = {"command": "the command"}
 
 
 def config(base: Path, seed: int, name: str) -> dict[str, Any]:
-    """As much of an experiment's configuration as a table reads."""
+    """Returns as much of an experiment's configuration as a table reads."""
     directory = str(base / f"seed-{seed}")
     start = f"{directory}/sft/checkpoints/last/policy"
     return {
@@ -33,8 +33,8 @@ def config(base: Path, seed: int, name: str) -> dict[str, Any]:
     }
 
 
-def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> TableRuns:
-    """A plan whose configurations are made here: nothing is evaluated."""
+def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **changed: Any) -> TableRuns:
+    """Returns a plan with the configurations above, none of which is evaluated."""
     settings: dict[str, Any] = {
         "name": "some",
         "directory": str(base),
@@ -56,7 +56,7 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Tabl
         "columns": (MeasuredColumn(name="test", evaluation="test", curve="validation"),),
         "baseline": "PPO",
     }
-    table = checked(Reproduction(**(settings | more)))
+    table = checked(Reproduction(**(settings | changed)))
     runs = [
         PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
         for seed in seeds

@@ -1,4 +1,4 @@
-"""A small table of real configurations, for whoever runs one with a launcher's stand-in."""
+"""A small table of real configurations, which tests run with a stand-in for the launcher."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def show(plan: TableRuns) -> None:
 
 
 def evaluated(configs: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """What `load` gives, evaluated once for all seeds and directories, and kept for the stand-in."""
-    kept = Path(os.environ["APP_FAKE_CONFIGS"])
-    texts = json.loads(kept.read_text()) if kept.is_file() else {}
+    """Returns what `load` gives. Each configuration is evaluated once for all seeds and directories."""
+    cache = Path(os.environ["APP_FAKE_CONFIGS"])
+    texts = json.loads(cache.read_text()) if cache.is_file() else {}
     key = fabricated.recipe_key(",".join(configs), overrides)
     if key not in texts:
         stand_ins = {"APP_SEED": str(fabricated.SEED), "APP_DIRECTORY": fabricated.DIRECTORY}
         texts[key] = json.dumps(load(configs, overrides, {**environ, **stand_ins}).data)
-        kept.write_text(json.dumps(texts))
+        cache.write_text(json.dumps(texts))
     data = fabricated.filled_in(texts[key], environ["APP_SEED"], environ["APP_DIRECTORY"])
     return Config(data, (Layer("evaluated before", "{}"),))
 
 
-def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Reproduction:
-    """The quickstart's SFT, and PPO and GRPO from it."""
+def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **changed: Any) -> Reproduction:
+    """Returns a table of the quickstart's SFT, and of PPO and GRPO from it."""
     settings: dict[str, Any] = {
         "name": "small",
         "directory": str(directory),
@@ -56,22 +56,22 @@ def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Rep
         "columns": (MeasuredColumn(name="test", evaluation="test", curve="validation"),),
         "baseline": "SFT",
     }
-    return Reproduction(**(settings | more))
+    return Reproduction(**(settings | changed))
 
 
-def experiment(name: str, **more: Any) -> TableExperiment:
-    return TableExperiment(configs=(f"configs/quickstart/{name}.jsonnet",), overrides=(SHORT,), **more)
+def experiment(name: str, **changed: Any) -> TableExperiment:
+    return TableExperiment(configs=(f"configs/quickstart/{name}.jsonnet",), overrides=(SHORT,), **changed)
 
 
 def calls(directory: Path) -> list[str]:
-    """What the stand-in was started for since the last look, in order: `ppo:1`, `ppo:1 run_evaluation`…"""
+    """Returns the stand-in's calls since the last look, in order: `ppo:1`, `ppo:1 run_evaluation`…"""
     file = directory / "calls.txt"
-    found = file.read_text().splitlines() if file.is_file() else []
+    lines = file.read_text().splitlines() if file.is_file() else []
     file.unlink(missing_ok=True)
-    return [call.removesuffix(" run_iteration_loop") for call in found]
+    return [call.removesuffix(" run_iteration_loop") for call in lines]
 
 
 def cells(directory: Path) -> dict[str, dict[str, Any]]:
-    """What the written table has, by row."""
-    written = json.loads((directory / "small.json").read_text())
-    return {cell["row"]: cell for cell in written["cells"]}
+    """Returns the cells of the written table by row."""
+    table_json = json.loads((directory / "small.json").read_text())
+    return {cell["row"]: cell for cell in table_json["cells"]}

@@ -1,4 +1,11 @@
-"""A reproduction's cells: what is called a difference, what is read where, and how every form shows it."""
+"""Cells of a reproduction's table.
+
+These tests promise:
+
+* A difference is called one only where its interval excludes 0, with seeds paired.
+* Each cell, curve and panel shows the number of its source, in every form of the table.
+* Costs are counted, launch lines name all that a run needs, and mistakes in a table are refused.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +51,24 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     cells = {cell["row"]: cell for cell in as_json(results, ACCOUNT)["cells"]}
     called = {row: cell["called"] for row, cell in cells.items()}
     assert called == {"SFT": None, "PPO": None, "Vine_PPO": "better"}
-    # A cell says where it is from.
-    one, two = cells["PPO"]["seeds"]
-    assert (one["seed"], two["seed"]) == (1, 2) and len(one["config_hash"]) == 32
-    assert one["directory"] == str(tmp_path / "seed-1" / "ppo")
-    assert (one["value"], one["problems"], one["samples"]) == (pytest.approx(0.55), 40, 4)
+    # A cell names its source.
+    first_seed, second_seed = cells["PPO"]["seeds"]
+    assert (first_seed["seed"], second_seed["seed"]) == (1, 2) and len(first_seed["config_hash"]) == 32
+    assert first_seed["directory"] == str(tmp_path / "seed-1" / "ppo")
+    assert (first_seed["value"], first_seed["problems"], first_seed["samples"]) == (
+        pytest.approx(0.55),
+        40,
+        4,
+    )
 
 
-def test_where_less_is_better_less_is_called_better(tmp_path: Path) -> None:
+def test_where_lower_is_better_a_higher_value_is_called_worse(tmp_path: Path) -> None:
     columns = (MeasuredColumn(name="test", evaluation="test", better="lower"),)
     results = measure(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
     assert results.cells["Vine_PPO", "test"].called == "worse"
 
 
-def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -> None:
+def test_seeds_are_paired_so_that_different_starts_make_no_difference(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, seeds=(1, 2, 3))
     for run in plan.runs:
         share = {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
@@ -68,7 +79,7 @@ def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -
     assert cell.called == "better"
 
 
-def test_what_was_sampled_is_counted(tmp_path: Path) -> None:
+def test_sampled_tokens_steps_and_seconds_are_counted(tmp_path: Path) -> None:
     results = measure(finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5}))
     (cost, _) = results.costs["ppo"]
     # Four iterations of 512 answers of 32 tokens and 4,096 tokens for values; 8 s each without evaluation.
@@ -77,17 +88,19 @@ def test_what_was_sampled_is_counted(tmp_path: Path) -> None:
     assert results.costs["sft"][0].answers == 0
 
 
-def along(plan: TableRuns, name: str, shares: Mapping[int, float]) -> None:
+def write_validation_curve(plan: TableRuns, name: str, shares: Mapping[int, float]) -> None:
     for run in plan.runs:
         if run.name == name:
-            for done, share in shares.items():
-                folder = run.directory.evaluation(done, "validation")
-                fabricated.write_answers(folder, share + 0.025 * run.seed, split="validation", iteration=done)
+            for iteration, share in shares.items():
+                folder = run.directory.evaluation(iteration, "validation")
+                fabricated.write_answers(
+                    folder, share + 0.025 * run.seed, split="validation", iteration=iteration
+                )
 
 
-def test_curves_begin_at_the_start_weights_and_hold_mean_and_range(tmp_path: Path) -> None:
+def test_curves_begin_at_the_start_weights_and_have_mean_and_range(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.6})
-    along(plan, "ppo", {2: 0.5})
+    write_validation_curve(plan, "ppo", {2: 0.5})
     by_row = {curve.row.name: curve for curve in curves(plan)}
     assert [point.iteration for point in by_row["SFT"].points] == [4]
     start, middle, end = by_row["PPO"].points
@@ -97,12 +110,12 @@ def test_curves_begin_at_the_start_weights_and_hold_mean_and_range(tmp_path: Pat
     assert end.iteration == 4
 
 
-def test_a_speedup_is_read_where_the_other_rows_best_is_reached(tmp_path: Path) -> None:
+def test_a_speedup_is_taken_where_the_best_value_of_the_other_row_is_reached(tmp_path: Path) -> None:
     speedup = Speedup(of="PPO", over="steps")
     columns = (MeasuredColumn(name="less", speedup=speedup, curve="validation", percent=False, unit="×"),)
     plan = finish(plan_of(tmp_path, rows=ROWS, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
-    along(plan, "vine", {1: 0.65, 2: 0.7})
-    along(plan, "ppo", {2: 0.5})
+    write_validation_curve(plan, "vine", {1: 0.65, 2: 0.7})
+    write_validation_curve(plan, "ppo", {2: 0.5})
     results = measure(plan)
     assert results.cells["Vine_PPO", "less"].estimate.mean == pytest.approx(4.0)
     assert "| Vine_PPO | 4× [4×, 4×]" in as_markdown(results, ACCOUNT)
@@ -114,36 +127,36 @@ def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> No
         MeasuredColumn(name="error", analysis="values", value="numbers.error", percent=False, better="lower"),
     )
     plan = finish(plan_of(tmp_path, seeds=(1,), rows=ROWS, columns=columns), {"ppo": 0.5, "vine": 0.5})
-    place = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
-    place.parent.mkdir(parents=True)
-    place.write_text(json.dumps({"numbers": {"error": {"value": 0.11, "low": 0.1, "high": 0.125}}}))
+    result_file = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
+    result_file.parent.mkdir(parents=True)
+    result_file.write_text(json.dumps({"numbers": {"error": {"value": 0.11, "low": 0.1, "high": 0.125}}}))
     results = measure(plan)
     assert "| PPO | 0.11 [0.1, 0.125] |" in as_markdown(results, ACCOUNT)
     assert "not analysed" in results.cells["Vine_PPO", "error"].absent[1]
-    place.write_text(json.dumps({"numbers": {"errors": 1}}))
+    result_file.write_text(json.dumps({"numbers": {"errors": 1}}))
     assert (
         "no 'numbers.error': instead of 'error' it has errors"
         in measure(plan).cells["PPO", "error"].absent[1]
     )
 
 
-def test_the_page_is_whole_names_are_escaped_and_figures_drawn_where_cells_are_missing(
+def test_the_page_is_complete_escapes_names_and_draws_figures_although_cells_are_missing(
     tmp_path: Path,
 ) -> None:
     rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
-    results, found = measure(plan), curves(plan)
-    page = as_html(results, found, ACCOUNT)
+    results, all_curves = measure(plan), curves(plan)
+    page = as_html(results, all_curves, ACCOUNT)
     assert Page(page).open == [] and page.count("<figure>") == 4 and "a &lt;b&gt; &amp; c" in page
-    assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "it needs nothing else"
+    assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "the page needs no other file"
     draw_table(results, tmp_path / "table.png")
-    draw_curves(results, found, [tmp_path / "curves.png", tmp_path / "curves.svg"])
+    draw_curves(results, all_curves, [tmp_path / "curves.png", tmp_path / "curves.svg"])
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
-def test_curves_are_named_after_the_set_that_they_show(tmp_path: Path) -> None:
-    """Which is seldom the one that the column reports."""
+def test_curves_are_named_after_the_evaluation_set_that_they_show(tmp_path: Path) -> None:
+    """That is seldom the set that the column reports."""
     columns = (MeasuredColumn(name="test pass@1", evaluation="test", curve="validation"),)
     plan = finish(plan_of(tmp_path, columns=columns, rows=ROWS[1:2]), {"sft": 0.4, "ppo": 0.5})
     page = Page(as_html(measure(plan), curves(plan), ACCOUNT))
@@ -159,18 +172,18 @@ PANELS = (
 )
 
 
-def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) -> None:
+def test_panels_show_any_metric_and_evaluation_along_training(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path, panels=PANELS), {"sft": 0.4, "ppo": 0.6})
-    along(plan, "ppo", {2: 0.5})
+    write_validation_curve(plan, "ppo", {2: 0.5})
     for run in plan.runs:
         if run.name == "ppo":  # seeds differ by a known factor
             rows = [fabricated.metrics_row(i) | {"train/entropy": run.seed * 0.5**i} for i in range(4)]
             run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
-    # SFT came before: its weights are measured, and its own metrics are of another training.
-    assert set(found) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}
+    curve_by_row_and_panel = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
+    # SFT trained the start weights: they are evaluated, and SFT's own metrics belong to another training.
+    assert set(curve_by_row_and_panel) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}
 
-    entropy, accuracy = found["PPO", "entropy"], found["PPO", "accuracy"]
+    entropy, accuracy = curve_by_row_and_panel["PPO", "entropy"], curve_by_row_and_panel["PPO", "accuracy"]
     assert [(point.iteration, point.mean) for point in entropy.points] == [
         (1, 1.5), (2, 0.75), (3, 0.375), (4, 0.1875)
     ]  # fmt: skip
@@ -180,7 +193,7 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert [point.iteration for point in accuracy.points] == [0, 2, 4], "from the start weights on"
     assert accuracy.points[0].mean == pytest.approx(0.4375)
 
-    results, curves_found = measure(plan), list(found.values())
+    results, curves_found = measure(plan), list(curve_by_row_and_panel.values())
     markdown = as_markdown(results, ACCOUNT, curves_found, "some_panels.png")
     assert "|  | accuracy (%) | entropy | length |" in markdown
     assert "| PPO | 43.8 → 63.7 [62.5, 65.0] | 1.5 → 0.188 [0.125, 0.25] | 32 → 32 [32, 32] |" in markdown
@@ -188,15 +201,18 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert "![During training](some_panels.png)" in markdown
     page = as_html(results, [], ACCOUNT, curves_found)
     assert Page(page).open == [] and page.count("<figure>") == 3
-    found = curves_json(curves_found, metric="metric")
-    written = next(one for one in found if one["row"] == "PPO" and one["metric"])
-    assert written["metric"] == "train/entropy" and written["points"][0]["by_seed"] == {"1": 1.0, "2": 2.0}
+    rows_json = curves_json(curves_found, metric="metric")
+    entropy_json = next(curve for curve in rows_json if curve["row"] == "PPO" and curve["metric"])
+    assert entropy_json["metric"] == "train/entropy" and entropy_json["points"][0]["by_seed"] == {
+        "1": 1.0,
+        "2": 2.0,
+    }
     draw_panels(results, curves_found, [tmp_path / "panels.png", tmp_path / "panels.svg"])
     assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "panels.svg").read_text().count('id="axes_') == 3, "the fourth place is empty"
 
 
-def test_a_panel_of_a_metric_that_nobody_recorded_says_so(tmp_path: Path) -> None:
+def test_a_panel_of_a_metric_that_no_run_recorded_has_a_note(tmp_path: Path) -> None:
     panels = (Panel(name="entropy", metric="train/entrpy"),)
     plan = plan_of(tmp_path, panels=panels)
     assert panel_notes(plan, panel_curves(plan)) == [], "nothing is finished yet"
@@ -206,13 +222,13 @@ def test_a_panel_of_a_metric_that_nobody_recorded_says_so(tmp_path: Path) -> Non
     assert note in as_markdown(measure(plan), ACCOUNT) and "entrpy" in as_html(measure(plan), [], ACCOUNT)
 
 
-def test_a_panels_evaluation_is_measured_wherever_a_row_has_a_checkpoint(tmp_path: Path) -> None:
+def test_the_evaluation_of_a_panel_is_measured_at_every_checkpoint_of_a_row(tmp_path: Path) -> None:
     table = plan_of(tmp_path, panels=PANELS).table
     assert _measurements_of(table, "ppo") == (("test",), ("validation",), ())
     assert _measurements_of(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
 
 
-def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> None:
+def test_launch_lines_are_in_order_and_have_the_environment_of_each_run(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path), {})
     lines = launch_lines(plan, LAUNCHER)
     assert lines[0].startswith("# now") and lines[3].startswith("# when those above")
@@ -241,7 +257,7 @@ CIRCLE = {
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "message"),
     [
         ({"baseline": "PPPO"}, "did you mean 'PPO'"),
         (
@@ -255,13 +271,13 @@ CIRCLE = {
         ({"experiments": CIRCLE}, "in a circle"),
     ],
 )
-def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_mistakes_in_a_table_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         plan_of(Path("nowhere"), **settings)
 
 
 @pytest.mark.parametrize(
-    ("part", "settings", "words"),
+    ("part", "settings", "message"),
     [
         (MeasuredColumn, {}, "needs one of evaluation"),
         (MeasuredColumn, {"speedup": Speedup(of="a", over="steps")}, "set curve to the name"),
@@ -282,6 +298,6 @@ def test_mistakes_in_a_table_are_told(settings: dict[str, Any], words: str) -> N
         ),
     ],
 )
-def test_mistakes_in_a_column_or_panel_are_told(part: Any, settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_mistakes_in_a_column_or_panel_are_refused(part: Any, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         part(name="x", **settings)

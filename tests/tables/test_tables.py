@@ -1,4 +1,8 @@
-"""Tables take each row from what an evaluation wrote, and say what they could not find."""
+"""Tables of experiments.
+
+These tests promise that each row shows the evaluation that its settings choose, and that missing or broken
+evaluations are named, all at once.
+"""
 
 import json
 from pathlib import Path
@@ -13,20 +17,20 @@ from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.write import make_table
 
 
-def table(directory: Path, *rows: TableRow, **more: Any) -> ExperimentsTable:
-    return ExperimentsTable(directory=str(directory), rows=rows, **more)
+def table(directory: Path, *rows: TableRow, **changed: Any) -> ExperimentsTable:
+    return ExperimentsTable(directory=str(directory), rows=rows, **changed)
 
 
-def test_a_table_holds_each_experiments_last_measured_checkpoint(tmp_path: Path, capsys) -> None:
+def test_a_table_shows_the_last_measured_checkpoint_of_each_experiment(tmp_path: Path, capsys) -> None:
     write_experiment(tmp_path / "quickstart/sft", passes={13: 0.57})
     write_experiment(tmp_path / "quickstart/vineppo", passes={5: 0.95, 25: 0.91})
     rows = [TableRow(name=name, experiment=f"quickstart/{name}") for name in ("sft", "vineppo")]
     assert make_table(table(tmp_path, *rows, output="quickstart/table.json"), "the command") == 0
-    written = json.loads((tmp_path / "quickstart/table.json").read_text())
-    assert {name: (row["pass_at_1"], row["iteration"]) for name, row in written.items()} == {
+    rows_json = json.loads((tmp_path / "quickstart/table.json").read_text())
+    assert {name: (row["pass_at_1"], row["iteration"]) for name, row in rows_json.items()} == {
         "sft": (0.57, 13), "vineppo": (0.91, 25)
     }  # fmt: skip
-    last = written["vineppo"]
+    last = rows_json["vineppo"]
     assert (last["ci_low"], last["ci_high"], last["n_problems"]) == (
         pytest.approx(0.88),
         pytest.approx(0.94),
@@ -36,7 +40,7 @@ def test_a_table_holds_each_experiments_last_measured_checkpoint(tmp_path: Path,
     assert "| vineppo | 91.0 |" in (tmp_path / "quickstart/table.md").read_text()
 
 
-def test_the_best_checkpoint_is_chosen_on_the_other_set(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_chosen_on_another_set(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", passes={5: 0.6, 10: 0.7, 15: 0.95})
     for iteration, value in {5: 0.4, 10: 0.8, 15: 0.5}.items():
         write_summary(path, iteration, "validation", summary(value))
@@ -67,8 +71,10 @@ def test_all_missing_rows_are_named_at_once_and_nothing_is_written(tmp_path: Pat
     rows = [TableRow(name=name, experiment=name) for name in ("sft", "absent", "unmeasured")]
     with pytest.raises(ValueError) as caught:
         make_table(table(tmp_path, *rows), "the command")
-    told = str(caught.value)
-    assert all(words in told for words in ("absent", "does not exist", "unmeasured")) and "sft:" not in told
+    message = str(caught.value)
+    assert (
+        all(part in message for part in ("absent", "does not exist", "unmeasured")) and "sft:" not in message
+    )
     assert not (tmp_path / "table.json").exists()
 
 
@@ -79,7 +85,7 @@ def test_a_broken_summary_is_named(tmp_path: Path) -> None:
         fill(table(tmp_path, TableRow(name="run", experiment="run")))
 
 
-def test_published_numbers_stand_beside_the_measured_ones(tmp_path: Path) -> None:
+def test_published_numbers_are_shown_beside_the_measured_ones(tmp_path: Path) -> None:
     write_experiment(tmp_path / "run", passes={25: 0.9})
     chosen = table(tmp_path, TableRow(name="a|b", experiment="run", published=0.465, source="Table 1"))
     results = fill(chosen)

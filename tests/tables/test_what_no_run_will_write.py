@@ -1,4 +1,8 @@
-"""A column or a panel that would stay empty is told before anything runs."""
+"""Columns and panels that would stay empty.
+
+These tests promise that a table is refused before anything runs if no row will write one of its numbers, with
+every such number named.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,13 @@ from treetune.tables.launch import reproduce
 from treetune.tables.settings import MethodRow
 
 
-def mistakes(**more: Any) -> dict[str | None, str]:
+def issues_of(**changed: Any) -> dict[str | None, str]:
     with pytest.raises(ConfigError) as caught:
-        table(Path("experiments"), **more).check_experiments()
+        table(Path("experiments"), **changed).check_experiments()
     return {issue.key: issue.what for issue in caught.value.issues}
 
 
-def test_what_some_row_will_write_is_fine() -> None:
+def test_numbers_that_some_row_will_write_are_accepted() -> None:
     table(
         Path("experiments"),
         panels=(
@@ -34,8 +38,8 @@ def test_what_some_row_will_write_is_fine() -> None:
     ).check_experiments()
 
 
-def test_all_that_no_row_will_write_is_told_at_once() -> None:
-    found = mistakes(
+def test_all_numbers_that_no_row_will_write_are_named_at_once() -> None:
+    issues = issues_of(
         columns=(
             MeasuredColumn(name="test", evaluation="test"),
             MeasuredColumn(name="pass@64", evaluation="test", value="pass_at_64"),
@@ -48,17 +52,17 @@ def test_all_that_no_row_will_write_is_told_at_once() -> None:
             Panel(name="no power of two", evaluation="test", value="pass_at_3"),
         ),
     )
-    assert list(found) == [
+    assert list(issues) == [
         "columns.1.value", "columns.2.curve", "panels.0.metric", "panels.1.metric", "panels.2.value",
         "panels.3.value",
     ]  # fmt: skip
-    assert "did you mean 'validation'" in found["columns.2.curve"]
-    assert "did you mean 'train/entropy'" in found["panels.0.metric"]
-    assert "its selection makes no pairs" in found["panels.1.metric"]
+    assert "did you mean 'validation'" in issues["columns.2.curve"]
+    assert "did you mean 'train/entropy'" in issues["panels.0.metric"]
+    assert "its selection makes no pairs" in issues["panels.1.metric"]
 
 
-def test_a_metric_of_the_start_weights_training_alone_is_not_drawn() -> None:
-    """SFT came before, so that its metrics are not beside the others'; alone they are."""
+def test_a_metric_of_training_the_start_weights_is_accepted_if_that_is_the_only_row() -> None:
+    """Beside other rows, the metrics of SFT would belong to another training."""
     rows = (MethodRow(name="SFT", experiment="sft"),)
     panels = (Panel(name="loss", metric="train/loss"),)
     alone = {"sft": experiment("sft")}
@@ -72,9 +76,9 @@ def test_nothing_is_run_for_a_table_that_would_stay_empty(tmp_path: Path) -> Non
     assert not (tmp_path / "logs").exists()
 
 
-def test_every_metric_that_the_code_records_is_known() -> None:
+def test_every_metric_that_the_code_records_is_in_the_list() -> None:
     name = re.compile(rf'"({"|".join(METRICS)})/([a-z][a-z0-9_]*)"')
     files = {*(ROOT / "src").rglob("*.py")} - {ROOT / "src/treetune/tables/check.py"}
-    found = {match.groups() for path in files for match in name.finditer(path.read_text())}
-    assert len(found) > 80
-    assert not {f"{group}/{short}" for group, short in found if short not in METRICS[group]}
+    recorded = {match.groups() for path in files for match in name.finditer(path.read_text())}
+    assert len(recorded) > 80
+    assert not {f"{group}/{short}" for group, short in recorded if short not in METRICS[group]}

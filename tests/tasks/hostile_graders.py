@@ -1,4 +1,4 @@
-"""Graders that misbehave as the answer tells them to, importable by worker processes."""
+"""Define graders that misbehave as an answer says, in a module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from treetune.vocabulary import Grade, Problem
 
 @dataclass(frozen=True)
 class Obedient(Grader):
-    """Does what the first word of the answer says; any other answer is right."""
+    """Misbehave as the first word of the answer says; any other answer is right."""
 
     deadline: float | None = None
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        word, _, rest = response.partition(" ")
+        word, _, argument = response.partition(" ")
         match word:
             case "sleep":
                 time.sleep(600)
@@ -47,14 +47,14 @@ class Obedient(Grader):
                 return Grade(reward=1.0, outcome="ok", extracted=str(os.getpid()))
             case "child":
                 child = subprocess.Popen(["sleep", "600"])
-                Path(rest).write_text(str(child.pid))
+                Path(argument).write_text(str(child.pid))
                 time.sleep(600)
         return Grade(reward=1.0, outcome="ok", extracted=response)
 
 
 @dataclass(frozen=True)
 class Counting(Grader):
-    """Writes a line into a file for each answer that it really grades."""
+    """Write a line into a file for each answer that it grades."""
 
     record: str
 
@@ -65,7 +65,7 @@ class Counting(Grader):
 
 
 class Unloadable(Grader):
-    """Pickles well, and fails where it is loaded."""
+    """A grader that can be pickled and fails when it is loaded."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (__import__, ("a_module_that_nobody_has",))

@@ -1,4 +1,9 @@
-"""Answers are found where they stand, in any text, in linear time."""
+"""Promises of extracting answers from responses:
+
+* an answer is found between tags, in a box, in a fence or as the last value among prose;
+* a value is JSON or a Python literal, and all else is refused and never evaluated;
+* any text is searched without an error, in one pass.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +32,15 @@ from treetune.tasks.thoughts import after_thought
 CASES = Path(__file__).parent / "cases/extraction.txt"
 
 
-def test_only_what_stands_behind_the_last_thought_counts() -> None:
+def test_only_text_after_the_last_thought_counts() -> None:
     assert after_thought("<think>a</think>b</think> c") == " c"
     assert after_thought("no thought") == "no thought"
     assert after_thought("a || b", "||") == " b"
 
 
-@pytest.mark.parametrize(("text", "found"), cases(CASES, "between tags"))
-def test_a_tagged_answer_is_the_last_closed_one(text: str, found: str | None) -> None:
-    assert last_between(text) == found
+@pytest.mark.parametrize(("text", "answer"), cases(CASES, "between tags"))
+def test_a_tagged_answer_is_the_last_closed_one(text: str, answer: str | None) -> None:
+    assert last_between(text) == answer
 
 
 def test_an_answer_that_a_stop_string_ended_is_what_follows_the_last_opening() -> None:
@@ -52,9 +57,9 @@ def test_fenced_blocks_come_in_their_order_and_by_their_language() -> None:
     assert fenced_blocks("an `inline` ```one``` is none") == []
 
 
-@pytest.mark.parametrize(("text", "found"), cases(CASES, "in a box"))
-def test_a_box_is_the_last_whose_brace_is_closed(text: str, found: str | None) -> None:
-    assert last_box(text) == found
+@pytest.mark.parametrize(("text", "content"), cases(CASES, "in a box"))
+def test_a_box_is_the_last_whose_brace_is_closed(text: str, content: str | None) -> None:
+    assert last_box(text) == content
 
 
 @pytest.mark.parametrize(
@@ -68,7 +73,7 @@ def test_a_box_is_the_last_whose_brace_is_closed(text: str, found: str | None) -
         (json.dumps({"output": "(" * 200}), {"output": "(" * 200}),  # brackets in strings are no nesting
     ],
 )
-def test_json_and_literals_are_find_values(text: str, value: Any) -> None:
+def test_json_and_python_literals_are_read_as_values(text: str, value: Any) -> None:
     assert read_value(text) == value
 
 
@@ -81,13 +86,13 @@ def test_json_and_literals_are_find_values(text: str, value: Any) -> None:
         '"' + '\\"' * 40_000, "'" * 49_999, "\x00", "[1, 2",
     ],
 )  # fmt: skip
-def test_everything_else_is_refused_and_never_evaluated(text: str) -> None:
+def test_any_other_text_is_refused_and_never_evaluated(text: str) -> None:
     with pytest.raises(UnreadableValue):
         read_value(text)
 
 
 @pytest.mark.parametrize(("text", "last"), cases(CASES, "last value"))
-def test_the_last_whole_value_is_found_among_prose(text: str, last: str) -> None:
+def test_the_last_complete_value_is_found_among_prose(text: str, last: str) -> None:
     assert next(find_values(text))[0] == last
 
 
@@ -95,7 +100,7 @@ def test_values_of_one_kind_of_bracket_may_stand_in_another() -> None:
     assert [value for _, value in find_values("{grid: [1, 2]} [3]", "[")] == [[3], [1, 2]]
 
 
-_json = st.recursive(
+JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=8,
@@ -103,7 +108,7 @@ _json = st.recursive(
 
 
 @given(
-    st.lists(_json, max_size=4) | st.dictionaries(st.text(max_size=4), _json, max_size=4),
+    st.lists(JSON_VALUES, max_size=4) | st.dictionaries(st.text(max_size=4), JSON_VALUES, max_size=4),
     st.text(alphabet="ab'\". \n", max_size=20),
     st.booleans(),
 )
@@ -113,7 +118,7 @@ def test_a_value_is_found_behind_any_prose_and_read_back(value: Any, prose: str,
     assert next(find_values(f"{prose} {text} {prose}"))[1] == value
 
 
-_functions = (
+SEARCHES = (
     after_thought, last_between, fenced_blocks, last_box, lambda text: list(find_values(text)),
     lambda text: list(find_values(text, "[{(")),
 )  # fmt: skip
@@ -122,13 +127,13 @@ _functions = (
 @given(st.text(alphabet="[]{}()\"'\\`\n ab1,:<>/answer", max_size=120))
 @settings(max_examples=150)
 def test_any_text_is_searched_without_an_error(text: str) -> None:
-    for function in _functions:
+    for function in SEARCHES:
         function(text)
 
 
 def test_hostile_answers_are_searched_without_an_error() -> None:
     for response, _ in hostile_answers(7, 200):
-        for function in _functions:
+        for function in SEARCHES:
             function(response)
 
 
@@ -142,5 +147,5 @@ def test_hostile_answers_are_searched_without_an_error() -> None:
 def test_a_long_text_is_searched_in_one_pass(piece: str) -> None:
     """A quadratic search of a million characters would take hours, so that this test would never end."""
     text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
-    for function in (*_functions[:-2], lambda text: next(find_values(text), None)):
+    for function in (*SEARCHES[:-2], lambda text: next(find_values(text), None)):
         function(text)

@@ -1,7 +1,13 @@
-"""Countdown's grader is exact, and nothing that an answer says is evaluated."""
+"""Promises of Countdown's grader:
+
+* an expression is graded by its numbers and then by its exact value, and agrees with Python on both;
+* all that the grammar doesn't have is malformed, and nothing huge or deep is computed;
+* the last answer counts, and the four scores tell it from a wrong, a malformed and a missing one.
+"""
 
 from __future__ import annotations
 
+import operator
 import random
 from fractions import Fraction
 from pathlib import Path
@@ -33,13 +39,17 @@ PROBLEM = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
 CASES = Path(__file__).parent / "cases/countdown.txt"
 
 
-def verdict(response: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object) -> str:
+def verdict_on_response(
+    response: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object
+) -> str:
     grader = CountdownGrader(scores=SCORES, **options)  # type: ignore[arg-type]
     return VERDICTS[grader.grade(response, Problem(id="x", prompt="", gold=gold_of(target, numbers))).reward]
 
 
-def of(expression: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object) -> str:
-    return verdict(f"<think>…</think> <answer>{expression}</answer>", target, numbers, **options)
+def verdict_on_expression(
+    expression: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object
+) -> str:
+    return verdict_on_response(f"<think>…</think> <answer>{expression}</answer>", target, numbers, **options)
 
 
 EXPRESSIONS = {
@@ -57,11 +67,12 @@ EXPRESSIONS = {
 
 
 @pytest.mark.parametrize(
-    ("expression", "expected"), [(text, verdict) for verdict, texts in EXPRESSIONS.items() for text in texts]
+    ("expression", "expected"),
+    [(expression, verdict) for verdict, expressions in EXPRESSIONS.items() for expression in expressions],
 )
-def test_an_expression_is_judged_by_its_numbers_and_then_by_its_value(expression: str, expected: str) -> None:
+def test_an_expression_is_graded_by_its_numbers_and_then_by_its_value(expression: str, expected: str) -> None:
     read_expression(expression.partition("=")[0])
-    assert of(expression) == expected
+    assert verdict_on_expression(expression) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,33 +88,33 @@ def test_an_expression_is_judged_by_its_numbers_and_then_by_its_value(expression
         "$62+70-71$", "\\timesx 3", "62 \\divide 70", "=62+70-71",
     ],
 )  # fmt: skip
-def test_what_the_grammar_does_not_have_is_no_expression(expression: str) -> None:
+def test_a_text_outside_the_grammar_is_no_expression(expression: str) -> None:
     with pytest.raises(NotAnExpression):
         read_expression(expression)
-    assert of(expression) in ("malformed", "no answer")
+    assert verdict_on_expression(expression) in ("malformed", "no answer")
 
 
 @pytest.mark.parametrize(
     "expression",
     ["3×8÷1", "3 x 8 / 1", "3·8/1", "3⋅8÷1", "3X8/1", "3 \\times 8 \\div 1", "3\\cdot8/1"],
 )
-def test_signs_are_read_as_people_and_models_write_them(expression: str) -> None:
-    assert of(expression, 24, [1, 3, 8]) == "right"
+def test_signs_of_multiplication_and_division_are_read_in_every_writing(expression: str) -> None:
+    assert verdict_on_expression(expression, 24, [1, 3, 8]) == "right"
 
 
 def test_values_are_rational_and_exact() -> None:
-    assert of("8/(3-8/3)", 24, [3, 3, 8, 8]) == "right"
-    assert of("7/2*2", 7, [2, 2, 7]) == "right"
-    assert of("1/3*3", 1, [1, 3, 3]) == "right"
+    assert verdict_on_expression("8/(3-8/3)", 24, [3, 3, 8, 8]) == "right"
+    assert verdict_on_expression("7/2*2", 7, [2, 2, 7]) == "right"
+    assert verdict_on_expression("1/3*3", 1, [1, 3, 3]) == "right"
     # 0.1 + 0.2 in floating point, and a difference that it doesn't see.
-    assert of("(1/10+2/10)*10", 3, [1, 10, 2, 10, 10]) == "right"
-    assert of("100000000000000+1/100000000000000", 10**14, [10**14, 10**14, 1]) == "wrong"
+    assert verdict_on_expression("(1/10+2/10)*10", 3, [1, 10, 2, 10, 10]) == "right"
+    assert verdict_on_expression("100000000000000+1/100000000000000", 10**14, [10**14, 10**14, 1]) == "wrong"
 
 
-def test_a_division_by_zero_is_malformed_and_nothing_more() -> None:
+def test_a_division_by_zero_is_malformed() -> None:
     for expression in ("62/(70-70)", "62/(0*71)", "71/0", "62/(71-71)+70"):
-        assert of(expression, 61, [62, 70, 70, 71, 71, 0]) == "malformed"
-    assert of("5/(3-3)", 5, [5, 3, 3]) == "malformed"
+        assert verdict_on_expression(expression, 61, [62, 70, 70, 71, 71, 0]) == "malformed"
+    assert verdict_on_expression("5/(3-3)", 5, [5, 3, 3]) == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -115,54 +126,56 @@ def test_a_division_by_zero_is_malformed_and_nothing_more() -> None:
     ],
 )  # fmt: skip
 def test_what_is_huge_or_deep_is_malformed_without_being_computed(expression: str) -> None:
-    assert of(expression) == "malformed"
+    assert verdict_on_expression(expression) == "malformed"
 
 
 def test_as_many_brackets_as_are_allowed_are_read() -> None:
-    assert of("(" * DEEPEST + "62" + ")" * DEEPEST + "+70-71") == "right"
-    assert of(" " * (LONGEST - 8) + "62+70-71") == "right"
+    assert verdict_on_expression("(" * DEEPEST + "62" + ")" * DEEPEST + "+70-71") == "right"
+    assert verdict_on_expression(" " * (LONGEST - 8) + "62+70-71") == "right"
 
 
 def test_each_number_counts_as_often_as_it_was_given() -> None:
-    assert of("5+5", 10, [5, 5]) == "right"
-    assert of("5+5", 10, [5, 5, 5]) == "malformed"
-    assert of("5+5", 10, [5, 5, 5], require_all=False) == "right"
-    assert of("5+5", 10, [5, 6], require_all=False) == "malformed"
-    assert of("71-71+62", 62, require_all=False) == "malformed"
-    assert of("62", 62, require_all=False) == "right"
+    assert verdict_on_expression("5+5", 10, [5, 5]) == "right"
+    assert verdict_on_expression("5+5", 10, [5, 5, 5]) == "malformed"
+    assert verdict_on_expression("5+5", 10, [5, 5, 5], require_all=False) == "right"
+    assert verdict_on_expression("5+5", 10, [5, 6], require_all=False) == "malformed"
+    assert verdict_on_expression("71-71+62", 62, require_all=False) == "malformed"
+    assert verdict_on_expression("62", 62, require_all=False) == "right"
 
 
 @pytest.mark.parametrize(("response", "expected"), cases(CASES, "last answer"))
 def test_the_last_answer_counts(response: str, expected: str) -> None:
     # Two closing tags: the last answer runs up to the last of them.
-    assert verdict(response) == expected
+    assert verdict_on_response(response) == expected
 
 
 def test_an_answer_that_a_stop_string_ended_counts_where_that_is_said() -> None:
     stopped = "so <answer>62+70-71"
-    assert verdict(stopped) == "no answer"
-    assert verdict(stopped, unclosed=True) == "right"
-    assert verdict(stopped + "</answer> done", unclosed=True) == "right"
-    assert verdict("<answer>62+70-71</answer><answer>", unclosed=True) == "no answer"
-    assert verdict("1+1=2\n#62+70-71\nand more", opening="#", closing="\n", unclosed=True) == "right"
+    assert verdict_on_response(stopped) == "no answer"
+    assert verdict_on_response(stopped, unclosed=True) == "right"
+    assert verdict_on_response(stopped + "</answer> done", unclosed=True) == "right"
+    assert verdict_on_response("<answer>62+70-71</answer><answer>", unclosed=True) == "no answer"
+    assert (
+        verdict_on_response("1+1=2\n#62+70-71\nand more", opening="#", closing="\n", unclosed=True) == "right"
+    )
 
 
 def test_an_equation_may_be_refused() -> None:
-    assert of("62+70-71=61", equation="refused") == "malformed"
-    assert of("62+70-71", equation="refused") == "right"
+    assert verdict_on_expression("62+70-71=61", equation="refused") == "malformed"
+    assert verdict_on_expression("62+70-71", equation="refused") == "right"
 
 
 def test_a_malformed_answer_is_told_what_is_wrong_with_it_in_few_words() -> None:
-    grade, too_often, left = (
-        CountdownGrader().grade(f"<answer>{text}</answer>", PROBLEM)
-        for text in ("7" * 100_000, "71-71+62", "71-62")
+    huge, too_often, unused = (
+        CountdownGrader().grade(f"<answer>{expression}</answer>", PROBLEM)
+        for expression in ("7" * 100_000, "71-71+62", "71-62")
     )
-    assert (grade.outcome, grade.reward) == ("ok", 0.0)
-    assert grade.extracted is not None and len(grade.extracted) < 300
-    assert (too_often.message, left.message) == ("71 not given, or used too often", "70 not used")
+    assert (huge.outcome, huge.reward) == ("ok", 0.0)
+    assert huge.extracted is not None and len(huge.extracted) < 300
+    assert (too_often.message, unused.message) == ("71 not given, or used too often", "70 not used")
 
 
-def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
+def test_only_the_score_of_a_right_answer_counts_as_correct() -> None:
     scores = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, correct=1.01)
     grader = CountdownGrader(scores=scores)
     answers = ["", "<answer>61</answer>", "<answer>62+71-70</answer>", "<answer>62+70-71</answer>"]
@@ -176,7 +189,7 @@ def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
 @pytest.mark.parametrize(
     "gold", ["39", "39 from", "39 from 1,2", "from 1 2", "3.5 from 1 2", "1" * 16 + " from 1"]
 )
-def test_a_gold_that_is_none_of_countdown_is_told(gold: str) -> None:
+def test_a_gold_of_another_form_is_an_error(gold: str) -> None:
     with pytest.raises(ValueError, match="not one of Countdown"):
         CountdownGrader().grade("<answer>1</answer>", Problem(id="x", prompt="", gold=gold))
 
@@ -191,27 +204,28 @@ trees = st.recursive(
 
 
 def value_of(tree: Tree) -> Fraction:
-    """The plain reference; raises ZeroDivisionError."""
+    """Compute the value of a tree: the plain reference, which raises ZeroDivisionError."""
     if isinstance(tree, int):
         return Fraction(tree)
     sign, left, right = tree
-    a, b = value_of(left), value_of(right)
-    return a + b if sign == "+" else a - b if sign == "-" else a * b if sign == "*" else a / b
+    operation = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}[sign]
+    value: Fraction = operation(value_of(left), value_of(right))
+    return value
 
 
 def leaves(tree: Tree) -> list[int]:
     return [tree] if isinstance(tree, int) else [*leaves(tree[1]), *leaves(tree[2])]
 
 
-def printed(tree: Tree, draw: random.Random) -> str:
-    """With the brackets that are needed, and some that are not."""
+def write_tree(tree: Tree, draw: random.Random) -> str:
+    """Write a tree with the brackets that it needs and, at random, some that it doesn't need."""
     if isinstance(tree, int):
         return f"({tree})" if draw.random() < 0.1 else str(tree)
     sign, left, right = tree
     levels = {"+": 1, "-": 1, "*": 2, "/": 2}
 
     def side(inner: Tree, least: int) -> str:
-        text = printed(inner, draw)
+        text = write_tree(inner, draw)
         needed = not isinstance(inner, int) and levels[inner[0]] < least
         return f"({text})" if needed or draw.random() < 0.1 else text
 
@@ -223,46 +237,48 @@ def printed(tree: Tree, draw: random.Random) -> str:
 @given(trees, st.randoms(use_true_random=False), st.sampled_from([0, 0, 1, -1]), st.booleans())
 @settings(max_examples=150)
 def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
-    tree: Tree, draw: random.Random, off: int, require_all: bool
+    tree: Tree, draw: random.Random, error: int, require_all: bool
 ) -> None:
-    numbers, text = leaves(tree), printed(tree, draw)
+    numbers, text = leaves(tree), write_tree(tree, draw)
     try:
         value = value_of(tree)
     except ZeroDivisionError:
         with pytest.raises(NotAnExpression, match="division by zero"):
             read_expression(text)
         return
-    read = read_expression(text)
-    assert (read.value, list(read.numbers)) == (value, numbers)
-    target = int(value) + off
+    expression = read_expression(text)
+    assert (expression.value, list(expression.numbers)) == (value, numbers)
+    target = int(value) + error
     if abs(target) >= 10**MOST_DIGITS:
         return
     draw.shuffle(numbers)
     expected = "right" if value == target else "wrong"
-    assert of(text, target, numbers, require_all=require_all) == expected
+    assert verdict_on_expression(text, target, numbers, require_all=require_all) == expected
     # One number more may be left over only where not all are asked for; one less never does.
-    assert of(text, target, [*numbers, 100], require_all=require_all) == (
+    assert verdict_on_expression(text, target, [*numbers, 100], require_all=require_all) == (
         "malformed" if require_all else expected
     )
     changed = [*numbers[1:], 100]
-    assert of(text, target, changed, require_all=require_all) == "malformed"
+    assert verdict_on_expression(text, target, changed, require_all=require_all) == "malformed"
 
 
 @given(st.text(alphabet="0123456789+-*/()=x.e \n", max_size=40))
 @settings(max_examples=150)
-def test_what_python_reads_otherwise_never_passes(text: str) -> None:
-    """Where both have a value, it is the same; what only Python reads is malformed here."""
+def test_python_gives_the_same_value_to_every_expression_that_is_read(text: str) -> None:
+    """Python gives every expression that the grader reads the same value."""
     try:
-        ours = read_expression(text)
+        expression = read_expression(text)
     except NotAnExpression:
         return
-    plain = " ".join(text.replace("x", "*").split())
-    exact = "".join(f"F({part})" if part.isdigit() else part for part in _parts(plain))
-    assert eval(exact, {"F": lambda *digits: Fraction(*digits)}) == ours.value
+    text_for_python = " ".join(text.replace("x", "*").split())
+    with_fractions = "".join(
+        f"F({part})" if part.isdigit() else part for part in numbers_and_signs(text_for_python)
+    )
+    assert eval(with_fractions, {"F": lambda *digits: Fraction(*digits)}) == expression.value
 
 
-def _parts(text: str) -> list[str]:
-    """Numbers without leading zeros, which Python refuses, and what stands between them."""
+def numbers_and_signs(text: str) -> list[str]:
+    """Split a text into numbers and single characters; leading zeros, which Python refuses, are left out."""
     parts: list[str] = []
     for character in text:
         if character.isdigit() and parts and parts[-1].isdigit():
@@ -274,9 +290,12 @@ def _parts(text: str) -> list[str]:
 
 @given(st.text(max_size=60))
 @settings(max_examples=100)
-def test_any_text_gets_a_verdict(text: str) -> None:
-    assert {of(text), verdict(text)} <= set(VERDICTS.values())
+def test_any_text_gets_one_of_the_four_scores(text: str) -> None:
+    assert {verdict_on_expression(text), verdict_on_response(text)} <= set(VERDICTS.values())
 
 
 def test_no_hostile_answer_is_right() -> None:
-    assert all(of(response) in ("malformed", "no answer", "wrong") for response, _ in hostile_answers(5, 150))
+    assert all(
+        verdict_on_expression(response) in ("malformed", "no answer", "wrong")
+        for response, _ in hostile_answers(5, 150)
+    )

@@ -1,4 +1,11 @@
-"""Countdown's problems have solutions, splits share none, and rows of published data become problems."""
+"""Promises of Countdown's problems:
+
+* splits share no problem, each problem has the requested shape, and an exhaustive search solves it;
+* a shape with too few problems is told;
+* demonstrations search until they hit, and a noisy teacher gives a miss as the answer at the rate of its
+  noise;
+* rows of published data become problems, and a bad row is told with its line.
+"""
 
 from __future__ import annotations
 
@@ -30,32 +37,34 @@ SUMS: dict[str, Any] = {
 
 
 def solutions(
-    left: Sequence[tuple[Fraction, str]], operators: Sequence[str], natural: bool
+    terms: Sequence[tuple[Fraction, str]], operators: Sequence[str], natural: bool
 ) -> Iterator[tuple[Fraction, str]]:
-    """Every value of an expression of all the numbers, and that expression: all ways to join two."""
-    if len(left) == 1:
-        yield left[0]
-    for i, j in itertools.permutations(range(len(left)), 2):
-        (a, first), (b, second) = left[i], left[j]
-        rest = [left[k] for k in range(len(left)) if k not in (i, j)]
+    """Yield every expression of all the numbers with its value, by joining two terms in all ways."""
+    if len(terms) == 1:
+        yield terms[0]
+    for i, j in itertools.permutations(range(len(terms)), 2):
+        (a, expression_a), (b, expression_b) = terms[i], terms[j]
+        others = [terms[k] for k in range(len(terms)) if k not in (i, j)]
         for operator in operators:
             if (operator in "+*" and i > j) or (operator == "/" and b == 0):
                 continue
             value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else a}[operator]
             if natural and (value <= 0 or value.denominator != 1):
                 continue
-            yield from solutions([*rest, (value, f"({first}{operator}{second})")], operators, natural)
+            joined = (value, f"({expression_a}{operator}{expression_b})")
+            yield from solutions([*others, joined], operators, natural)
 
 
-def solved(task: Countdown, problem: Problem) -> str | None:
+def find_solution(task: Countdown, problem: Problem) -> str | None:
     target, numbers = read_gold(problem.gold)
     start = [(Fraction(number), str(number)) for number in numbers.elements()]
-    return next(
-        (text for value, text in solutions(start, task.operators, task.natural) if value == target), None
-    )
+    for value, expression in solutions(start, task.operators, task.natural):
+        if value == target:
+            return expression
+    return None
 
 
-tasks = st.builds(
+random_tasks = st.builds(
     Countdown,
     numbers=st.sampled_from([(3, 3), (3, 4), (2, 4), (4, 4)]),
     operands=st.sampled_from([(1, 99), (1, 30), (5, 25)]),
@@ -69,10 +78,10 @@ tasks = st.builds(
 )
 
 
-@given(tasks)
+@given(random_tasks)
 @settings(max_examples=15)
 def test_splits_share_no_problem_and_problems_are_of_the_shape_that_was_asked_for(task: Countdown) -> None:
-    seen: set[tuple[tuple[int, ...], int]] = set()
+    problems_of_all_splits: set[tuple[tuple[int, ...], int]] = set()
     for split in SPLITS:
         for problem in task.problems(split):
             numbers, target = problem.data["numbers"], problem.data["target"]
@@ -81,15 +90,15 @@ def test_splits_share_no_problem_and_problems_are_of_the_shape_that_was_asked_fo
             assert all(task.operands[0] <= number <= task.operands[1] for number in numbers)
             assert task.targets[0] <= target <= task.targets[1]
             assert all(str(number) in problem.prompt for number in (*numbers, target))
-            seen.add((tuple(sorted(numbers)), target))
-    assert len(seen) == task.train_size + task.validation_size + task.test_size
+            problems_of_all_splits.add((tuple(sorted(numbers)), target))
+    assert len(problems_of_all_splits) == task.train_size + task.validation_size + task.test_size
 
 
-@given(tasks)
+@given(random_tasks)
 @settings(max_examples=8)
 def test_every_problem_has_a_solution_which_the_grader_takes(task: Countdown) -> None:
     for problem in task.problems("test")[:4]:
-        solution = solved(task, problem)
+        solution = find_solution(task, problem)
         assert solution is not None
         assert task.grader.grade(f"<answer>{solution}</answer>", problem).correct
 
@@ -97,18 +106,18 @@ def test_every_problem_has_a_solution_which_the_grader_takes(task: Countdown) ->
 def test_problems_of_six_numbers_have_a_solution() -> None:
     task = Countdown(numbers=(6, 6), operands=(1, 10), targets=(100, 999), **SMALL)
     for problem in task.problems("test")[:2]:
-        solution = solved(task, problem)
+        solution = find_solution(task, problem)
         assert solution is not None and len(read_expression(solution).numbers) == 6
 
 
-def test_without_fractions_on_the_way_every_problem_can_do_without_them() -> None:
+def test_a_problem_of_natural_numbers_has_a_solution_without_fractions_on_the_way() -> None:
     shape: dict[str, Any] = {"numbers": (3, 3), "operands": (1, 9), "targets": (1, 99)}
     natural, any_way = (
         Countdown(natural=natural, operators=("/", "-"), **shape, **SMALL) for natural in (True, False)
     )
-    assert all(solved(natural, problem) for problem in natural.problems("train"))
-    assert all(solved(any_way, problem) for problem in any_way.problems("train"))
-    assert not all(solved(natural, problem) for problem in any_way.problems("train"))
+    assert all(find_solution(natural, problem) for problem in natural.problems("train"))
+    assert all(find_solution(any_way, problem) for problem in any_way.problems("train"))
+    assert not all(find_solution(natural, problem) for problem in any_way.problems("train"))
 
 
 def test_a_shape_with_too_few_problems_is_told_and_all_of_a_small_one_can_be_used() -> None:
@@ -118,8 +127,8 @@ def test_a_shape_with_too_few_problems_is_told_and_all_of_a_small_one_can_be_use
         "validation_size": 1, "test_size": 1,
     }  # fmt: skip
     assert len(Countdown(train_size=7, **shape).problems("train")) == 7
-    few = r"the splits need 10 problems .* random expressions gave 9, the last"
-    with pytest.raises(ValueError, match=few):
+    message = r"the splits need 10 problems .* random expressions gave 9, the last"
+    with pytest.raises(ValueError, match=message):
         Countdown(train_size=8, **shape).problems("train")
 
 
@@ -148,16 +157,16 @@ def test_a_wrong_shape_is_told(wrong: dict[str, Any], message: str) -> None:
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=5))
-def test_signed_sums_are_all_there_are(numbers: list[int]) -> None:
-    found = list(signed_sums(numbers))
+def test_signed_sums_are_complete_and_their_running_totals_are_right(numbers: list[int]) -> None:
+    sums = list(signed_sums(numbers))
     values = set()
     for signs in itertools.product((1, -1), repeat=len(numbers)):
         values.add(sum(sign * number for sign, number in zip(signs, numbers, strict=True)))
-    assert {value for _, _, value in found} == {value for value in values if value > 0}
-    assert len({expression for expression, _, _ in found}) == len(found)
-    for expression, running, value in found:
-        read = read_expression(expression)
-        assert (read.value, Counter(read.numbers)) == (value, Counter(numbers))
+    assert {value for _, _, value in sums} == {value for value in values if value > 0}
+    assert len({expression for expression, _, _ in sums}) == len(sums)
+    for expression, running, value in sums:
+        parsed = read_expression(expression)
+        assert (parsed.value, Counter(parsed.numbers)) == (value, Counter(numbers))
         total: int | None = None
         for piece in running.split("=")[:-1]:
             value_of_piece = int(read_expression(piece).value)
@@ -177,21 +186,23 @@ def test_a_teacher_without_noise_searches_until_it_hits() -> None:
         assert set(problem.prompt + "\n".join([*tries, answer])) <= set(task.alphabet())
 
 
-def test_a_teacher_with_noise_passes_a_miss_off_for_the_answer() -> None:
+def test_a_teacher_with_noise_gives_a_miss_as_the_answer_at_that_rate() -> None:
     task = Countdown(demonstration_noise=0.3, **SUMS, **SMALL)
-    right = misses = passed_off = 0
+    right = wrong = misses = 0
     for problem in task.problems("train"):
-        texts = [task.demonstration(problem, seed) for seed in range(10)]
-        assert texts == [task.demonstration(problem, seed) for seed in range(10)]
-        for text in texts:
-            hit = task.grader.grade(text, problem).correct
-            tries = text.count("\n")
-            right, misses, passed_off = right + hit, misses + tries - hit, passed_off + (not hit)
-            assert text.rpartition("#")[2] in {
-                expression for expression, _, _ in signed_sums(problem.data["numbers"])
-            }
-    assert abs(passed_off / misses - 0.3) < 4 * (0.3 * 0.7 / misses) ** 0.5
-    assert right + passed_off == 600
+        demonstrations = [task.demonstration(problem, seed) for seed in range(10)]
+        assert demonstrations == [task.demonstration(problem, seed) for seed in range(10)]
+        expressions = {expression for expression, _, _ in signed_sums(problem.data["numbers"])}
+        for demonstration in demonstrations:
+            is_right = task.grader.grade(demonstration, problem).correct
+            tries = demonstration.count("\n")
+            right += is_right
+            wrong += not is_right
+            misses += tries - is_right
+            assert demonstration.rpartition("#")[2] in expressions
+    # Each miss is given as the answer with chance 0.3, within four standard deviations.
+    assert abs(wrong / misses - 0.3) < 4 * (0.3 * 0.7 / misses) ** 0.5
+    assert right + wrong == 600
 
 
 def test_a_teacher_uses_the_tasks_operators_alone() -> None:
@@ -205,9 +216,9 @@ def test_a_teacher_uses_the_tasks_operators_alone() -> None:
 @pytest.mark.parametrize("operators", [("+", "-", "*", "/"), ("*",), ("-",)])
 def test_products_and_differences_alone_have_no_demonstrations(operators: tuple[Any, ...]) -> None:
     task = Countdown(**SMALL | {"operators": operators})
-    for asked in (task.check_demonstrations, lambda: task.demonstration(task.problems("train")[0], 0)):
+    for attempt in (task.check_demonstrations, lambda: task.demonstration(task.problems("train")[0], 0)):
         with pytest.raises(ValueError, match="only for sums and differences"):
-            asked()
+            attempt()
 
 
 def file_of(path: Path, *rows: object) -> str:
@@ -229,7 +240,7 @@ def test_rows_of_published_data_become_problems(tmp_path: Path) -> None:
     assert task.grader.grade("<answer>3+5+7</answer>", task.problems("test")[0]).correct
 
 
-def test_a_rows_prompt_may_be_a_text_its_fields_have_other_names_and_its_system_message_is_the_tasks(
+def test_a_row_may_have_a_prompt_of_text_other_field_names_and_the_system_message_of_its_task(
     tmp_path: Path,
 ) -> None:
     path = file_of(tmp_path / "a.jsonl", {"prompt": "Make 15.", "target": 15, "numbers": [3, 5, 7]})
@@ -269,7 +280,7 @@ def test_a_bad_row_is_told_with_its_line_or_left_out(
         CountdownRows(test=(path,)).problems("test")
 
 
-def test_answers_from_anywhere_are_graded_by_golds_that_say_the_numbers(tmp_path: Path) -> None:
+def test_answers_of_a_file_are_graded_by_golds_that_name_the_numbers(tmp_path: Path) -> None:
     row = {"problem": "Make 15 of 3, 5, 7.", "gold": gold_of(15, [3, 5, 7])}
     answers = ["<answer>3+5+7</answer>", "<answer>3*5</answer>", "15"]
     source = file_of(tmp_path / "a.jsonl", *({**row, "response": answer} for answer in answers))

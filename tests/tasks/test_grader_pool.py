@@ -1,4 +1,12 @@
-"""Answers are graded in processes that nothing hangs, or in threads where a grader waits for a service."""
+"""Promises of the grader pool:
+
+* a grader that hangs, crashes or prints costs one answer its reward, and no other answer notices;
+* equal answers to a problem are graded once;
+* workers import nothing heavy, and are gone after the pool or its process, however it ended;
+* a grader that waits for a service runs in threads, with a deadline for each call, and is asked no more while
+  every call hangs;
+* each problem is graded by its own grader.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +43,14 @@ def pool() -> Iterator[GraderPool]:
         yield pool
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
+def wait_until(condition: Callable[[], bool], description: str) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < end, f"waited in vain until {what}"
+        assert time.monotonic() < end, f"waited in vain until {description}"
         time.sleep(0.02)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
@@ -62,7 +70,7 @@ def test_grades_come_in_the_order_of_the_answers_whatever_their_length(pool: Gra
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome", "told"),
+    ("answer", "outcome", "message"),
     [
         ("sleep", "timeout", "1 s"),
         ("spin", "timeout", "1 s"),
@@ -74,11 +82,11 @@ def test_grades_come_in_the_order_of_the_answers_whatever_their_length(pool: Gra
     ],
 )
 def test_an_answer_on_which_the_grader_hangs_or_crashes_has_an_outcome_that_says_how(
-    pool: GraderPool, answer: str, outcome: str, told: str
+    pool: GraderPool, answer: str, outcome: str, message: str
 ) -> None:
     grade = pool.submit(answer, PROBLEM).result(timeout=PATIENCE)
     assert (grade.outcome, grade.reward) == (outcome, 0.0)
-    assert told in (grade.message or "")
+    assert message in (grade.message or "")
 
 
 def test_hostile_answers_leave_the_grades_of_their_neighbours_alone(pool: GraderPool) -> None:
@@ -97,15 +105,15 @@ def test_workers_import_nothing_heavy_and_what_a_grader_prints_disturbs_no_grade
 
 def test_equal_answers_to_a_problem_are_graded_once(tmp_path: Path) -> None:
     record = tmp_path / "record"
-    other = Problem(id="train/1", prompt="?", gold="8")
+    other_problem = Problem(id="train/1", prompt="?", gold="8")
     with GraderPool(Counting(str(record)), workers=2) as pool:
-        pairs = [("7", PROBLEM), ("7", other), ("8", other), ("7", PROBLEM)] * 20
+        pairs = [("7", PROBLEM), ("7", other_problem), ("8", other_problem), ("7", PROBLEM)] * 20
         grades = pool.grade_many(pairs) + pool.grade_many(pairs)
     assert [grade.reward for grade in grades] == [1.0, 0.0, 1.0, 1.0] * 40
     assert sorted(record.read_text().splitlines()) == ["train/0 7", "train/1 7", "train/1 8"]
 
 
-def test_the_memo_forgets_what_was_not_asked_for_longest(tmp_path: Path) -> None:
+def test_the_memo_forgets_the_answer_that_was_not_asked_for_the_longest(tmp_path: Path) -> None:
     record = tmp_path / "record"
     with GraderPool(Counting(str(record)), workers=1, memo_size=2) as pool:
         for answer in ["1", "2", "1", "3", "1", "2"]:
@@ -129,10 +137,10 @@ def test_workers_and_what_they_started_are_gone_after_close(tmp_path: Path) -> N
     before = set(workers_of(psutil.Process().pid))
     with GraderPool(Obedient(), workers=2, deadline=PATIENCE) as pool:
         future = pool.submit(f"child {note}", PROBLEM)
-        until(lambda: note.exists() and bool(note.read_text()), "the grader has started a process")
+        wait_until(lambda: note.exists() and bool(note.read_text()), "the grader has started a process")
         pids = [*set(workers_of(psutil.Process().pid)) - before, int(note.read_text())]
         assert len(pids) == 3
-    until(lambda: not any(map(alive, pids)), "all processes are gone")
+    wait_until(lambda: not any(map(is_alive, pids)), "all processes are gone")
     with pytest.raises(CancelledError):
         future.result(timeout=0)
     with pytest.raises(ValueError, match="closed"):
@@ -150,7 +158,7 @@ problem = Problem(id="train/0", prompt="?", gold="7")
 """
 
 
-def started(script: str) -> subprocess.Popen[str]:
+def start_program(script: str) -> subprocess.Popen[str]:
     program = SCRIPT.format(paths=[path for path in sys.path if path]) + textwrap.dedent(script)
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", program], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -164,13 +172,13 @@ def test_workers_are_gone_after_their_parent_was_killed(answer: str) -> None:
             pool.submit({answer!r}, problem)
             input()
     """
-    with started(script) as parent:
+    with start_program(script) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline().strip().isdigit(), "a worker has graded"
         workers = workers_of(parent.pid)
         assert len(workers) == 2
         parent.send_signal(signal.SIGKILL)
-        until(lambda: not any(map(alive, workers)), "the workers are gone")
+        wait_until(lambda: not any(map(is_alive, workers)), "the workers are gone")
 
 
 def test_a_run_that_forgets_to_close_its_pool_ends_and_leaves_no_workers() -> None:
@@ -178,10 +186,10 @@ def test_a_run_that_forgets_to_close_its_pool_ends_and_leaves_no_workers() -> No
         pool = GraderPool(Obedient(), workers=1, deadline=600)
         print(pool.submit("pid", problem).result().extracted)
     """
-    with started(script) as run:
+    with start_program(script) as run:
         printed, errors = run.communicate(timeout=PATIENCE)
     assert run.returncode == 0, errors
-    until(lambda: not alive(int(printed)), "the worker is gone")
+    wait_until(lambda: not is_alive(int(printed)), "the worker is gone")
 
 
 def test_workers_keep_within_a_hard_limit_on_address_space_below_the_pools_own() -> None:
@@ -190,12 +198,12 @@ def test_workers_keep_within_a_hard_limit_on_address_space_below_the_pools_own()
         with GraderPool(Obedient(), workers=1, deadline=20.0, memory_gib=8.0) as pool:
             print(pool.submit("answer", problem).result(60).outcome)
     """
-    with started(script) as run:
+    with start_program(script) as run:
         printed, errors = run.communicate(timeout=90)
     assert printed.strip() == "ok", errors
 
 
-def test_a_grader_that_workers_cannot_load_is_told_to_who_waits() -> None:
+def test_a_grader_that_workers_cannot_load_raises_where_its_grade_is_awaited() -> None:
     with GraderPool(Unloadable(), workers=1) as pool:
         future = pool.submit("7", PROBLEM)
         with pytest.raises(WorkerStartError, match="a_module_that_nobody_has"):
@@ -215,12 +223,12 @@ def test_a_grader_that_cannot_be_sent_and_sizes_that_make_no_sense_are_refused_a
             GraderPool(FinalAnswer(), **wrong)  # type: ignore[arg-type]
 
 
-# Graders that wait for something outside are called in threads, and nobody waits for them too long.
+# Graders that wait for a service
 
 
 @dataclass(frozen=True, eq=False)
 class Service(Grader):
-    """Does what the answer says; remembers what it was asked, and how many calls there were at once."""
+    """Misbehave as the answer says, and remember all answers; "meet" waits until four calls meet."""
 
     isolation: ClassVar[Isolation] = "service"
     deadline: float | None = 30.0
@@ -250,7 +258,7 @@ def outcomes(pool: GraderPool, *answers: str) -> list[str]:
     return [future.result(timeout=PATIENCE).outcome for future in futures]
 
 
-def test_calls_of_a_service_run_side_by_side_and_one_that_is_not_there_leaves_no_verdict() -> None:
+def test_calls_of_a_service_run_side_by_side_and_a_missing_service_leaves_answers_ungraded() -> None:
     with GraderPool(Service()) as pool:
         assert outcomes(pool, *(f"meet {i}" for i in range(4))) == ["ok"] * 4
         grade = pool.submit("down", PROBLEM).result(timeout=PATIENCE)
@@ -258,7 +266,7 @@ def test_calls_of_a_service_run_side_by_side_and_one_that_is_not_there_leaves_no
         assert outcomes(pool, "refused", "wrong", "7") == ["unavailable", "error", "ok"]
 
 
-def test_a_call_that_hangs_is_given_up_at_its_deadline_and_holds_nobody_up() -> None:
+def test_a_call_that_hangs_is_given_up_at_its_deadline_and_delays_no_other() -> None:
     service = Service(deadline=0.3, concurrency=1)
     with GraderPool(service, deadline=PATIENCE) as pool:
         began = time.monotonic()
@@ -277,20 +285,20 @@ def test_a_service_in_which_every_call_hangs_is_no_longer_asked() -> None:
             time.sleep(0.01)
 
 
-def test_what_could_not_be_judged_is_asked_again_and_neither_a_verdict_nor_what_is_decided_is() -> None:
+def test_an_ungraded_answer_is_asked_again_and_a_graded_or_decided_one_is_not() -> None:
     service = Service()
     with GraderPool(service) as pool:
         for _ in range(3):
             assert outcomes(pool, "down", "7") == ["unavailable", "ok"]
         assert pool.submit("7 decided", PROBLEM, decided=True).result(timeout=0).outcome == "no_answer"
     assert sorted(service.asked) == ["7", "down", "down", "down"]
-    with GraderPool(FinalAnswer()) as pool:  # a rule costs nothing, and says what the answer was
+    with GraderPool(FinalAnswer()) as pool:  # a rule costs nothing, so it still extracts the answer
         assert pool.submit("#7", PROBLEM, decided=True).result(timeout=0).extracted == "7"
 
 
 @dataclass(frozen=True, eq=False)
 class ByGold(Grader):
-    """Another grader for each gold."""
+    """A grader for each gold."""
 
     graders: dict[str, Grader]
 
@@ -301,7 +309,7 @@ class ByGold(Grader):
         return list(self.graders.values())
 
 
-def test_each_problem_is_graded_by_its_own_grader_where_that_wants_to_be(tmp_path: Path) -> None:
+def test_each_problem_is_graded_by_its_own_grader_in_the_isolation_of_that_grader(tmp_path: Path) -> None:
     record = tmp_path / "record"
     service = Service()
     graders = {"7": service, "8": Counting(str(record)), "9": FinalAnswer(), "10": Obedient(deadline=0.5)}

@@ -1,4 +1,8 @@
-"""Every grader that can be named in a configuration stands the conformance suite, and hostile answers."""
+"""Promises of all graders that a configuration can name, and of the conformance suite:
+
+* each grader has labelled cases and passes the suite, and hostile answers leave no process;
+* the suite finds each thing that no grader may do.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +43,17 @@ def test_every_registered_grader_has_labelled_cases() -> None:
 @pytest.mark.parametrize(
     "labelled",
     [
-        pytest.param(one, id=name, marks=[needs_sandbox] if hasattr(one.grader, "sandbox") else [])
-        for name, one in LABELLED.items()
+        pytest.param(labelled, id=name, marks=[needs_sandbox] if hasattr(labelled.grader, "sandbox") else [])
+        for name, labelled in LABELLED.items()
     ],
 )
-def test_a_grader_stands_the_conformance_suite(labelled: Labelled) -> None:
+def test_a_grader_passes_the_conformance_suite(labelled: Labelled) -> None:
     conformance(labelled.grader, labelled.cases, deadline=20.0, skip=labelled.skip)
 
 
 @dataclass(frozen=True)
 class Bad(Grader):
-    """Does things that no grader may."""
+    """A grader that does the listed things, which no grader may do."""
 
     does: tuple[str, ...] = ()
 
@@ -79,12 +83,12 @@ class Bad(Grader):
         return super().grade(response, problem)
 
 
-def test_a_good_grader_of_ones_own_conforms() -> None:
+def test_a_good_grader_passes_the_conformance_suite() -> None:
     conformance(Bad(), [Case(problem("7"), right=["7"], wrong=["8"], nearly=["7.5"])])
 
 
 @pytest.mark.parametrize(
-    "told",
+    "messages",
     [
         {
             "best": "the best answer earns 0.5,",
@@ -100,17 +104,18 @@ def test_a_good_grader_of_ones_own_conforms() -> None:
     ],
     ids=" and ".join,
 )
-def test_what_no_grader_may_do_is_found(told: dict[str, str]) -> None:
-    case = Case(problem("7"), right=["7"], wrong=["77" if "other" in told else "8"], nearly=["7.5"])
-    with pytest.raises(AssertionError) as found:
-        conformance(Bad(tuple(told)), [case], deadline=1.0 if "slow" in told else 10.0)
-    assert [how for how, words in told.items() if not re.search(words, str(found.value))] == []
+def test_what_no_grader_may_do_is_found(messages: dict[str, str]) -> None:
+    case = Case(problem("7"), right=["7"], wrong=["77" if "other" in messages else "8"], nearly=["7.5"])
+    with pytest.raises(AssertionError) as error:
+        conformance(Bad(tuple(messages)), [case], deadline=1.0 if "slow" in messages else 10.0)
+    for fault, message in messages.items():
+        assert re.search(message, str(error.value)), fault
 
 
 def test_hostile_answers_are_the_same_for_the_same_seed_and_of_many_kinds() -> None:
-    first, again = list(hostile_answers(3, 50)), list(hostile_answers(3, 50))
-    assert first == again
-    assert first != list(hostile_answers(4, 50))
+    answers = list(hostile_answers(3, 50))
+    assert answers == list(hostile_answers(3, 50))
+    assert answers != list(hostile_answers(4, 50))
     assert max(len(response) for response, _ in hostile_answers(3, 200)) > 90_000
 
 
@@ -122,7 +127,8 @@ def test_every_hostile_answer_gets_a_grade_and_no_process_is_left(grader: Grader
     ]
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with GraderPool(grader, workers=1, deadline=60.0) as pool:
-        grades = [future.result(timeout=300) for future in [pool.submit(*pair) for pair in pairs]]
+        futures = [pool.submit(*pair) for pair in pairs]
+        grades = [future.result(timeout=300) for future in futures]
     assert {grade.outcome for grade in grades} <= {"ok", "no_answer", "error"}
     assert sum(grade.reward for grade in grades) == 0
     assert not {child.pid for child in psutil.Process().children(recursive=True)} - before

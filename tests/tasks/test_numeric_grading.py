@@ -1,4 +1,10 @@
-"""Graders of numbers and of short final answers."""
+"""Promises of the graders of numbers and of short final answers:
+
+* a number is read by its value in every writing, and a text that is not one number is none;
+* the last marker counts, a denied number and a thought are no answers, and a percent sign has two readings;
+* the exact and the lenient preset give the verdicts of the code that they reproduce;
+* no text makes a grader raise.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +41,15 @@ def test_a_number_is_read_by_value(text: str, value: str) -> None:
              "2 or 3", "1.2.3", "18 apples and 5 pears", "1e99999", "2\\sqrt{3}", "2\\pi",
              "9" * 100_000, "1," * 50_000, " 1" * 50_000],
 )  # fmt: skip
-def test_what_is_not_one_number_is_none(text: str) -> None:
+def test_a_text_that_is_not_one_number_is_none(text: str) -> None:
     assert read_number(text) is None
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
 def test_a_decimal_equals_its_fraction_and_no_neighbour(number: object) -> None:
     value = Fraction(str(number))
-    written = read_number(f"{number:,}")
-    assert written is not None and written.value == value
+    number_read = read_number(f"{number:,}")
+    assert number_read is not None and number_read.value == value
     answer = f"#### {value.numerator}/{value.denominator}"
     assert grade(Numeric(), answer, f"so\n#### {number}").reward == 1.0
     assert grade(Numeric(), f"#### {value + Fraction(1, 1000)}", f"{number}").reward == 0.0
@@ -62,9 +68,9 @@ def test_no_text_makes_a_grader_raise(response: str, gold: str, signs: str) -> N
     ["not 72", "**not** 72", "it isn't 72", "x != 72", "≠ 72", r"x \ne 72", "anything but 72", "never 72",
      "other than 72", "less than 72", "72 is wrong", "72 is not it", "72 isn’t right", "neither 72"],
 )  # fmt: skip
-def test_what_a_number_is_not_is_no_answer(text: str) -> None:
-    found = grade(Numeric(), f"#### 72\n#### {text}", "72")
-    assert (found.reward, found.outcome) == (0.0, "no_answer")
+def test_a_denied_number_is_no_answer(text: str) -> None:
+    graded = grade(Numeric(), f"#### 72\n#### {text}", "72")
+    assert (graded.reward, graded.outcome) == (0.0, "no_answer")
     assert read_number(text) is None
 
 
@@ -90,13 +96,13 @@ def test_the_last_marker_counts_words_of_denial_elsewhere_do_not_and_a_percent_s
 
 
 @pytest.mark.parametrize(("answer", "gold", "reward"), cases(CASES, "the reference"))
-def test_the_reference_compares_letters(answer: str, gold: str, reward: float) -> None:
+def test_the_exact_preset_compares_characters(answer: str, gold: str, reward: float) -> None:
     assert grade(Gsm8kExact(), f"#### {answer}", f"so\n#### {gold}").reward == reward
     assert grade(Gsm8kExact(), answer, gold).outcome == "no_answer"
 
 
 @pytest.mark.parametrize(("response", "reward"), cases(CASES, "thought"))
-def test_what_was_thought_is_no_answer(response: str, reward: float) -> None:
+def test_a_number_within_a_thought_is_no_answer(response: str, reward: float) -> None:
     assert grade(THINKING, response, "so\n#### 18").reward == reward
     assert grade(STRICT, response, "so\n#### 18").reward == reward
 
@@ -112,7 +118,7 @@ def test_a_thought_that_never_ends_may_count_as_the_answer_or_as_none() -> None:
 
 @pytest.mark.parametrize(("response", "gold", "reward"), cases(CASES, "the lenient preset"))
 def test_the_lenient_preset_takes_whatever_holds_the_gold(response: str, gold: str, reward: float) -> None:
-    """What the reference was found to take, and where it looks: the first marker after the first thought."""
+    """As the reference, it looks behind the first marker after the first thought."""
     assert grade(Gsm8kLenientSubstring(), response, f"so\n#### {gold}").reward == reward
     assert grade(Gsm8kLenientSubstring(), response.replace("#### ", ""), gold).outcome == "no_answer"
 
@@ -121,9 +127,9 @@ def test_the_lenient_preset_takes_whatever_holds_the_gold(response: str, gold: s
 def test_the_text_after_the_last_marker_counts(
     response: str, gold: str, reward: float, extracted: str | None
 ) -> None:
-    found = grade(FinalAnswer(), response, gold)
+    graded = grade(FinalAnswer(), response, gold)
     outcome = "ok" if extracted is not None else "no_answer"
-    assert (found.outcome, found.reward, found.extracted) == (outcome, reward, extracted)
+    assert (graded.outcome, graded.reward, graded.extracted) == (outcome, reward, extracted)
     assert grade(FinalAnswer(marker="####"), response.replace("#", "####"), gold).reward == reward
 
 

@@ -1,4 +1,11 @@
-"""Rows of files and of Hugging Face data sets, and what the tasks of mathematical problems make of them."""
+"""Promises of reading rows of problems:
+
+* files, data sets on disk and data sets of the hub give the same problems, with prompt, gold and
+  demonstration;
+* a held-out validation split is always the same and shares no row with the training split;
+* bad rows, missing files, columns and splits are told with file, line and the setting that names them;
+* golds of the real data sets are graded right, and their solutions split into steps.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +60,7 @@ def test_a_data_set_on_disk_gives_the_same_problems_as_files(folder: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("source", "split", "words"),
+    ("source", "split", "message"),
     [
         ({}, "validation", r"has no split 'validation': it has 'train', 'test'"),
         ({"validation": None}, "validation", "the task has no validation split"),
@@ -61,23 +68,23 @@ def test_a_data_set_on_disk_gives_the_same_problems_as_files(folder: str, tmp_pa
         ({"path": "."}, "test", r"it has no dataset_dict\.json"),
     ],
 )
-def test_a_missing_split_names_those_that_are_there_and_a_folder_without_any_is_told(
-    folder: str, tmp_path: Path, source: dict[str, Any], split: Any, words: str
+def test_a_missing_split_names_the_existing_ones_and_a_folder_without_any_is_told(
+    folder: str, tmp_path: Path, source: dict[str, Any], split: Any, message: str
 ) -> None:
     path = str(tmp_path / source["path"]) if "path" in source else folder
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         Math(source=OnDisk(**source | {"path": path}), validation_size=None).problems(split)
-    there = Math(source=OnDisk(path=folder, validation="test"), validation_size=None)
-    assert len(there.problems("validation")) == 2
+    with_validation = Math(source=OnDisk(path=folder, validation="test"), validation_size=None)
+    assert len(with_validation.problems("validation")) == 2
 
 
 def test_a_hub_is_asked_for_a_revision_or_for_files_and_one_that_cannot_be_reached_is_told_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    calls = []
 
     def load(*arguments: object, **options: Any) -> dict[str, Any]:
-        asked.append((arguments, options))
+        calls.append((arguments, options))
         return dict.fromkeys(options.get("data_files", ["test"]), ROWS[:2])
 
     monkeypatch.setattr("datasets.load_dataset", load)
@@ -85,7 +92,7 @@ def test_a_hub_is_asked_for_a_revision_or_for_files_and_one_that_cannot_be_reach
     files = {"train": "train/*.parquet"}
     source = OnHub(name="a/b", revision="abc", files=files)
     assert len(list(source.rows("train"))) == 2
-    assert asked[0] == (("a/b", "main"), {"revision": "abc"}) and asked[1][1]["data_files"] == files
+    assert calls[0] == (("a/b", "main"), {"revision": "abc"}) and calls[1][1]["data_files"] == files
     with pytest.raises(ValueError, match="files of a/b has no pattern for its split 'test'"):
         list(source.rows("test"))
 
@@ -112,7 +119,7 @@ def test_the_gold_is_the_solution_where_a_row_has_no_answer(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("task", [CollegeMath(), OlympiadBench()])
-def test_sets_to_measure_on_have_no_training_split(task: CollegeMath) -> None:
+def test_data_sets_for_evaluation_have_no_training_split(task: CollegeMath) -> None:
     with pytest.raises(ValueError, match="the task has no train split"):
         task.problems("train")
 
@@ -188,7 +195,7 @@ def test_holding_out_all_rows_is_told_before_they_are_read(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         ("", "the test split is empty"),
         ('{"question": "?", "answer": "1"}\n{"question": "?"}\n', "t.jsonl:2: a row without a gold answer"),
@@ -200,9 +207,9 @@ def test_holding_out_all_rows_is_told_before_they_are_read(tmp_path: Path) -> No
         ("[1]\n", "t.jsonl:1: a row must be a JSON object"),
     ],
 )
-def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_bad_file_is_told_with_its_line(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "t.jsonl"
-    path.write_text(text)
+    path.write_text(content)
     with pytest.raises(ValueError, match=message):
         Gsm8k(test=(str(path),)).problems("test")
 
@@ -215,8 +222,8 @@ def test_bad_rows_can_be_left_out_and_missing_files_and_splits_are_told(tmp_path
         Gsm8k(test=(str(tmp_path / "nowhere.jsonl"),)).problems("test")
     with pytest.raises(ValueError, match="the task has no validation split"):
         Gsm8k(validation_size=None).problems("validation")
-    there, missing = file(tmp_path / "a.jsonl", 1), str(tmp_path / "b.jsonl")
-    task = Gsm8k(train=(there, missing), test=(there,))
+    existing, missing = file(tmp_path / "a.jsonl", 1), str(tmp_path / "b.jsonl")
+    task = Gsm8k(train=(existing, missing), test=(existing,))
     assert missing_requirements([task]) == [f"there is no file {missing} (looked for in {Path.cwd()})"]
 
 
@@ -225,7 +232,7 @@ def test_the_folder_of_fetched_files_is_no_file(tmp_path: Path, monkeypatch: pyt
     assert no_such_file(Path("data")) == f"there is no file data (looked for in {tmp_path})"
 
 
-def test_rows_to_test_on_need_no_solution(tmp_path: Path) -> None:
+def test_test_rows_need_no_solution_and_training_rows_do(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"problem": "1 + 1", "answer": "2"}\n')
     as_test = Math(test=(str(path),), train=(), validation_size=None)
@@ -256,13 +263,13 @@ def test_math_500s_golds_are_right_and_its_solutions_split() -> None:
 
 @pytest.mark.parametrize("split", ["train", "validation", "test"])
 @pytest.mark.parametrize(
-    "text", ['{"question": "1 + 1?", "answer": {}}\n', "no JSON\n"], ids=["no gold", "not JSON"]
+    "content", ['{"question": "1 + 1?", "answer": {}}\n', "no JSON\n"], ids=["no gold", "not JSON"]
 )
 def test_a_bad_file_is_reported_under_the_setting_that_names_it(
-    tmp_path: Path, split: str, text: str
+    tmp_path: Path, split: str, content: str
 ) -> None:
     good, bad = file(tmp_path / "good.jsonl", 4), tmp_path / "bad.jsonl"
-    bad.write_text(text)
+    bad.write_text(content)
     files = {"train": (good,), "validation": (good,), "test": (good,)} | {split: (str(bad),)}
     findings = [*Gsm8k(**files, validation_size=None).first_findings(bad)]  # type: ignore[arg-type]
     assert [finding.key for finding in findings] == [split]
@@ -287,7 +294,7 @@ def test_only_texts_are_distinct_texts(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "absent.parquet", "rows.csv"])
-def test_other_files_are_refused_by_whatever_reads_them(tmp_path: Path, name: str) -> None:
+def test_missing_and_unsupported_files_are_refused_by_every_reader(tmp_path: Path, name: str) -> None:
     (tmp_path / "rows.csv").write_text("a\n1\n")
     path = tmp_path / name
     for read in (count_rows, lambda path: distinct_texts(path, "a"), lambda path: [*read_rows(path)]):

@@ -1,4 +1,11 @@
-"""Steps of answers: lossless for any text, those of the default, and those that published code makes."""
+"""Promises of splitting answers into steps:
+
+* boundaries rise from 0 to the length of any text, and the tokens of the steps are those of the text;
+* steps are lines, or sentences and rows of formulas, in many languages, and no later text moves a boundary of
+  finished lines;
+* the reference splitters make the steps of published code;
+* a long text takes time linear in its length.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +58,7 @@ def test_a_line_begins_with_its_newline_and_the_answer_goes_with_the_last() -> N
     assert steps(Lines(), text) == ["\n\nOne.", "\n\nTwo.", "\nThree.\n#### 6"]
 
 
-def test_the_reference_counts_blank_lines_in_the_middle() -> None:
+def test_the_reference_of_gsm8k_counts_blank_lines_in_the_middle_as_steps() -> None:
     text = "\nOne.\n\nTwo.\n\n#### 6"
     assert steps(Gsm8kReference(), text) == ["\nOne.", "\n", "\nTwo.\n\n#### 6"]
 
@@ -59,9 +66,11 @@ def test_the_reference_counts_blank_lines_in_the_middle() -> None:
 @given(text=st.lists(st.sampled_from(["\n", " ", "a", "b", "#### 5"]), max_size=30).map("".join))
 def test_where_a_newline_ends_a_step_no_later_text_changes_a_boundary(text: str) -> None:
     splitter = Lines(newline="ends")
-    whole = splitter.answer_boundaries(text)[:-1]
+    boundaries = splitter.answer_boundaries(text)[:-1]
     for end in range(len(text) + 1):
-        assert splitter.answer_boundaries(text[:end])[:-1] == [offset for offset in whole if offset <= end]
+        assert splitter.answer_boundaries(text[:end])[:-1] == [
+            offset for offset in boundaries if offset <= end
+        ]
 
 
 def test_a_line_may_end_with_its_newline_and_the_answer_is_then_a_step() -> None:
@@ -70,7 +79,7 @@ def test_a_line_may_end_with_its_newline_and_the_answer_is_then_a_step() -> None
 
 
 @pytest.mark.parametrize(
-    ("splitter", "text", "boundaries"),
+    ("splitter", "answer", "boundaries"),
     [
         (Lines(), "One.\nTwo.", [0, 4, 9, 9]),
         (Lines(), "One.\nTwo.\n", [0, 4, 9, 10]),
@@ -86,12 +95,12 @@ def test_a_line_may_end_with_its_newline_and_the_answer_is_then_a_step() -> None
     ids=repr,
 )
 def test_an_answer_that_ends_is_cut_as_if_another_line_followed(
-    splitter: StepSplitter, text: str, boundaries: list[int]
+    splitter: StepSplitter, answer: str, boundaries: list[int]
 ) -> None:
-    assert splitter.answer_boundaries(text) == boundaries
+    assert splitter.answer_boundaries(answer) == boundaries
 
 
-# Steps of MATH's solutions.
+# Steps of solutions of MATH
 
 ALIGNED = "We have\n\\begin{align*}\nx &= 1 + 2 \\\\\n&= 3 \\\\\n&= 4\n\\end{align*}"
 NESTED = (
@@ -150,15 +159,15 @@ def test_dollars_that_are_money_do_not_swallow_sentences() -> None:
 
 def test_long_sentences_are_cut_at_a_clause_near_the_middle() -> None:
     text = "We count the ways to choose an apple of the many, and then we multiply it by $f(a,b,c)$, too."
-    first, second = steps(Sentences(longest=90), text)
-    assert first.endswith("many,")
-    assert second.startswith(" and then")
+    first_part, second_part = steps(Sentences(longest=90), text)
+    assert first_part.endswith("many,")
+    assert second_part.startswith(" and then")
     assert steps(Sentences(longest=None), text) == [text]
     formula = "$" + "a, " * 100 + "b$"
     assert steps(Sentences(), formula) == [formula]
 
 
-def test_the_references_steps() -> None:
+def test_the_reference_of_math_makes_the_steps_of_published_code() -> None:
     text = "Let $x=2$. Therefore $y=3$. So the answer is 5."
     assert steps(MathReference(), text) == ["Let $x=2$. Therefore $y=3$.", " So the answer is 5."]
     text = "Let $a$ be the first number. Mr. Smith gave two to Bob.\nThen he has 1.\nThe answer is it."
@@ -175,21 +184,21 @@ def test_the_references_steps() -> None:
 
 
 def test_the_reference_cuts_long_parts_behind_commas_and_then_behind_signs() -> None:
-    first, second = (
+    first_part, second_part = (
         "We know that the number of ways is large,",
         " and that there are as many apples as there are ripe pears in it.",
     )
-    assert steps(MathReference(), first + second) == [first, second]
+    assert steps(MathReference(), first_part + second_part) == [first_part, second_part]
     formula = "\\[" + "a" * 60 + "=" + "b" * 60 + "\\]"
     assert steps(MathReference(), formula) == [formula[:63], formula[63:]]
 
 
 @pytest.mark.parametrize("word", [" and", "\nand", " to"])
 def test_the_reference_cuts_behind_a_word_and_before_the_blank_that_follows(word: str) -> None:
-    first, second = "w" * 50 + word, " " + "w" * 60
+    first_part, second_part = "w" * 50 + word, " " + "w" * 60
     # A newline is a cut of its own: of stage 2, with the newline first in the part that follows.
-    expected = [first, second] if word[0] == " " else ["w" * 50, word + second]
-    assert steps(MathReference(), first + second) == expected
+    expected = [first_part, second_part] if word[0] == " " else ["w" * 50, word + second_part]
+    assert steps(MathReference(), first_part + second_part) == expected
 
 
 def test_the_reference_looks_for_the_middle_with_each_formula_counted_as_sixty_characters() -> None:
@@ -219,8 +228,13 @@ def test_the_reference_cuts_text_again_that_stands_before_a_cut_in_a_formula_and
     [("neighbours", True), ("Carla's", False), ("p.m", False), ("J", False), ("St", False), ("Bob", True)],
 )
 def test_a_single_letter_before_a_full_stop_ends_no_sentence_of_the_references(word: str, ends: bool) -> None:
-    first, second = f"In the end it was the turn of {word}.", " Then they all went home at last."
-    assert steps(MathReference(), first + second) == ([first, second] if ends else [first + second])
+    first_sentence, second_sentence = (
+        f"In the end it was the turn of {word}.",
+        " Then they all went home at last.",
+    )
+    assert steps(MathReference(), first_sentence + second_sentence) == (
+        [first_sentence, second_sentence] if ends else [first_sentence + second_sentence]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
-"""Promises: an answer is what stands behind a model's thought, however the model marks it and whoever opened
-it, for every grader that looks for an answer and for the judge; a thought that was cut off holds none; a
-response without a thought is graded as it stands."""
+"""Promises about thoughts of models:
+
+* the answer is the text after the thought, however a model marks it, for every grader and for the judge;
+* a thought that was cut off has no answer, also if the prompt opened it;
+* a response without a thought is graded unchanged.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from treetune.tasks.thoughts import TAGS, Tags, after_thought, ends_in_thought, 
 from treetune.vocabulary import Problem
 
 GOLD = "17"
-STATED: dict[str, tuple[Grader, str]] = {
+GRADERS_AND_FORMS: dict[str, tuple[Grader, str]] = {
     "math": (MathGrader(), r"\boxed{%s}"),
     "minerva": (Minerva(), r"\boxed{%s}"),
     "numeric": (Numeric(), "#### %s"),
@@ -32,7 +35,7 @@ STATED: dict[str, tuple[Grader, str]] = {
 
 
 @pytest.mark.parametrize("tags", TAGS, ids=lambda tags: tags.opening)
-def test_the_answer_stands_behind_a_thought_of_any_model(tags: Tags) -> None:
+def test_the_answer_follows_the_thought_of_any_model(tags: Tags) -> None:
     opening, closing = tags.opening, tags.closings[0]
     thought = f"{opening}\nSeven or eight?\n{closing}"
     assert after_thought(f"{thought}\nEight.") == "\nEight."
@@ -63,19 +66,19 @@ def test_channels_of_gpt_oss_are_thoughts_with_and_without_their_tokens() -> Non
         "",
     ],
 )
-def test_a_response_without_a_thought_is_taken_whole(response: str) -> None:
+def test_a_response_without_a_thought_is_graded_unchanged(response: str) -> None:
     assert read_thoughts(response) == ("", response, False)
 
 
-def test_a_tag_of_ones_own_is_the_only_one() -> None:
+def test_a_tag_that_is_named_is_the_only_one() -> None:
     assert after_thought("<plan>a</plan>b", "</plan>") == "b"
     assert read_thoughts("<plan>a", "</plan>").is_cut_off
     assert after_thought("a || b </think> c", "||") == " b </think> c"
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", GRADERS_AND_FORMS)
 def test_no_grader_takes_an_answer_from_a_thought(name: str) -> None:
-    grader, form = STATED[name]
+    grader, form = GRADERS_AND_FORMS[name]
     right, wrong = form % GOLD, form % "23"
     problem = Problem(id="a", prompt="How many?", gold=GOLD)
     pairs = [
@@ -92,13 +95,13 @@ def test_no_grader_takes_an_answer_from_a_thought(name: str) -> None:
     ]
     with GraderPool(grader, workers=1) as pool:
         grades = pool.grade_many((response, problem) for response, _ in pairs)
-    got = {response: grade.correct for (response, _), grade in zip(pairs, grades, strict=True)}
-    assert got == dict(pairs)
+    verdicts = {response: grade.correct for (response, _), grade in zip(pairs, grades, strict=True)}
+    assert verdicts == dict(pairs)
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", GRADERS_AND_FORMS)
 def test_a_thought_that_the_prompt_opened_and_nobody_ended_holds_no_answer(name: str) -> None:
-    grader, form = STATED[name]
+    grader, form = GRADERS_AND_FORMS[name]
     right = form % GOLD
     opened, plain = (Problem(id=name, prompt=name, gold=GOLD) for name in ("opened", "plain"))
     with GraderPool(
@@ -106,21 +109,21 @@ def test_a_thought_that_the_prompt_opened_and_nobody_ended_holds_no_answer(name:
         workers=1,
         whole_prompt=lambda problem: "Assistant: <think>\n" if problem.id == "opened" else "Assistant: ",
     ) as pool:
-        cut, whole = pool.grade_many([(f"{right}\nor not, so I", opened), (f"{right}", plain)])
+        cut, without_thought = pool.grade_many([(f"{right}\nor not, so I", opened), (f"{right}", plain)])
         (ended,) = pool.grade_many([(f"It may be 23.</think>\n{right}", opened)])
     assert (cut.outcome, cut.reward) == ("no_answer", 0.0)
-    assert whole.correct
+    assert without_thought.correct
     assert ended.correct
 
 
-def test_thoughts_can_be_graded_as_well() -> None:
+def test_a_setting_lets_thoughts_be_graded() -> None:
     grader, problem = MathGrader(think_end=None), Problem(id="a", prompt="?", gold=GOLD)
     with GraderPool(grader, workers=1) as pool:
         (grade,) = pool.grade_many([(r"<think>\boxed{17}</think>", problem)])
     assert grade.correct
 
 
-def test_choices_and_expressions_are_looked_for_behind_the_thought() -> None:
+def test_choices_and_expressions_are_looked_for_after_the_thought() -> None:
     letter, numbers = Problem(id="a", prompt="?", gold="B"), Problem(id="b", prompt="?", gold="7 from 3 4")
     assert MultipleChoice().grade("<think>Answer: B</think>Answer: C", letter).reward == 0
     assert MultipleChoice().grade("Answer: C</think>Answer: B", letter).reward == 1
@@ -137,5 +140,5 @@ def test_choices_and_expressions_are_looked_for_behind_the_thought() -> None:
         ("Verdict: incorrect?</think>\nVerdict: correct", 1.0),
     ],
 )
-def test_a_judge_says_its_verdict_behind_its_thought(reply: str, reward: float | None) -> None:
+def test_the_verdict_of_a_judge_follows_its_thought(reply: str, reward: float | None) -> None:
     assert JudgeGrader().reward(reply) == reward

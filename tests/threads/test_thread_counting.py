@@ -1,4 +1,8 @@
-"""How long answers with threads are, by the rules of the reference's statistics."""
+"""Lengths of answers with threads.
+
+These tests promise that tokens, critical paths, blocks and threads are counted by the rules of the
+reference's statistics, in any text that a policy can write.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ WITH_A_USELESS_THREAD = text(5) + OPEN + text(4) + thread(20) + 2 * thread(30) +
     [
         (EXAMPLE, 72, 52, 0.27778, 2),
         (text(10) + EXAMPLE, 82, 62, 0.24390, 2),  # a prompt in front would dilute the ratio
-        (WITH_A_USELESS_THREAD, 104, 54, 0.48077, 3),  # which raises it while the critical path gets longer
+        (WITH_A_USELESS_THREAD, 104, 54, 0.48077, 3),  # the ratio rises although the critical path is longer
     ],
 )
 def test_the_example_of_the_reference(
@@ -72,7 +76,7 @@ def test_the_example_of_the_reference(
         pytest.param(2 * (OPEN + thread(4) + thread(6) + CLOSE), 2 * 12, 2, 2, id="two blocks"),
     ],
 )
-def test_tags_count_as_such_only_where_they_open_or_close_something(
+def test_tags_count_only_where_they_open_or_close_a_block_or_thread(
     answer: TokenIds, longest: int, blocks: int, threads: int
 ) -> None:
     counts = count(answer, TAGS)
@@ -84,20 +88,20 @@ def test_tags_count_as_such_only_where_they_open_or_close_something(
     ) == (len(answer), longest, blocks, threads)
 
 
-def test_an_answer_of_nothing_divides_nothing_by_zero() -> None:
+def test_the_numbers_of_an_empty_answer_are_0() -> None:
     counts = count((), TAGS)
     numbers = (counts.acceleration_ratio, counts.parallel_ratio, counts.thread_counts_per_block)
     assert (*numbers, counts.avg_tokens_per_parallel_block) == (0.0, 0.0, 0.0, 0.0)
 
 
-def test_without_tags_an_answer_is_one_line() -> None:
+def test_without_tags_an_answer_has_one_path() -> None:
     assert count(EXAMPLE, None) == ThreadCounts(72, 72)
 
 
-def test_a_tokenizer_has_tags_only_where_each_is_a_token_of_its_own() -> None:
-    own = {tag: (number,) for number, tag in enumerate(ALL_TAGS)}
-    tags = TagIds.of(own.__getitem__)
-    assert tags is not None and tags.end_thread == own["</Thread>"][0]
+def test_a_tokenizer_has_tags_only_if_each_is_one_token() -> None:
+    tag_ids = {tag: (number,) for number, tag in enumerate(ALL_TAGS)}
+    tags = TagIds.of(tag_ids.__getitem__)
+    assert tags is not None and tags.end_thread == tag_ids["</Thread>"][0]
     assert TagIds.of(lambda text: (0,)) is None, "unknown"
     assert TagIds.of(lambda text: tuple(text.encode())) is None, "several tokens"
 
@@ -111,7 +115,7 @@ def nested(inner: Sequence[int]) -> TokenIds:
     return OPEN + THREAD + text(2) + OPEN + thread(inner[0]) + thread(inner[1]) + CLOSE + text(1) + END
 
 
-def test_blocks_within_threads_count_down_to_the_depth_that_they_may_have() -> None:
+def test_blocks_within_threads_count_up_to_the_allowed_depth() -> None:
     answer = nested((5, 9)) + thread(4) + CLOSE
     counts = count(answer, TAGS, depth=2)
     assert counts.total_num_tokens == len(answer)
@@ -121,12 +125,12 @@ def test_blocks_within_threads_count_down_to_the_depth_that_they_may_have() -> N
     assert counts.tokens_of_blocks == (5 + 9 + 4, len(answer) - 2)
     assert counts.parallel_tokens == len(answer) - 2
     assert count(answer, TAGS, depth=3) == counts
-    # To the reference, the inner ``</Thread>`` ends the outer thread, the inner ``</Parallel>`` the block.
+    # In the reference, the inner ``</Thread>`` ends the outer thread, the inner ``</Parallel>`` the block.
     flat = count(answer, TAGS)
     assert (flat.threads_of_blocks, flat.tokens_of_blocks) == ((2,), (1 + 2 + 2 + 5 + 1 + 11,))
 
 
-def test_a_thread_ends_where_its_tag_says_so_even_with_a_block_left_open_in_it() -> None:
+def test_a_thread_ends_at_its_tag_even_if_a_block_in_it_is_still_open() -> None:
     answer = OPEN + THREAD + OPEN + text(3) + END + thread(10) + CLOSE
     counts = count(answer, TAGS, depth=2)
     assert counts.num_tokens_in_the_longest_thread == 2 + 4 + 10
@@ -137,7 +141,7 @@ any_answer = st.lists(st.sampled_from((*range(1, 7), 7, 7)), max_size=60).map(tu
 
 
 @given(any_answer, st.integers(1, 3))
-def test_whatever_is_written_every_token_is_counted_and_no_path_is_longer_than_all(
+def test_in_any_text_every_token_is_counted_and_no_path_is_longer_than_the_text(
     answer: TokenIds, depth: int
 ) -> None:
     counts = count(answer, TAGS, depth)
@@ -158,12 +162,12 @@ blocks = st.lists(
 
 
 @given(blocks, st.randoms(use_true_random=False))
-def test_a_well_formed_answer_has_the_lengths_that_it_was_made_with(
-    made: list[tuple[int, list[int], int]], draw: random.Random
+def test_a_well_formed_answer_has_the_lengths_with_which_it_was_built(
+    blocks_made: list[tuple[int, list[int], int]], draw: random.Random
 ) -> None:
     answer: TokenIds = ()
     longest = 0
-    for before, threads, outlines in made:
+    for before, threads, outlines in blocks_made:
         answer += text(before) + OPEN + text(outlines)
         for length in threads:
             answer += thread(length)
@@ -172,4 +176,4 @@ def test_a_well_formed_answer_has_the_lengths_that_it_was_made_with(
     tail = draw.randrange(5)
     counts = count(answer + text(tail), TAGS)
     assert counts.num_tokens_in_the_longest_thread == longest + tail
-    assert counts.threads_of_blocks == tuple(len(threads) for _, threads, _ in made)
+    assert counts.threads_of_blocks == tuple(len(threads) for _, threads, _ in blocks_made)

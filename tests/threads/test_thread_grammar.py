@@ -1,4 +1,11 @@
-"""How written threads are cut, checked, read laxly and taken out again."""
+"""The grammar of threads in text.
+
+These tests promise:
+
+* A well-formed text is cut into the segments that a rollout samples and injects, without loss.
+* Any other text is refused or cut without loss, and each broken rule is named.
+* Outlines are read as laxly as in the published code.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +32,8 @@ CONCLUDED = BLOCK.replace("\n</Parallel>", "\n<Conclusion>\nboth</Conclusion>\n<
 
 
 @dataclass
-class Written:
-    """Text with threads, and beside it the segments and the lines that it was made of."""
+class TextWithThreads:
+    """A text with threads, and the segments and lines of which it was built."""
 
     segments: list[TextSegment]
     lines: list[str]
@@ -41,48 +48,52 @@ line = st.text("ab1:= ", min_size=1, max_size=6).filter(lambda text: text.strip(
 
 
 @st.composite
-def answers(draw: st.DrawFn, branch: Branch = (), depth: int = 2) -> Written:
-    """Lines and blocks, as a rollout would have sampled and injected them."""
-    made: list[TextSegment] = []
+def texts_with_threads(draw: st.DrawFn, branch: Branch = (), depth: int = 2) -> TextWithThreads:
+    """Builds lines and blocks as a rollout samples and injects them."""
+    segments: list[TextSegment] = []
     lines = draw(st.lists(line, max_size=2))
     sampled = "".join(f"{text}\n" for text in lines)
     for block in range(draw(st.integers(0, 2)) if depth else 0):
         numbers = draw(st.lists(st.sampled_from(["1", "2", "3", "7", "1.2", "10"]), min_size=1, unique=True))
         space = draw(st.sampled_from(["", "\n", " \n"]))
         outlines = "".join(f"<Outline>{number}:{draw(line)}</Outline>{space}" for number in numbers)
-        made.append(TextSegment(f"{sampled}<Parallel>{space}<Outlines>{outlines}</Outlines>", False, branch))
-        made.append(TextSegment("\n", True, branch))
+        segments.append(
+            TextSegment(f"{sampled}<Parallel>{space}<Outlines>{outlines}</Outlines>", False, branch)
+        )
+        segments.append(TextSegment("\n", True, branch))
         for thread, number in enumerate(numbers):
             inside = (*branch, (block, thread))
-            within = draw(answers(branch=inside, depth=depth - 1))
-            made.append(TextSegment(f"<Thread>\n{number}:", True, inside))
-            *rest, last = within.segments or [TextSegment("", False, inside)]
+            inner = draw(texts_with_threads(branch=inside, depth=depth - 1))
+            segments.append(TextSegment(f"<Thread>\n{number}:", True, inside))
+            *inner_segments, last = inner.segments or [TextSegment("", False, inside)]
             closing = "</Thread>" if last.text.endswith("\n") else "\n</Thread>"
-            made += [*rest, TextSegment(last.text + closing, False, inside)]
-            lines += within.lines
+            segments += [*inner_segments, TextSegment(last.text + closing, False, inside)]
+            lines += inner.lines
         concluded = draw(st.booleans())
-        made.append(TextSegment("\n<Conclusion>\n" if concluded else "\n", True, branch))
+        segments.append(TextSegment("\n<Conclusion>\n" if concluded else "\n", True, branch))
         conclusion = draw(line) if concluded else ""
         lines += [conclusion] if concluded else []
         sampled = f"{conclusion}</Conclusion>\n</Parallel>\n" if concluded else "</Parallel>\n"
-        behind = draw(st.lists(line, max_size=2))
-        lines += behind
-        sampled += "".join(f"{text}\n" for text in behind)
+        later_lines = draw(st.lists(line, max_size=2))
+        lines += later_lines
+        sampled += "".join(f"{text}\n" for text in later_lines)
     if sampled:
-        made.append(TextSegment(sampled, False, branch))
-    return Written(made, lines)
+        segments.append(TextSegment(sampled, False, branch))
+    return TextWithThreads(segments, lines)
 
 
-@given(answers())
-def test_a_text_is_cut_into_what_was_sampled_and_what_was_injected(written: Written) -> None:
-    assert text_segments(written.text) == written.segments
-    left = without_threads(written.text)
-    assert [text for text in left.split("\n") if text] == written.lines
-    assert not any(tag in left for tag in TAGS)
+@given(texts_with_threads())
+def test_a_text_is_cut_into_what_was_sampled_and_what_was_injected(
+    text_with_threads: TextWithThreads,
+) -> None:
+    assert text_segments(text_with_threads.text) == text_with_threads.segments
+    text_left = without_threads(text_with_threads.text)
+    assert [text for text in text_left.split("\n") if text] == text_with_threads.lines
+    assert not any(tag in text_left for tag in TAGS)
 
 
 @given(plain)
-def test_text_without_blocks_is_one_piece_and_stays_as_it_is(text: str) -> None:
+def test_text_without_blocks_is_one_segment_and_stays_as_it_is(text: str) -> None:
     assert text_segments(text) == ([TextSegment(text, False, ())] if text else [])
     assert without_threads(text) == text
     assert faults(text) == []
@@ -96,7 +107,7 @@ def test_any_text_at_all_is_cut_without_loss_or_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(("right", "wrong", "message"), cases(CASES, "refused"))
-def test_what_a_rollout_would_not_have_made_is_refused(right: str, wrong: str, message: str) -> None:
+def test_text_that_no_rollout_writes_is_refused(right: str, wrong: str, message: str) -> None:
     assert right in BLOCK
     assert text_segments(BLOCK)
     with pytest.raises(ValueError, match=message):
@@ -113,7 +124,7 @@ INNER = BLOCK.index(" first") + len(" first\n")
 
 
 @pytest.mark.parametrize(
-    ("text", "given", "message"),
+    ("text", "settings", "message"),
     [
         (BLOCK.replace("</Parallel>", ""), {}, "1 <Parallel> and 0 </Parallel>"),
         (NESTED, {}, f"the block at character {INNER} is within another"),
@@ -142,11 +153,11 @@ INNER = BLOCK.index(" first") + len(" first\n")
         ),
     ],
 )
-def test_each_broken_rule_is_named(text: str, given: dict[str, object], message: str) -> None:
-    assert message in "; ".join(faults(text, **given))  # type: ignore[arg-type]
+def test_each_broken_rule_is_named(text: str, settings: dict[str, object], message: str) -> None:
+    assert message in "; ".join(faults(text, **settings))  # type: ignore[arg-type]
 
 
-def test_well_formed_blocks_have_no_faults_and_nesting_and_white_space_are_allowed_where_they_are() -> None:
+def test_well_formed_blocks_have_no_faults_with_the_settings_that_allow_them() -> None:
     assert faults(f"a\n{BLOCK}\nb\n{CONCLUDED}\nc", adjacent=True) == []
     assert faults(BLOCK, conclusions="refused") == []
     assert faults(CONCLUDED, conclusions="required") == []
@@ -156,19 +167,23 @@ def test_well_formed_blocks_have_no_faults_and_nesting_and_white_space_are_allow
     assert faults(inner_fault, nesting=True) == [f"the block at character {INNER} has <Outlines> in thread 2"]
 
 
-def test_blocks_within_blocks_without_end_are_refused_as_any_other_form_is() -> None:
+def test_very_deep_blocks_are_refused() -> None:
     opening = "<Parallel><Outlines><Outline>1:a</Outline></Outlines>\n<Thread>\n1:\n"
     with pytest.raises(ValueError, match="more than 100 deep"):
         text_segments(opening * 2000)
 
 
-@given(answers(depth=1))
-def test_what_a_rollout_makes_breaks_no_rule_but_those_of_numbers(written: Written) -> None:
-    found = [fault for fault in faults(written.text, adjacent=True) if "numbers its" not in fault]
-    assert all("without a number" in fault for fault in found)
+@given(texts_with_threads(depth=1))
+def test_the_text_of_a_rollout_breaks_no_rule_but_those_of_numbers(
+    text_with_threads: TextWithThreads,
+) -> None:
+    other_faults = [
+        fault for fault in faults(text_with_threads.text, adjacent=True) if "numbers its" not in fault
+    ]
+    assert all("without a number" in fault for fault in other_faults)
     numbered = all(
         segment.text[len("<Thread>\n") : -1] == str(segment.branch[-1][1] + 1)
-        for segment in itertools.chain(written.segments)
+        for segment in itertools.chain(text_with_threads.segments)
         if segment.injected and segment.text.startswith("<Thread>")
     )
-    assert (faults(written.text) == []) == numbered
+    assert (faults(text_with_threads.text) == []) == numbered

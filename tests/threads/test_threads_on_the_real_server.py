@@ -1,4 +1,11 @@
-"""Threads on the real vLLM: every call saw what it should, whatever the policy writes and whoever dies."""
+"""Threads on a real vLLM server.
+
+These tests promise:
+
+* Every sampled part has the log-probs that follow from what its call saw, whatever the policy writes.
+* A server that is killed in the middle of joins changes no answer.
+* A run trains on what each call saw.
+"""
 
 from __future__ import annotations
 
@@ -63,18 +70,18 @@ def engine(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     logs = tmp_path_factory.mktemp("logs")
     model = models["threads"]
     launch = EngineLaunch(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
-    found = start_engine(SETTINGS_OF_SERVER, launch)
-    assert isinstance(found, VllmEngine)
-    found.wait_ready()
-    yield found
-    found.close()
+    vllm_engine = start_engine(SETTINGS_OF_SERVER, launch)
+    assert isinstance(vllm_engine, VllmEngine)
+    vllm_engine.wait_ready()
+    yield vllm_engine
+    vllm_engine.close()
 
 
-class Watched(Engine):
-    """Passes everything on, and keeps what was asked and in which order answers came."""
+class RecordingEngine(Engine):
+    """Passes requests on and records them; kills the server at the result with the number `killed_at`."""
 
-    def __init__(self, engine: VllmEngine, at: int | None = None) -> None:
-        self.engine, self.version, self.at = engine, engine.version, at
+    def __init__(self, engine: VllmEngine, killed_at: int | None = None) -> None:
+        self.engine, self.version, self.at = engine, engine.version, killed_at
         self.requests: list[Request] = []
         self.most_waiting = 0
 
@@ -82,34 +89,40 @@ class Watched(Engine):
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         self.requests += requests
-        came = itertools.count()
+        arrivals = itertools.count()
 
-        def told(index: int, completions: list[Completion]) -> Sequence[Request]:
-            if next(came) == self.at:
+        def record_result(index: int, completions: list[Completion]) -> Sequence[Request]:
+            if next(arrivals) == self.at:
                 os.kill(engine_core_of(self.engine._replicas[0].server.ready().url), signal.SIGKILL)
             further = on_result(index, completions) or ()
             self.requests += further
             return further
 
-        return self.engine.generate(requests, told)
+        return self.engine.generate(requests, record_result)
 
 
-def answered(
-    engine: Engine, model: BigramModel, problems: int, iteration: int = 0, **given: Any
+def roll_out_threads(
+    engine: Engine, model: BigramModel, problems: int, iteration: int = 0, **settings: Any
 ) -> list[Trajectory]:
     context = context_of(
         LetterTask(), engine, InlinePool(), model.codec, seed=7, iteration=iteration, context_length=CONTEXT
     )
-    asked = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
-    rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **given})
-    return answers_of(rollout.run(context, asked)[0])
+    problem_list = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
+    rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **settings})
+    return answers_of(rollout.run(context, problem_list)[0])
 
 
 def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel) -> None:
-    for place, segment in enumerate(trajectory.segments):
+    for number, segment in enumerate(trajectory.segments):
         if segment.origin == "sampled":
-            before = [s for s in trajectory.segments[:place] if sees(segment.branch, s.branch)]
-            context = plain(joined([trajectory.prompt_ids, *(s.token_ids for s in before)]))
+            before = [
+                other_segment
+                for other_segment in trajectory.segments[:number]
+                if sees(segment.branch, other_segment.branch)
+            ]
+            context = plain(
+                joined([trajectory.prompt_ids, *(other_segment.token_ids for other_segment in before)])
+            )
             assert plain(segment.logprobs) == pytest.approx(
                 model.logprobs(context, plain(segment.token_ids)), abs=2e-3
             )
@@ -128,50 +141,61 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def test_parts_have_the_probabilities_of_what_they_saw_and_odd_ends_are_met(
+def test_each_part_has_the_log_probs_of_what_it_saw_and_every_event_occurs(
     engine: VllmEngine, models: Models
 ) -> None:
     engine.load(models["threads"].folder, 0)
-    met: set[str] = set()
+    events_seen: set[str] = set()
     for name, settings in CASES.items():
-        watched = Watched(engine)
-        trajectories = answered(watched, models["threads"], problems=30, **settings)
+        watched = RecordingEngine(engine)
+        trajectories = roll_out_threads(watched, models["threads"], problems=30, **settings)
         for trajectory in trajectories:
             assert_sampled_after_what_it_saw(trajectory, models["threads"])
             assert len(trajectory.response_ids) <= settings.get("max_tokens", 300)
-        sampled = sum(s.origin == "sampled" for t in trajectories for s in t.segments)
-        dropped = sum(t.numbers["threads/dropped"] for t in trajectories)
+        sampled = sum(
+            segment.origin == "sampled" for trajectory in trajectories for segment in trajectory.segments
+        )
+        dropped = sum(trajectory.numbers["threads/dropped"] for trajectory in trajectories)
         assert len(watched.requests) == sampled + dropped, f"{name}: each call is in an answer once"
         if name != "little room":
-            assert any(len(t.segments) > 4 for t in trajectories), f"{name}: no answer forked"
-        met.update(event for event in EVENTS for t in trajectories if t.numbers[f"threads/{event}"])
-    assert met == set(EVENTS)
+            assert any(len(trajectory.segments) > 4 for trajectory in trajectories), (
+                f"{name}: no answer forked"
+            )
+        events_seen.update(
+            event for event in EVENTS for trajectory in trajectories if trajectory.numbers[f"threads/{event}"]
+        )
+    assert events_seen == set(EVENTS)
 
 
-def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(engine: VllmEngine, models: Models) -> None:
+def test_an_answer_of_fifty_threads_is_sampled_and_joined(engine: VllmEngine, models: Models) -> None:
     engine.load(models["many"].folder, 1)
-    trajectories = answered(engine, models["many"], problems=12, max_tokens=2000)
-    most = max(len({s.branch for s in t.segments}) - 1 for t in trajectories)
-    assert most == 50
+    trajectories = roll_out_threads(engine, models["many"], problems=12, max_tokens=2000)
+    most_threads = max(
+        len({segment.branch for segment in trajectory.segments}) - 1 for trajectory in trajectories
+    )
+    assert most_threads == 50
     for trajectory in trajectories:
         assert_sampled_after_what_it_saw(trajectory, models["many"])
 
 
 def test_a_server_killed_in_the_middle_of_joins_changes_no_answer(engine: VllmEngine, models: Models) -> None:
     engine.load(models["threads"].folder, 2)
-    undisturbed = Watched(engine)
-    expected = answered(undisturbed, models["threads"], problems=100)
+    undisturbed = RecordingEngine(engine)
+    expected = roll_out_threads(undisturbed, models["threads"], problems=100)
     restarts = engine.restarts
-    killed = Watched(engine, at=len(undisturbed.requests) // 2)
-    assert answered(killed, models["threads"], problems=100) == expected
+    killed = RecordingEngine(engine, killed_at=len(undisturbed.requests) // 2)
+    assert roll_out_threads(killed, models["threads"], problems=100) == expected
     assert engine.restarts == restarts + 1
-    both = [[(one.seed, plain(one.prompt_ids)) for one in run.requests] for run in (killed, undisturbed)]
-    assert sorted(both[0]) == sorted(both[1]), "each call once"
+    requests_of_runs = [
+        [(request.seed, plain(request.prompt_ids)) for request in recording.requests]
+        for recording in (killed, undisturbed)
+    ]
+    assert sorted(requests_of_runs[0]) == sorted(requests_of_runs[1]), "each call once"
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionMarks(LetterTask):
-    """Eight problems, all of them a question mark; right is what ends with one x behind its last tag."""
+    """Has eight problems, all of them a question mark; a right answer ends with one x after its last tag."""
 
     grader: Grader = field(default_factory=lambda: FinalAnswer(marker=">"))
 
@@ -212,5 +236,5 @@ def test_a_run_trains_on_what_each_call_saw(
     assert [row["iteration"] for row in rows] == [0, 1]
     for row in rows:
         assert row["threads/with_parallel"] > 0 and row["train/grad_norm"] > 0
-        # Of the second iteration, this says that what was sampled from the new weights is trained as sampled.
+        # In the second iteration, this shows that what the new weights sampled is trained as it was sampled.
         assert row["engine/logprob_gap_max"] <= 1e-4

@@ -33,8 +33,8 @@ CODEC = TextCodec(encode=encode, decode=decode, eos_id=len(TOKENS))
 TAG_IDS = TagIds.of(encode)
 
 
-def context(**given: Any) -> RolloutContext:
-    return mdp.context(**{"codec": CODEC, **given})
+def context(**changed: Any) -> RolloutContext:
+    return mdp.context(**{"codec": CODEC, **changed})
 
 
 class TextPool:
@@ -59,7 +59,7 @@ def sampling_context(engine: Engine, rollout: ParallelThreads, pool: TextPool) -
 
 
 def part(text: str, seconds: float | None = None, branch: Branch = ()) -> Segment:
-    """What was sampled, if it took time; else what was injected."""
+    """Returns a sampled segment if it has a time, and an injected one if not."""
     sampled = seconds is not None
     return Segment(
         encode(text),
@@ -74,7 +74,7 @@ def part(text: str, seconds: float | None = None, branch: Branch = ()) -> Segmen
 def answer(
     *segments: Segment | str, right: bool = True, problem: str = "train/0", sample: int = 0
 ) -> Trajectory:
-    """One answer of these parts; a text is a sample that took a second."""
+    """Returns an answer of these parts; a text is a sample that took a second."""
     parts = tuple(part(segment, 1.0) if isinstance(segment, str) else segment for segment in segments)
     length = sum(len(segment.token_ids) for segment in parts)
     return Trajectory(
@@ -90,8 +90,9 @@ def answer(
 
 
 def block(*lengths: int, outlines: int = 0) -> str:
-    """A block with threads of that many letters, as text."""
-    return "<Parallel>" + "b" * outlines + "".join(thread(length) for length in lengths) + "</Parallel>"
+    """Returns a block with threads of these many letters, as text."""
+    threads = "".join(thread(length) for length in lengths)
+    return f"<Parallel>{'b' * outlines}{threads}</Parallel>"
 
 
 def thread(length: int) -> str:
@@ -99,6 +100,6 @@ def thread(length: int) -> str:
 
 
 EXAMPLE = "a" * 5 + "<Parallel>" + "b" * 4 + thread(20) + thread(30) + "b" + "</Parallel>" + "a" * 6
-"""The reference's: 72 tokens, 52 on the critical path."""
+"""The example of the reference: 72 tokens, 52 of them on the critical path."""
 USELESS_THREAD = EXAMPLE.replace("b</Parallel>", f"{thread(30)}b</Parallel>")
-"""The same with a third thread of 30 tokens."""
+"""The example with a third thread of 30 tokens, which adds nothing."""

@@ -1,5 +1,6 @@
-// A short run with threads, on one core: products of numbers from 11 to 25, a thread for each place of the second one. A
-// teacher who slips on 12 % of the lines, and a model of 0.2 million weights that samples in its own process.
+// A short run with threads, on one core: products of numbers from 11 to 25, a thread for each place of the second
+// one. A teacher who makes mistakes on 12 % of the lines, and a model of 0.2 million weights that samples in its own
+// process.
 local setting = (import '../../models/tiny_narrow.jsonnet')
                 + (import '../../models/thread_tokens.jsonnet')
                 + (import '../../engines/in_process.jsonnet')

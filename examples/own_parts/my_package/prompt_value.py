@@ -1,4 +1,4 @@
-"""A custom value estimator: the prompt has a value, and no state after it has one."""
+"""A value estimator of your own: only the prompt has a value."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from treetune import StepValues, Valuation, ValueEstimator
 @ValueEstimator.register("prompt_value")
 @dataclass(frozen=True, kw_only=True)
 class PromptValue(ValueEstimator):
-    """The mean reward of the credit's `samples` continuations of the prompt. An answer is then one step,
-    whose baseline never saw it."""
+    """The prompt's value is the mean reward of the credit's `samples` continuations of it. An answer is then
+    a single step, whose baseline does not depend on the answer."""
 
     unbiased = True
 
     def first_states(self, states: int) -> Sequence[int]:
-        """Returns which of an answer's states are continued; 0 is the prompt."""
+        """Returns the indices of the states of an answer that are continued. State 0 is the prompt."""
         return (0,)
 
     def values(self, valuation: Valuation) -> list[StepValues]:
-        """Returns the values of each answer; a state without one is None, and no boundary."""
+        """Returns the values of the states of each answer: None where a state has no value."""
         valuation.sample_first(self)
         return valuation.values()

@@ -1,4 +1,4 @@
-"""A credit of one's own: answers are compared by their rank in the group."""
+"""A credit of your own: the advantage of an answer depends on its rank in the group."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from treetune import Answers, Credit, GroupCredit, Need
 @Credit.register("rank")
 @dataclass(frozen=True, kw_only=True)
 class Rank(GroupCredit):
-    """How many answers of its group an answer beats, less how many beat it, divided by how many others
-    there are: -1 to 1, whatever the rewards' scale. Every token of the answer gets it.
+    """The advantage of an answer is (answers with less reward − answers with more) / (other answers), within
+    its group. It is between -1 and 1, whatever the scale of the rewards. Every token of the answer gets it.
 
-    With `only_winners`, answers that are beaten more often than they beat get 0.
+    With `only_winners`, negative advantages become 0.
     """
 
     only_winners: bool = False
 
-    # What it expects of other parts: `treetune check` compares an experiment with it.
+    # A requirement on the other parts. `treetune check` compares it with the experiment.
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """One advantage for each answer to a problem."""
+        """Returns an advantage for each answer to a problem."""
         others = max(1, len(rewards) - 1)
-        balance = [sum((mine > other) - (mine < other) for other in rewards) / others for mine in rewards]
-        return [max(0.0, one) for one in balance] if self.only_winners else balance
+        advantages = []
+        for reward in rewards:
+            worse = sum(other < reward for other in rewards)
+            better = sum(other > reward for other in rewards)
+            advantages.append((worse - better) / others)
+        if self.only_winners:
+            return [max(0.0, advantage) for advantage in advantages]
+        return advantages

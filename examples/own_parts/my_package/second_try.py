@@ -1,4 +1,4 @@
-"""A rollout of one's own: problems without a correct answer are asked a second time."""
+"""A rollout of your own: problems without a correct answer get a second set of answers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from treetune import (
 @Rollout.register("second_try")
 @dataclass(frozen=True, kw_only=True)
 class SecondTry(SingleTurn):
-    """`samples` answers to each problem and, where none of them is correct, as many again. Both are trained
-    on as one group."""
+    """Samples `samples` answers to each problem. If none of them is correct, it samples as many again. Both
+    sets are one group for the credit, and are trained on."""
 
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        """Returns a tree of graded answers for each problem, and metrics of the answers."""
         trees, _ = super().run(context, problems)
-        unsolved = {
-            tree.problem.id: tree for tree in trees if not any(one.grade.correct for one in tree.leaves)
-        }
-        again = sample_answers(
+        unsolved = {}
+        for tree in trees:
+            if not any(answer.grade.correct for answer in tree.leaves):
+                unsolved[tree.problem.id] = tree
+        second_trees = sample_answers(
             context,
             [tree.problem for tree in unsolved.values()],
             samples=self.samples,
@@ -38,6 +40,8 @@ class SecondTry(SingleTurn):
             max_prompt_tokens=self.max_prompt_tokens,
             purpose="second try",
         )
-        for one in answers_of(again):
-            unsolved[one.problem.id].take(replace(one, sample=one.sample + self.samples))
+        for answer in answers_of(second_trees):
+            # The number of an answer is unique in its group.
+            numbered = replace(answer, sample=answer.sample + self.samples)
+            unsolved[answer.problem.id].take(numbered)
         return trees, trajectory_metrics(context, answers_of(trees))

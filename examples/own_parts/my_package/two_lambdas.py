@@ -1,4 +1,4 @@
-"""A critic's credit of one's own: policy and critic learn with different λ (VC-PPO, arXiv:2503.01491)."""
+"""A credit of your own with a critic: policy and critic learn with different λ (VC-PPO, arXiv:2503.01491)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from treetune import Credit, Gae, gae
 @Credit.register("two_lambdas")
 @dataclass(frozen=True, kw_only=True)
 class TwoLambdas(Gae):
-    """`gae` whose `lam` makes the policy's advantages alone; `critic_lam` makes the critic's returns."""
+    """`gae` whose `lam` is only for the policy's advantages. `critic_lam` is for the critic's returns."""
 
     critic_lam: Annotated[float, Ge(0), Le(1)] = 1.0
 
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:
-        """Returns advantages and returns of one answer. All four have one number for each trained token."""
+        """Returns the advantages and returns of an answer. All four lists have a number per trained token."""
         advantages, _ = gae(rewards, values, self.gamma, self.lam)
         _, returns = gae(rewards, values, self.gamma, self.critic_lam)
         return advantages, returns

@@ -1,4 +1,4 @@
-"""An objective of one's own: the clipped policy gradient, with wrong answers weighed differently."""
+"""An objective of your own: PPO's clipped policy gradient, with other weights for wrong answers."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 @Objective.register("weighted_ppo")
 @dataclass(frozen=True, kw_only=True)
 class WeightedClippedPolicyGradient(ClippedPolicyGradient):
-    """PPO's clipped loss, in which tokens of positive advantage weigh `positive_weight` and those of negative
-    advantage `negative_weight`: after W-REINFORCE (Zhu et al. 2025, arXiv:2506.01347), which learns from
-    wrong answers above all.
+    """PPO's clipped loss. Tokens with a positive advantage have the weight `positive_weight`, others have
+    `negative_weight`. With the defaults, training learns mostly from wrong answers, as W-REINFORCE does (Zhu
+    et al. 2025, arXiv:2506.01347).
     """
 
     positive_weight: Annotated[float, Ge(0)] = 0.1
     negative_weight: Annotated[float, Ge(0)] = 1.0
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        policy_N, clipped_N = super().surrogate(batch, logprobs_N, log_ratio_N)
-        assert batch.advantages_N is not None, "every policy gradient is given advantages"
-        positive_N = batch.advantages_N > 0
-        weight_N = positive_N * self.positive_weight + ~positive_N * self.negative_weight
-        return policy_N * weight_N, clipped_N
+        """Returns the loss of each token, and whether the clip stops its gradient."""
+        loss_N, is_clipped_N = super().surrogate(batch, logprobs_N, log_ratio_N)
+        assert batch.advantages_N is not None, "the trainer gives advantages to every policy gradient"
+        is_positive_N = batch.advantages_N > 0
+        weight_N = is_positive_N * self.positive_weight + ~is_positive_N * self.negative_weight
+        return loss_N * weight_N, is_clipped_N

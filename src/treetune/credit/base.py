@@ -310,14 +310,14 @@ class CriticSettings(Part):
     loss: CriticLoss = field(default_factory=SquaredError)
     """How the critic learns returns, and what the outputs of its head mean."""
     learning_rate: Annotated[float, Gt(0)] | None = None
-    """Peak of its schedule; None: the policy's."""
+    """Peak of its schedule; null: the policy's."""
     value_clip: Annotated[float, Gt(0)] | None = 0.2
     """Bounds how far a value may move from what it was before the iteration's training while that still
-    lowers the loss (Schulman et al.'s code of PPO); None: there is no bound. Only the
+    lowers the loss (Schulman et al.'s code of PPO); null: there is no bound. Only the
     loss `squared_error` reads it."""
     template: str | None = None
     """The critic's own prompt, which shows it the reference answer, such as ``"{prompt}\nAnswer: {gold}\n"``;
-    None: the policy's prompt. ``{prompt}`` is the problem's text (of a conversation, its last message),
+    null: the policy's prompt. ``{prompt}`` is the problem's text (of a conversation, its last message),
     ``{gold}`` its reference answer. The model's chat template is put around it, as around every prompt.
 
     Where there is no reference answer, or the prompt doesn't fit into the context with the answer, the critic

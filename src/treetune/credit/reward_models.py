@@ -31,7 +31,7 @@ class RewardModelSettings(Part):
     optimiser of its own, which has the trainer's minibatches, schedule, precision and sharding."""
 
     start: ModelSource | None = None
-    """The model that it starts from; None: the start model of the run. It must have the same tokenizer."""
+    """The model that it starts from; null: the start model of the run. It must have the same tokenizer."""
     beta: Annotated[float, Gt(0)] = 0.05
     """β, the reward of a log-ratio of 1."""
     learning_rate: Annotated[float, Gt(0)] = 1e-6

@@ -145,7 +145,7 @@ class MonteCarlo(Credit):
     values: ValueEstimator = field(default_factory=FreshContinuations)
     """The estimator of the values."""
     max_states: Annotated[int, Gt(0)] | None = None
-    """The largest number of estimated states of an answer, its prompt included; None: there is no bound."""
+    """The largest number of estimated states of an answer, its prompt included; null: there is no bound."""
     behind_max_states: Literal["no_advantage", "one_step"] = "no_advantage"
     """Credit of the steps after the last estimated state, where `max_states` bounds them. With ``one_step``,
     they are credited as one step, with the observed reward minus the last value, and the gradient stays
@@ -158,11 +158,11 @@ class MonteCarlo(Credit):
     """Adds the rewards of the other answers to the prompt's continuations. An answer's own reward is left
     out, so the estimate is independent of the answer and the gradient stays unbiased."""
     temperature: Annotated[float, Ge(0)] | None = None
-    """Temperature of continuations; None: the rollout's."""
+    """Temperature of continuations; null: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    """`top_p` of continuations; None: the rollout's."""
+    """`top_p` of continuations; null: the rollout's."""
     top_k: Annotated[int, Ge(-1)] | None = None
-    """`top_k` of continuations; None: the rollout's."""
+    """`top_k` of continuations; null: the rollout's."""
     lam: Annotated[float, Ge(0), Le(1)] = 0.0
     """λ, the weight of what the answer itself earned after the next state. With 0, VinePPO: a step is worth
     the value after it minus the value before it. With 1, a step is worth the answer's own reward minus the

@@ -51,7 +51,7 @@ UNKNOWN_ROWS = 10_000
 """Training rows that are assumed where they aren't known."""
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English text, about. A bound on lengths assumes 3."""
+"""The average of English text, about. A bound on lengths assumes 3."""
 
 Kind = Literal["supervised", "policy_gradient", "filtered", "preferences"]
 

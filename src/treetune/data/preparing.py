@@ -155,7 +155,7 @@ class _Stage:
     dropped: Mapping[str, str]
     """Why rows were dropped, by the row's number as text, or by its place where it never had a number."""
     details: Mapping[str, Any]
-    """What else the summary says."""
+    """Further entries of the summary."""
 
 
 class _Stages:

@@ -88,30 +88,30 @@ class MultiTurn(GrowingRollout):
     """
 
     environment: Environment | None = None
-    """The environment that replies to the policy; None: the task's own."""
+    """The environment that replies to the policy; null: the task's own."""
     max_turns: Annotated[int, Gt(0)]
     """The most turns of an answer."""
     turn_tokens: Annotated[int, Gt(0)] | None = None
-    """The most sampled tokens of a turn; None: those that remain of the answer's. A turn that reaches this
+    """The most sampled tokens of a turn; null: those that remain of the answer's. A turn that reaches this
     limit goes to the environment nevertheless."""
     answer_deadline: Annotated[float, Gt(0)] | None = None
-    """Seconds that the environment may take for all turns of an answer together; None: only each turn has a
+    """Seconds that the environment may take for all turns of an answer together; null: only each turn has a
     deadline. An answer that exceeds them ends as ``timeout``. Each continuation has the same time."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn. They stay in its tokens, and the environment reads the text before them."""
     reward: Reward | None = None
     """Reward of an answer: the sum of its turns' rewards (``environment``), the grader's reward for its last
-    turn (``grader``), or the ``sum`` of both. None: the environment's default."""
+    turn (``grader``), or the ``sum`` of both. null: the environment's default."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that reached its limit of turns or tokens. None: the reward that it has earned so
+    """Reward of an answer that reached its limit of turns or tokens. null: the reward that it has earned so
     far."""
     in_flight: Annotated[int, Gt(0)] | None = None
-    """The most answers that are in progress at the same time; None: four times the samples that the engine
+    """The most answers that are in progress at the same time; null: four times the samples that the engine
     draws at the same time, so that the engine is busy while environments compute."""
     observation_characters: Annotated[int, Gt(0)] = 2000
     """Observations are cut to so many characters."""
     observation_format: str | None = None
-    """The text between two turns, with ``{observation}`` in it. None: the text of the model's chat template,
+    """The text between two turns, with ``{observation}`` in it. null: the text of the model's chat template,
     or if the model has no chat, the observation in a line of its own."""
 
     seed_name = "turns"

@@ -31,7 +31,7 @@ class Chat:
     assistant's."""
 
     system: str | None = None
-    """The system message; None leaves it to the template, which may have a default."""
+    """The system message; null leaves it to the template, which may have a default."""
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the template, such as ``{enable_thinking: false}`` for Qwen3 or ``{date_string: '26 Jul
     2024'}`` for Llama 3.2."""

@@ -70,11 +70,11 @@ class PretrainedModel(ModelSource):
     """The implementation of attention in training. ``sdpa`` is PyTorch's, which has kernels for packed rows
     on a GPU; ``flash_attention_2`` needs the package flash-attn, a GPU and bfloat16."""
     revision: str | None = None
-    """A branch, tag or commit on the hub; None: main."""
+    """A branch, tag or commit on the hub; null: main."""
     trust_remote_code: bool = False
     """Whether Python code from the model's folder may run."""
     begin_of_text: bool | None = None
-    """Whether prompts begin with the tokenizer's token for the beginning of text; None: if the tokenizer adds
+    """Whether prompts begin with the tokenizer's token for the beginning of text; null: if the tokenizer adds
     it to a text by default."""
     chat: Chat | None = None
     """Makes prompts with the tokenizer's chat template, which also decides how a prompt begins, unless

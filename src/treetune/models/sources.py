@@ -43,7 +43,7 @@ class ModelSource(Registrable):
     """The model and the tokenizer that an experiment starts from."""
 
     chat: Chat | None = None
-    """The chat around problems; None: the prompt is the problem's text."""
+    """The chat around problems; null: the prompt is the problem's text."""
 
     @property
     def longest(self) -> int | None:
@@ -138,7 +138,7 @@ class TinyModel(ModelSource):
     context_length: Annotated[int, Gt(0)] = 256
     """The most tokens of prompt and response together."""
     alphabet: Annotated[str, MinLen(1)] | None = None
-    """The characters that are tokens; None: the task's."""
+    """The characters that are tokens; null: the task's."""
     tie_word_embeddings: bool = False
     """Whether the head is the embeddings' transpose."""
     rope_theta: Annotated[float, Gt(0)] = 10_000.0

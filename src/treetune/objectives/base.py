@@ -142,7 +142,7 @@ class Objective(Registrable):
     """Whether the loss needs `terms`."""
     teacher: Teacher | None = None
     """The teacher whose whole distributions the loss compares with the policy's, at the same tokens of the
-    same answers; None: no teacher. `compare` is then called in each forward pass."""
+    same answers; null: no teacher. `compare` is then called in each forward pass."""
     compare_bytes: int = 20
     """The bytes for each logit of a chunk that the teacher's logits and `compare` need, for plans."""
     marks_tokens: bool = False

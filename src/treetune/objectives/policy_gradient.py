@@ -67,7 +67,7 @@ class PolicyGradient(Objective):
     importance_cap: Annotated[float, Gt(0)] | None = None
     """Multiplies the policy term by ``min(k, cap)``, with ``k = p_old / p_engine``: truncated importance
     sampling for engines that sample from slightly other probabilities than the trainer computes. Where top-p
-    and top-k cut the engine's distribution, p_old is cut alike, so that k is 1 where the two agree. None
+    and top-k cut the engine's distribution, p_old is cut alike, so that k is 1 where the two agree. null
     leaves it out; the gap is measured either way. ``train/importance`` is the mean of k,
     ``train/importance_capped`` the share of tokens that the cap cuts."""
     importance_band: tuple[float, float] | None = None

@@ -147,7 +147,7 @@ class CorrectPaths(Objective):
     """The weight of the mean entropy, which is subtracted from the loss. Below 0 it decreases the entropy
     (§4.2: -0.1, -0.5 and -1)."""
     importance_cap: Annotated[float, Gt(0)] | None = None
-    """Multiplies each token's cost by ``min(p / p_engine, cap)``; None leaves it out."""
+    """Multiplies each token's cost by ``min(p / p_engine, cap)``; null leaves it out."""
     cross_entropy: Annotated[float, Ge(0), Le(1)] = 0.0
     """Share of the negative log-likelihood that is mixed in (training on a corpus, §4.4)."""
     max_rank: Annotated[int, Gt(1)] = 64

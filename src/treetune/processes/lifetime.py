@@ -206,9 +206,9 @@ class GracefulStop:
         """The signal that asked for the end; None if none has come."""
         self._asked_at = 0.0
         self._boundary = ""
-        """What ends at the next boundary, for messages, such as ``iteration 3``."""
+        """The work that ends at the next boundary, for messages, such as ``iteration 3``."""
         self._would_lose: str | None = None
-        """What an end before the boundary would lose, for messages; None for nothing."""
+        """The work that an end before the boundary would lose, for messages; None: nothing."""
         self._expected_end: float | None = None
         """The time at which the boundary is expected; None if unknown."""
         self._may_interrupt = False

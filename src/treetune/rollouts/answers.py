@@ -51,10 +51,10 @@ class SampledRollout(Rollout):
     top_k: Annotated[int, Ge(-1)] = -1
     """Samples from so many of the most likely tokens; -1: from all."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that the budget cut off; None grades it like any other."""
+    """Reward of an answer that the budget cut off; null grades it like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     """Training leaves out problems with longer prompts. An answer may then have `max_tokens`, or what its
-    prompt leaves of the context if that is less. None: every prompt must leave room for `max_tokens`."""
+    prompt leaves of the context if that is less. null: every prompt must leave room for `max_tokens`."""
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)

@@ -64,7 +64,7 @@ class PartialAnswers(RolloutAround):
     groups: Annotated[int, Gt(0)] | None = None
     """The largest number of problems that an iteration trains on, the earliest begun first; the others wait.
     If it is smaller than the number of problems in flight, iterations keep their size although some answers
-    take longer (over-sampling). None: all problems that are ready."""
+    take longer (over-sampling). null: all problems that are ready."""
 
     carries = True
 

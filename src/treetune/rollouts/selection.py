@@ -73,7 +73,7 @@ class CorrectOnly(Selection):
     reward_threshold: float = CORRECT_SCORE
     """The lowest score of an episode that is kept."""
     max_per_problem: Annotated[int, Gt(0)] | None = None
-    """The largest number of episodes of a problem; None: there is no bound. ReST-EM (Singh et al.,
+    """The largest number of episodes of a problem; null: there is no bound. ReST-EM (Singh et al.,
     arXiv:2312.06585) has 10, so that easy problems don't crowd out hard ones."""
 
     keeps_groups = False
@@ -118,7 +118,7 @@ class MixedGroups(Selection):
 
     at_most: Annotated[int, Gt(0)] | None = None
     """The largest number of groups that are kept, the first in the order of the problems, which does not
-    depend on their answers. None: all."""
+    depend on their answers. null: all."""
 
     needs = (Need(Answers(2), "it looks for problems whose answers differ"),)
 
@@ -155,7 +155,7 @@ class PreferencePairs(Selection):
     reward_threshold: float = CORRECT_SCORE
     """The lowest score of an accepted answer."""
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
-    """Draws so many of a problem's pairs where there are more, uniformly; None: there is no bound. The draw
+    """Draws so many of a problem's pairs where there are more, uniformly; null: there is no bound. The draw
     derives from run seed, iteration and problem."""
 
     keeps_groups = False

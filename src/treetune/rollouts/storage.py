@@ -34,7 +34,7 @@ ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
 
 REMEDY = "delete it, and the same command makes it again from the iteration's journals"
-"""What to do with a file of episodes or trajectories that is damaged."""
+"""The remedy for a damaged file of episodes or trajectories."""
 
 TOKENS = "tokens.arrow"
 """In an experiment's folder: the text of every token by its id, for readers without a tokenizer."""
@@ -43,7 +43,7 @@ SIGNALS = "token_signals.arrow"
 """In an iteration's folder: the `TokenSignals` of its episodes, in the order of ``episodes.arrow``."""
 
 SIGNALS_REMEDY = "delete it: nothing is trained on it"
-"""What to do with a file of signals that is damaged."""
+"""The remedy for a damaged file of signals."""
 
 # Episodes and trajectories
 

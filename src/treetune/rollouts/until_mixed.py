@@ -49,7 +49,7 @@ class UntilMixed(RolloutAround):
     max_rounds: Annotated[int, Gt(0)] = 10
     """The largest number of rounds, the first included."""
     problems_per_round: Annotated[int, Gt(0)] | None = None
-    """Problems of each further round; None: as many as the first has."""
+    """Problems of each further round; null: as many as the first has."""
 
     @property
     @override
@@ -162,7 +162,7 @@ class _Round(NamedTuple):
 
     problems: int
     metrics: Metrics
-    """Of all ranks."""
+    """The metrics of all ranks."""
 
 
 def _average(rounds: Sequence[_Round]) -> Metrics:

@@ -75,7 +75,7 @@ class Analyzer(Registrable):
     """
 
     name: str | None
-    """The name of the folder in ``analyses``; None: the analyzer's type."""
+    """The name of the folder in ``analyses``; null: the analyzer's type."""
     needs_engine: bool = False
 
     @override

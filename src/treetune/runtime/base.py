@@ -47,22 +47,22 @@ class EvaluationSet(Part):
     split: Split
     """The task's split that problems are taken from."""
     name: str | None = None
-    """The name of its folder, and its part of metric names; None: the split's name."""
+    """The name of its folder, and its part of metric names; null: the split's name."""
     task: Task | None = None
-    """Another task to measure on, with its own grader; None: the experiment's."""
+    """Another task to measure on, with its own grader; null: the experiment's."""
     problems: Annotated[int, Gt(0)] | None = None
-    """The number of the split's problems to measure; None: all."""
+    """The number of the split's problems to measure; null: all."""
     choose: Literal["first", "random"] = "first"
     """If `problems` is smaller than the split, its ``first`` problems, or a ``random`` choice, drawn by
     `Evaluation.seed`."""
     samples: Annotated[int, Gt(0)] = 1
     """Answers to each problem."""
     temperature: Annotated[float, Ge(0)] | None = None
-    """Sampling temperature; None: the rollout's."""
+    """Sampling temperature; null: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
-    """Probability mass of nucleus sampling; None: the rollout's."""
+    """Probability mass of nucleus sampling; null: the rollout's."""
     max_tokens: Annotated[int, Gt(0)] | None = None
-    """Longest answer; None: the rollout's."""
+    """Longest answer; null: the rollout's."""
     while_training: bool = False
     """Whether it is measured every `Evaluation.every` iterations as well as at the end."""
 
@@ -123,12 +123,12 @@ class Evaluation(Part):
     sets: tuple[EvaluationSet, ...] = ()
     """The measurements, each with a name of its own."""
     every: Annotated[int, Gt(0)] | None = None
-    """Iterations between two measurements while training; None: at the end only."""
+    """Iterations between two measurements while training; null: at the end only."""
     seed: int = 0
     """The seed of all draws, fixed so that every checkpoint and every method is measured with the same
     ones."""
     rollout: Rollout | None = None
-    """The rollout that makes answers; None: the run's. Needed if the run's rollout samples nothing
+    """The rollout that makes answers; null: the run's. Needed if the run's rollout samples nothing
     (supervised training)."""
 
     @override
@@ -171,7 +171,7 @@ class ChooseCheckpoint(Part):
     that one before it (the rule of RestEM in the VinePPO paper); ``best`` chooses the best of all candidates,
     and the earliest of equally good ones."""
     every: Annotated[int, Gt(0)] | None = None
-    """Steps between candidates; None: after every epoch."""
+    """Steps between candidates; null: after every epoch."""
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
@@ -198,11 +198,11 @@ class Checkpoints:
     every: Annotated[int, Gt(0)] = 1
     """Iterations between two states to resume from."""
     keep_every: Annotated[int, Gt(0)] | None = None
-    """Iterations between two checkpoints whose weights are kept; None: only the two newest are kept."""
+    """Iterations between two checkpoints whose weights are kept; null: only the two newest are kept."""
     at_risk_minutes: Annotated[float, Gt(0)] | None = 10.0
     """Most minutes of work that a killed run loses. A checkpoint is written at the end of an iteration,
     earlier than `every` asks for, if more would be at risk; but not so often that checkpoints take more than
-    2 % of the time. It changes no result. None: checkpoints are written by iterations alone."""
+    2 % of the time. It changes no result. null: checkpoints are written by iterations alone."""
     grace: Annotated[float, Ge(0)] = 120.0
     """Most seconds that a run continues after SIGTERM, SIGHUP or the first Ctrl-C, to write a checkpoint at
     the end of the iteration. After SIGUSR1 it continues as long as the iteration lasts."""
@@ -328,7 +328,7 @@ class PolicyIteration(Runtime):
     iterations: Annotated[int, Gt(0)]
     """The number of iterations of the run."""
     problems_per_iteration: Annotated[int, Gt(0)] | None
-    """The number of problems of an iteration; None: the whole split."""
+    """The number of problems of an iteration; null: the whole split."""
     context_length: Annotated[int, Gt(1)]
     """Most tokens of prompt and response together."""
     experiment_name: str
@@ -353,7 +353,7 @@ class PolicyIteration(Runtime):
     """``every_iteration`` begins each training with the start weights, a new optimiser and a new schedule, on
     the answers of the latest policy (RestEM)."""
     choose_checkpoint: ChooseCheckpoint | None = None
-    """Chooses the epoch whose weights an iteration ends with; None: the last one."""
+    """Chooses the epoch whose weights an iteration ends with; null: the last one."""
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
     """The number of processes that grade."""
@@ -363,7 +363,7 @@ class PolicyIteration(Runtime):
     """Seconds that a rank waits for the others before the run ends with an error."""
     sinks: tuple[Sink, ...] = ()
     stop_after: StopAfter | None = None
-    """Ends the run at a budget of sampled tokens; None: after all `iterations`."""
+    """Ends the run at a budget of sampled tokens; null: after all `iterations`."""
     presets: tuple[Preset, ...] = ()
     """The published methods that were appended to the experiment. The presets' files set them."""
     plan: PlanSettings = field(default_factory=PlanSettings)

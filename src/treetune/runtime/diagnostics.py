@@ -25,7 +25,7 @@ Share = Annotated[float, Gt(0), Lt(1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnostics:
-    """The thresholds of signs of collapse, which are checked after every iteration; None switches a check
+    """The thresholds of signs of collapse, which are checked after every iteration; null switches a check
     off.
 
     =====================  ============================================================================

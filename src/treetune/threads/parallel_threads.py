@@ -91,7 +91,7 @@ class ParallelThreads(GrowingRollout):
     max_blocks: Annotated[int, Gt(0)] = 16
     """The largest number of forks of an answer."""
     thread_tokens: Annotated[int, Gt(0)] | None = None
-    """The number of tokens at which a thread is a straggler; None: its share of the tokens that are left. It
+    """The number of tokens at which a thread is a straggler; null: its share of the tokens that are left. It
     has no effect with `stragglers` at ``go_on``. It counts tokens, not seconds, so that the same command
     gives the same answers."""
     stragglers: Stragglers = "truncate"

@@ -150,15 +150,15 @@ class Trainer(Part):
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """AdamW's, of all weights."""
     max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
-    """Longer gradients are scaled down to this norm; None: gradients are not clipped."""
+    """Longer gradients are scaled down to this norm; null: gradients are not clipped."""
     epochs: Annotated[int, Gt(0)] = 1
     """Number of passes over an iteration's episodes."""
     minibatch_size: Annotated[int, Gt(0)] | None = None
-    """Number of sequences (or pairs) of one optimiser step over all ranks; None: the whole iteration's."""
+    """Number of sequences (or pairs) of one optimiser step over all ranks; null: the whole iteration's."""
     tokens_per_micro_batch: Annotated[int, Gt(0)] = 16384
     """Most tokens of a micro-batch, padding included; a longer row runs alone."""
     sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
-    """Most rows of a micro-batch; None: no limit. An answer with threads is one sequence, with a row for each
+    """Most rows of a micro-batch; null: no limit. An answer with threads is one sequence, with a row for each
     part that was sampled by one request."""
     layout: Layout = "padded"
     """Rows of a micro-batch are ``padded`` to one length, ``packed`` into one row, or merged into a prefix
@@ -180,7 +180,7 @@ class Trainer(Part):
     none before its first step; ``none`` stores none. At most 16 bytes a token. It changes no update."""
     logprob_gap_limit: Annotated[float, Gt(0)] | None = None
     """Largest mean difference, in nats, between the trainer's and the engine's log-probs of an iteration's
-    trained tokens (``engine/logprob_gap_mean``). None: 1e-3 where both compute in float32 on a CPU, 5e-3 on a
+    trained tokens (``engine/logprob_gap_mean``). null: 1e-3 where both compute in float32 on a CPU, 5e-3 on a
     GPU, 0.15 where one computes in half precision, 0.5 where the engine or its cache is quantised; and three
     times `engines.policy.canary_tolerance` where that is more. There is no limit where the two differ by
     design: at temperature 0, and for answers that older weights sampled (`overlap`, `restart`)."""

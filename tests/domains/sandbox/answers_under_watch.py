@@ -1,7 +1,7 @@
-"""Grades and reads hostile answers in this process and writes down, as JSON, what Python did with their text.
+"""Grade and read hostile answers in this process, and print as JSON what Python did with their text.
 
-``python -m tests.domains.sandbox.answers_under_watch FOLDER attacks|long|read``: FOLDER is where the answers
-try to leave a file. An audit hook can't be taken off again, so this is a process of its own.
+``python -m tests.domains.sandbox.answers_under_watch FOLDER attacks|long|read``: the answers try to leave a
+file in FOLDER. An audit hook can't be removed again, so the watch runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from treetune.view.text import one_line, rendered
 from treetune.vocabulary import Problem
 
 MARKER = "LeftByAnAnswer"
-"""The name of the file, and what the hook looks for in all that Python is asked to do."""
+"""The name of the file, and the text for which the hook looks in the arguments of every audit event."""
 
-PATIENCE = 10.0
+GRADING_SECONDS = 10.0
 """Processor seconds for an answer of `LONG` characters; a linear reading takes some hundredths."""
 
-LONG = 50_000
-LONG_READ = 60_000
-PATIENCE_READ = 4.0
-"""Characters, and processor seconds, of what is read in the run's own process, or as it is shown."""
+GRADED_CHARACTERS = 50_000
+READ_CHARACTERS = 60_000
+READING_SECONDS = 4.0
+"""Characters and processor seconds for readers in the run's process and for those that show answers."""
 
 HARMLESS = ("compile", "marshal.dumps")
 """Events that may hold an answer's text: reading it as a tree, and handing a program to the sandbox."""
@@ -136,12 +136,12 @@ UNITS = (
 
 
 class LateAnswer(BaseException):
-    """Not caught by any grader."""
+    """Raised when an answer takes too long; a BaseException, which no grader catches."""
 
 
 @dataclass(frozen=True)
 class Evaluates(Grader):
-    """Does what no grader may, so that the watch itself is seen to work."""
+    """A grader that evaluates answers, by which the watch itself is tested."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
         return response
@@ -151,7 +151,7 @@ class Evaluates(Grader):
 
 
 def payloads(folder: Path) -> Iterator[str]:
-    """Yields texts that would leave the file if somebody ran, unpickled, filled in or resolved them."""
+    """Yield texts that would leave the file if any code ran, unpickled, filled in or resolved them."""
     file = folder / MARKER
     shell = f"touch {file}"
     call = f"__import__('os').system('{shell}')"
@@ -193,15 +193,15 @@ def payloads(folder: Path) -> Iterator[str]:
     yield f"!!python/object/apply:os.system ['{shell}']"
     yield f"!!python/object/new:os.system [{shell}]"
     yield f"cos\nsystem\n(S'{shell}'\ntR."
-    yield base64.b64encode(pickle.dumps(_Touches(shell))).decode()
-    yield pickle.dumps(_Touches(shell), 0).decode("latin-1")
+    yield base64.b64encode(pickle.dumps(_RunsCommandWhenUnpickled(shell))).decode()
+    yield pickle.dumps(_RunsCommandWhenUnpickled(shell), 0).decode("latin-1")
     yield f'<!DOCTYPE a [<!ENTITY b SYSTEM "file://{file}">]><a>&b;</a>'
     # calls of tools, as models write them
     yield f'<tool_call>{{"name": "python", "arguments": {{"code": "{call}"}}}}</tool_call>'
 
 
 @dataclass(frozen=True)
-class _Touches:
+class _RunsCommandWhenUnpickled:
     command: str
 
     def __reduce__(self) -> Any:
@@ -211,8 +211,7 @@ class _Touches:
 
 
 class Watch:
-    """Notes each audit event that has an answer's text in it; where it is executed code, in its constants
-    and names."""
+    """Record each audit event with an answer's text in its arguments, or in names and constants of code."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -231,7 +230,7 @@ class Watch:
             return
         is_from_pickle = event == "pickle.find_class" and "system" in arguments
         if is_from_pickle or any(_mentions(argument) for argument in arguments):
-            self._is_on = False  # what follows is said by this event already
+            self._is_on = False  # recording the event must cause no further one
             self.seen.append(event)
             self._is_on = True
 
@@ -248,8 +247,8 @@ def _mentions(value: object) -> bool:
     return False
 
 
-def attacked(grader: Grader, problem: Problem, wrong: str, folder: Path, watch: Watch) -> list[str]:
-    """Returns what was done with hostile answers that must not be, in words."""
+def attack(grader: Grader, problem: Problem, wrong: str, folder: Path, watch: Watch) -> list[str]:
+    """Grade hostile answers, and describe everything that was done with them and must not be."""
     faults = []
     before = _reward(grader, wrong, problem)
     for payload in payloads(folder):
@@ -267,11 +266,11 @@ def attacked(grader: Grader, problem: Problem, wrong: str, folder: Path, watch: 
     return faults
 
 
-def late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
-    """Returns the answers on which a grader spent more than `PATIENCE`."""
+def find_late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
+    """List the long answers on which a grader spent more than `GRADING_SECONDS`."""
     late = []
     for unit in UNITS:
-        run = unit * (LONG // len(unit))
+        run = unit * (GRADED_CHARACTERS // len(unit))
         for response in (
             run,
             f"\\boxed{{{run}}}",
@@ -282,7 +281,7 @@ def late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
             f"the answer{run}x",
             f"x{run}where",
         ):
-            signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE)
+            signal.setitimer(signal.ITIMER_VIRTUAL, GRADING_SECONDS)
             try:
                 _reward(grader, response, problem)
             except LateAnswer:
@@ -292,7 +291,7 @@ def late_answers(grader: Grader, problem: Problem, right: str) -> list[str]:
     return late
 
 
-# What else reads a text that a model wrote
+# Other readers of texts that a model wrote
 
 READ_UNITS = (
     *UNITS, '\\"', '"\\', "<parameter=", "<function=a>", "<tool_call>", '<tool_call>{"', '{"name":"a"} ',
@@ -305,7 +304,7 @@ HARMLESS_TOOL = "tests.domains.sandbox.answers_under_watch.repeat"
 
 
 def repeat(text: str = "", count: int = 1) -> str:
-    """Repeats a text: a tool that does nothing with it."""
+    """Repeat a text: a harmless tool."""
     return text[:100] * min(count, 2)
 
 
@@ -314,7 +313,7 @@ WITH_DEADLINE = ("weighted", "instruction_following")
 
 
 def readers() -> dict[str, Callable[[str], Any]]:
-    """Returns all functions outside of graders that are given what a model wrote."""
+    """Return all functions outside of graders that read what a model wrote."""
     problem = LABELLED["math"].cases[0].problem
     judge = JudgeGrader()
     weighted = Weighted(graders={"math": MathGrader(), "numeric": LABELLED["numeric"].grader})
@@ -354,15 +353,15 @@ def readers() -> dict[str, Callable[[str], Any]]:
         "an endpoint's reply": lambda text: read_reply(200, text, is_chat=True),
         "steps": Sentences().boundaries,
         "a prompt in a row": messages_in_text,
-        "a page": lambda text: rendered(text[: 2 * LONG]),
+        "a page": lambda text: rendered(text[: 2 * GRADED_CHARACTERS]),
         "a table of answers": one_line,
         "a terminal": lambda text: line_of(text).plain,
     }
 
 
-def reading_faults(read: Callable[[str], Any], folder: Path, watch: Watch) -> list[str]:
-    """Returns what a reader did with hostile texts that it must not, and which errors it raised."""
-    found = []
+def find_reading_faults(read: Callable[[str], Any], folder: Path, watch: Watch) -> list[str]:
+    """Read hostile texts, and describe what a reader did that it must not and which errors it raised."""
+    described_faults = []
     for payload in payloads(folder):
         calls = (f"<tool_call>{payload}</tool_call>", f"<repeat>{payload}</repeat>")
         for text in (payload, *calls, f"\\boxed{{{payload}}}", f"<Outline>{payload}", f"data: {payload}"):
@@ -370,19 +369,19 @@ def reading_faults(read: Callable[[str], Any], folder: Path, watch: Watch) -> li
                 error = _error_of(read, text)
             if watch.seen or (folder / MARKER).exists():
                 (folder / MARKER).unlink(missing_ok=True)
-                found.append(f"{text!r}: {sorted(set(watch.seen)) or 'left a file'}")
+                described_faults.append(f"{text!r}: {sorted(set(watch.seen)) or 'left a file'}")
             if error:
-                found.append(f"{text!r}: {error}")
-    return found
+                described_faults.append(f"{text!r}: {error}")
+    return described_faults
 
 
-def late_readings(read: Callable[[str], Any]) -> list[str]:
-    """Returns the texts on which a reader spent more than `PATIENCE_READ`, or at which it broke."""
+def find_late_readings(read: Callable[[str], Any]) -> list[str]:
+    """List the long texts on which a reader spent more than `READING_SECONDS`, or on which it failed."""
     late = []
     for unit in READ_UNITS:
-        run = unit * (LONG_READ // len(unit))
+        run = unit * (READ_CHARACTERS // len(unit))
         for text in (f"{run}x", f"<tool_call>{{{run}", f"<Parallel><Outlines>{run}</Parallel>"):
-            signal.setitimer(signal.ITIMER_VIRTUAL, PATIENCE_READ)
+            signal.setitimer(signal.ITIMER_VIRTUAL, READING_SECONDS)
             try:
                 if error := _error_of(read, text):
                     late.append(f"{text[:40]!r} of {len(text)} characters: {error}")
@@ -394,7 +393,7 @@ def late_readings(read: Callable[[str], Any]) -> list[str]:
 
 
 def _error_of(read: Callable[[str], Any], text: str) -> str:
-    """Reads a text and returns the error, if it is none that its callers expect (ValueError)."""
+    """Read a text, and return the error unless it is one that callers expect (ValueError)."""
     try:
         read(text)
     except ValueError:
@@ -416,32 +415,32 @@ def _is_late(*_: object) -> None:
 
 
 def main() -> None:
-    folder, what = Path(sys.argv[1]), sys.argv[2]
+    folder, mode = Path(sys.argv[1]), sys.argv[2]
     report: dict[str, list[str]] = {}
     graders = {name: (labelled.grader, labelled.cases[0]) for name, labelled in LABELLED.items()}
     some_case = graders["numeric"][1]
-    if what == "attacks":
+    if mode == "attacks":
         watch = Watch()
         graders["evaluates"] = Evaluates(), some_case
         for name, (grader, case) in graders.items():
             if missing_requirements([grader]):
                 continue
             grader.prepare()
-            report[name] = attacked(grader, case.problem, case.wrong[0], folder, watch)
+            report[name] = attack(grader, case.problem, case.wrong[0], folder, watch)
         for name, read in readers().items():
             _error_of(read, "1")  # what it imports when it is first called
-            report[name] = reading_faults(read, folder, watch)
-    elif what == "read":
+            report[name] = find_reading_faults(read, folder, watch)
+    elif mode == "read":
         signal.signal(signal.SIGVTALRM, _is_late)
         for name, read in readers().items():
             if name not in WITH_DEADLINE:
-                report[name] = late_readings(read)
+                report[name] = find_late_readings(read)
     else:
         signal.signal(signal.SIGVTALRM, _is_late)
         for name, (grader, case) in graders.items():
             if grader.isolation == "inline" or name == "livebench":
                 grader.prepare()
-                report[name] = late_answers(grader, case.problem, case.right[0])
+                report[name] = find_late_answers(grader, case.problem, case.right[0])
     sys.stdout.write(json.dumps(report) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Tests of the sandbox run where there is one, and say elsewhere why they don't."""
+"""Provide the sandbox, or skip its tests with the reason why there is none."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from treetune.domains.sandbox.bubblewrap import Bubblewrap
 
 @pytest.fixture(scope="session")
 def sandbox() -> Bubblewrap:
-    found = Bubblewrap()
-    for reason in found.missing():
+    bubblewrap = Bubblewrap()
+    for reason in bubblewrap.missing():
         pytest.skip(f"no sandbox here: {reason}")
-    return found
+    return bubblewrap

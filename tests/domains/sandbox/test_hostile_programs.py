@@ -1,4 +1,9 @@
-"""Programs that want out of their sandbox, or beyond their limits, get neither, and leave nothing behind."""
+"""Promises of the sandbox about hostile programs:
+
+* none leaves the sandbox, passes its limits or leaves a process, and a trap would notice it;
+* programs end with the process that runs them;
+* the sandbox works for a user who is not root.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,23 @@ from treetune.domains.sandbox.base import ProgramLimits
 from treetune.domains.sandbox.bubblewrap import Bubblewrap, ConfinedProgram, uids_of_programs
 from treetune.domains.sandbox.program import UnsafeLocal, descendants
 
-SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
+SAMPLE = [program for program in hostile_programs(seed=11) if program.kind != "forging"][:30]
 """A sample; tests/endurance/hostile.py programs runs them all."""
 
 LIMITS = ProgramLimits(seconds=1, memory_mib=128, disk_mib=8, output_kib=64)
 
 
-def test_there_are_as_many_as_are_spoken_of_and_all_can_be_compiled() -> None:
+def test_there_are_as_many_hostile_programs_as_documented_and_all_can_be_compiled() -> None:
     programs = hostile_programs()
-    assert len({(one.kind, one.name) for one in programs}) == len(programs) >= COUNT
-    for one in programs:
-        compile(one.code.replace("$PORT", "1").replace("$PID", "1"), one.name, "exec")
+    assert len({(program.kind, program.name) for program in programs}) == len(programs) >= COUNT
+    for program in programs:
+        compile(program.code.replace("$PORT", "1").replace("$PID", "1"), program.name, "exec")
 
 
-@pytest.mark.parametrize("program", SAMPLE, ids=lambda one: f"{one.kind}: {one.name}")
-def test_a_hostile_program_gets_nothing(sandbox: Bubblewrap, program: HostileProgram, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", SAMPLE, ids=lambda program: f"{program.kind}: {program.name}")
+def test_a_hostile_program_reaches_nothing_and_leaves_nothing(
+    sandbox: Bubblewrap, program: HostileProgram, tmp_path: Path
+) -> None:
     before = set(descendants(os.getpid()))
     with Trap(tmp_path).set() as trap:
         outcome = sandbox.run(trap.code(program), stdin="in\n", limits=LIMITS)
@@ -75,7 +82,7 @@ time.sleep(600)
 
 
 def test_a_program_ends_with_the_process_that_ran_it(sandbox: Bubblewrap) -> None:
-    # The process that grades is killed in the middle: nobody is left who could end the program.
+    # The process that grades is killed meanwhile, so that it can't end the program.
     with subprocess.Popen([sys.executable, "-c", GRADER], stdout=subprocess.PIPE) as grader:
         assert grader.stdout is not None
         monitor = int(grader.stdout.readline())
@@ -104,7 +111,7 @@ def _owner(entry: Path) -> int:
         return -1
 
 
-# The sandbox holds as well where whoever runs it is not root.
+# The sandbox of a user who is not root
 
 NOBODY = 65534
 PYTHON = "/usr/bin/python3"
@@ -112,7 +119,7 @@ PYTHON = "/usr/bin/python3"
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """One that everybody can read."""
+    """Make a folder that every user can read."""
     path = Path(tempfile.mkdtemp(prefix="sandbox-of-a-user-"))
     path.chmod(0o755)
     yield path
@@ -120,7 +127,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user runs all other tests of the sandbox")
-def test_the_sandbox_holds_for_a_user_too(sandbox: Bubblewrap, folder: Path) -> None:
+def test_the_sandbox_works_for_a_user_who_is_not_root(sandbox: Bubblewrap, folder: Path) -> None:
     new_enough = [PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     if not Path(PYTHON).exists() or subprocess.run(new_enough).returncode:
         pytest.skip(f"needs a {PYTHON} of 3.11 or later, that any user can run")

@@ -1,8 +1,9 @@
-"""Scorers of libraries: what an answer says is read and never executed, and nothing of an answer is left.
+"""Promises of scorers that come from libraries, such as reasoning_gym:
 
-The first wall is `inside/reading.py`: texts become values by a reader of our own. The second is
-`inside/scoring.py`: a process for each answer, in a sandbox. The second is tried with a scorer that executes
-answers on purpose, with the first one taken down.
+* an answer is read and never executed: texts become values by our reader (`inside/reading.py`);
+* nothing of an answer remains for the next: each has a process in a sandbox (`inside/scoring.py`), unless its
+  scorer is proven to only compare; this is tested with a scorer that executes answers, without our reader;
+* an answer on which a scorer fails, hangs or ends costs itself alone.
 """
 
 from __future__ import annotations
@@ -34,26 +35,28 @@ from treetune.vocabulary import Problem
 
 needs_reasoning_gym = pytest.mark.skipif(bool(missing_packages()), reason="reasoning_gym is not installed")
 
-THAT_READ_PYTHON = [
+DATA_SETS_THAT_READ_PYTHON = [
     "countdown", "puzzle24", "n_queens", "binary_matrix", "spiral_matrix", "string_insertion",
     "simple_integration", "intermediate_integration", "polynomial_multiplication",
 ]  # fmt: skip
-"""Data sets whose scorers give answers to `eval`, or to sympy's parser, which does."""
+"""Data sets whose scorers hand answers to `eval`, or to sympy's parser, which uses it."""
 
 GRADER = ReasoningGymGrader(limits=ProgramLimits(seconds=5.0, memory_mib=2048))
 
 
 @cache
 def problems(dataset: str) -> list[Problem]:
-    made = ReasoningGym(dataset=dataset, train_size=1, validation_size=1, test_size=3).problems("test")
-    return [replace(problem, id=f"{dataset}/{problem.id}") for problem in made]
+    test_problems = ReasoningGym(dataset=dataset, train_size=1, validation_size=1, test_size=3).problems(
+        "test"
+    )
+    return [replace(problem, id=f"{dataset}/{problem.id}") for problem in test_problems]
 
 
 def tagged(answer: str) -> str:
     return f"<answer>{answer}</answer>"
 
 
-# The first wall: texts are read
+# The first defence: texts are read
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def tagged(answer: str) -> str:
     ],
 )
 def test_literals_and_arithmetic_are_read_as_python_does(text: str) -> None:
-    assert repr(read_literal(text)) == repr(eval(text.strip()))  # literals of this test's own
+    assert repr(read_literal(text)) == repr(eval(text.strip()))  # the literals above, and no answer
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_literals_and_arithmetic_are_read_as_python_does(text: str) -> None:
         "await x",
     ],
 )
-def test_a_text_that_says_more_than_a_value_is_refused(text: str) -> None:
+def test_a_text_that_is_more_than_a_value_is_refused(text: str) -> None:
     with pytest.raises((NotAPlainValue, SyntaxError)):
         read_literal(text)
 
@@ -192,7 +195,7 @@ class Scorer(Data):
         # BODY
 """
 
-COMPARE = [
+BODIES_THAT_COMPARE = [
     "return float(answer == entry['answer'])",
     "return 1.0 if same(answer, entry['answer']) else 0.0",
     "return self.config.factor * (self._rows(answer) == self._rows(entry['answer']))",
@@ -208,7 +211,7 @@ COMPARE = [
     "def norm(text):\n    return text.lower()\nreturn norm(answer) == norm(entry['answer'])",
 ]
 
-DO_MORE = [
+BODIES_THAT_DO_MORE = [
     "return eval(answer)",
     "return eval_it(answer)",
     "e = eval\nreturn e(answer)",
@@ -272,16 +275,16 @@ def scorer_of(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> objec
     return module.Scorer().score_answer
 
 
-@pytest.mark.parametrize("body", COMPARE)
-def test_a_scorer_that_only_compares_is_proven_to(
+@pytest.mark.parametrize("body", BODIES_THAT_COMPARE)
+def test_a_scorer_that_only_compares_is_proven_to_only_compare(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = scorer_of(tmp_path, body, monkeypatch)
     prove_only_compares(method, type(method.__self__).__module__)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("body", DO_MORE)
-def test_of_a_scorer_that_evaluates_or_keeps_something_nothing_is_proven(
+@pytest.mark.parametrize("body", BODIES_THAT_DO_MORE)
+def test_a_scorer_that_evaluates_or_keeps_something_is_not_proven(
     body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method = scorer_of(tmp_path, body, monkeypatch)
@@ -310,12 +313,12 @@ ATTACKS = [
 
 @pytest.fixture(scope="module")
 def pool(sandbox: Bubblewrap) -> Iterator[GraderPool]:
-    with GraderPool(GRADER, workers=1) as made:
-        yield made
+    with GraderPool(GRADER, workers=1) as grader_pool:
+        yield grader_pool
 
 
 @needs_reasoning_gym
-@pytest.mark.parametrize("dataset", THAT_READ_PYTHON)
+@pytest.mark.parametrize("dataset", DATA_SETS_THAT_READ_PYTHON)
 def test_answers_that_are_python_write_nothing_and_earn_nothing(
     dataset: str, pool: GraderPool, tmp_path: Path
 ) -> None:
@@ -339,16 +342,16 @@ POISONS = [
 
 @needs_reasoning_gym
 @pytest.mark.parametrize("dataset", ["countdown", "binary_matrix", "simple_integration"])
-def test_an_answer_changes_nothing_that_a_later_one_meets(dataset: str, pool: GraderPool) -> None:
-    first, second, _ = problems(dataset)
+def test_an_answer_changes_nothing_for_a_later_one(dataset: str, pool: GraderPool) -> None:
+    problem, other_problem, _ = problems(dataset)
     wrong = tagged("2+2")
-    before = pool.submit(wrong, first).result().reward
+    before = pool.submit(wrong, problem).result().reward
     for poison in POISONS:
-        pool.submit(tagged(poison), first).result()
-    assert pool.submit(wrong, replace(second, id=f"{dataset} again")).result().reward == before < 1.0
+        pool.submit(tagged(poison), problem).result()
+    assert pool.submit(wrong, replace(other_problem, id=f"{dataset} again")).result().reward == before < 1.0
 
 
-KEEPING = """
+COUNTING_SCORER = """
 import os
 STATE = []
 def prepare():
@@ -373,19 +376,19 @@ def score(answer):
 
 
 @pytest.fixture
-def keeping(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
-    """A scorer that tells how many answers its process has scored."""
+def counting_scorer(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
+    """Make a scorer whose score is the number of answers that its process has scored."""
     source = inside.source
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inside, "source", lambda name: KEEPING if name == "keeping" else source(name))
-        made = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "keeping", "json")
-        yield made
-        made.close()
+        patch.setattr(inside, "source", lambda name: COUNTING_SCORER if name == "keeping" else source(name))
+        scorer = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "keeping", "json")
+        yield scorer
+        scorer.close()
 
 
-def test_only_answers_that_are_compared_share_a_process(keeping: LibraryScorer) -> None:
+def test_only_answers_that_are_compared_share_a_process(counting_scorer: LibraryScorer) -> None:
     def count(only_compares: bool) -> float | None:
-        return keeping.score("x", {"only_compares": only_compares}).score
+        return counting_scorer.score("x", {"only_compares": only_compares}).score
 
     assert [count(False), count(False)] == [1.0, 1.0]
     assert [count(True), count(True), count(True)] == [1.0, 2.0, 3.0]
@@ -394,31 +397,31 @@ def test_only_answers_that_are_compared_share_a_process(keeping: LibraryScorer) 
 
 @pytest.mark.parametrize("answer", ["hang", "evaluate", "end"])
 def test_a_process_that_compares_ends_with_an_answer_that_does_more(
-    keeping: LibraryScorer, answer: str
+    counting_scorer: LibraryScorer, answer: str
 ) -> None:
     compared = {"only_compares": True}
-    assert keeping.score("x", compared).score == 1.0
-    assert keeping.score(answer, compared).score is None
-    assert keeping.score("x", compared).score == 1.0
+    assert counting_scorer.score("x", compared).score == 1.0
+    assert counting_scorer.score(answer, compared).score is None
+    assert counting_scorer.score("x", compared).score == 1.0
 
 
 @pytest.mark.parametrize("answer", ["need memory", "end once"])
-def test_what_other_answers_left_of_a_process_is_no_answers_fault(
-    keeping: LibraryScorer, answer: str
+def test_an_answer_that_fails_in_a_used_process_is_scored_again_in_a_new_one(
+    counting_scorer: LibraryScorer, answer: str
 ) -> None:
     compared = {"only_compares": True}
-    assert keeping.score("x", compared).score == 1.0
-    assert keeping.score(answer, compared).score == 1.0
-    assert keeping.score("fill", compared).message == "the scorer raised MemoryError"
+    assert counting_scorer.score("x", compared).score == 1.0
+    assert counting_scorer.score(answer, compared).score == 1.0
+    assert counting_scorer.score("fill", compared).message == "the scorer raised MemoryError"
 
 
-def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(keeping: LibraryScorer) -> None:
+def test_a_scorer_that_raises_on_an_answer_goes_on_with_the_next(counting_scorer: LibraryScorer) -> None:
     compared = {"only_compares": True}
-    assert keeping.score("raise", compared).message == "the scorer raised ValueError('raise')"
-    assert keeping.score("x", compared).score == 2.0
+    assert counting_scorer.score("raise", compared).message == "the scorer raised ValueError('raise')"
+    assert counting_scorer.score("x", compared).score == 2.0
 
 
-PROVEN = """
+PROVING_PROGRAM = """
 import json, sys
 from treetune.domains.sandbox.inside import reading, reasoning_gym_scores as scores
 names = json.loads(sys.argv[1])
@@ -431,18 +434,22 @@ print(json.dumps([name for name in names if scores._only_compares(data_sets[name
 
 @needs_reasoning_gym
 @pytest.mark.parametrize(
-    ("how", "that_read_literals"),
+    ("mode", "that_read_literals"),
     [
         ("untaught", []),
         ("taught", ["n_queens", "binary_matrix", "spiral_matrix", "string_insertion"]),
     ],
 )
 def test_scorers_that_read_python_are_proven_to_only_compare_where_our_reader_makes_plain_values_of_it(
-    how: str, that_read_literals: list[str]
+    mode: str, that_read_literals: list[str]
 ) -> None:
-    names = json.dumps([*THAT_READ_PYTHON, "chain_sum", "zebra_puzzles"])
+    names = json.dumps([*DATA_SETS_THAT_READ_PYTHON, "chain_sum", "zebra_puzzles"])
     done = subprocess.run(
-        [sys.executable, "-c", PROVEN, names, how], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", PROVING_PROGRAM, names, mode],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
     assert json.loads(done.stdout.splitlines()[-1]) == [*that_read_literals, "chain_sum", "zebra_puzzles"]
 
@@ -486,7 +493,7 @@ def test_a_sandbox_that_runs_whole_programs_alone_is_refused_by_name() -> None:
 
 
 @needs_reasoning_gym
-def test_unsafe_local_scores_as_well_where_it_is_named() -> None:
+def test_unsafe_local_scores_where_it_is_named() -> None:
     grader = ReasoningGymGrader(sandbox=UnsafeLocal(), limits=ProgramLimits(seconds=5.0, memory_mib=2048))
     problem = problems("countdown")[0]
     assert missing_requirements([grader]) == []
@@ -495,9 +502,9 @@ def test_unsafe_local_scores_as_well_where_it_is_named() -> None:
     assert grader.grade(tagged("2+2"), problem).reward < 1.0
 
 
-# The second wall: a scorer that executes answers, with the reader taken down
+# The second defence: a scorer that executes answers, without our reader
 
-HOSTILE = """
+EXECUTING_SCORER = """
 import json, os, sys
 STATE = []
 def prepare():
@@ -512,29 +519,29 @@ def run(answer):
 
 
 @pytest.fixture(scope="module")
-def executing(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
+def executing_scorer(sandbox: Bubblewrap) -> Iterator[LibraryScorer]:
     source = inside.source
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inside, "source", lambda name: HOSTILE if name == "hostile" else source(name))
-        made = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
-        yield made
-        made.close()
+        patch.setattr(inside, "source", lambda name: EXECUTING_SCORER if name == "hostile" else source(name))
+        scorer = LibraryScorer(sandbox, ProgramLimits(seconds=2.0, memory_mib=256), "hostile", "json")
+        yield scorer
+        scorer.close()
 
 
 def score(scorer: LibraryScorer, code: str) -> float | None:
     return scorer.score(code, {}).score
 
 
-def test_the_scorer_of_these_tests_executes_answers(executing: LibraryScorer) -> None:
-    assert score(executing, "score = 6 * 7 / 100") == 0.42
+def test_the_executing_scorer_executes_answers(executing_scorer: LibraryScorer) -> None:
+    assert score(executing_scorer, "score = 6 * 7 / 100") == 0.42
 
 
-def test_state_of_an_executed_answer_is_gone_with_it(executing: LibraryScorer) -> None:
+def test_state_of_an_executed_answer_is_gone_for_the_next(executing_scorer: LibraryScorer) -> None:
     change = (
         "STATE.append(1); import json; json.dumps = None; import builtins; builtins.float = lambda x: 1.0"
     )
-    executing.score(change, {})
-    assert score(executing, "import json; score = len(STATE) + (json.dumps is None)") == 0.0
+    executing_scorer.score(change, {})
+    assert score(executing_scorer, "import json; score = len(STATE) + (json.dumps is None)") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -546,10 +553,12 @@ def test_state_of_an_executed_answer_is_gone_with_it(executing: LibraryScorer) -
         "import os; os.symlink('/', 'left')",
     ],
 )
-def test_files_of_an_executed_answer_are_gone_with_it(executing: LibraryScorer, leave: str) -> None:
-    executing.score(leave, {})
+def test_files_of_an_executed_answer_are_gone_for_the_next(
+    executing_scorer: LibraryScorer, leave: str
+) -> None:
+    executing_scorer.score(leave, {})
     look = "import os; score = float(len(os.listdir('.')) + len(os.listdir('/dev/shm')))"
-    assert score(executing, look) == 0.0
+    assert score(executing_scorer, look) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -560,11 +569,11 @@ def test_files_of_an_executed_answer_are_gone_with_it(executing: LibraryScorer, 
         "import subprocess, sys; subprocess.Popen([sys.executable]); score = 1.0",
     ],
 )
-def test_an_executed_answer_starts_no_process(executing: LibraryScorer, start: str) -> None:
-    assert score(executing, start) is None
+def test_an_executed_answer_starts_no_process(executing_scorer: LibraryScorer, start: str) -> None:
+    assert score(executing_scorer, start) is None
 
 
-def test_an_executed_answer_reaches_no_channel_but_its_own(executing: LibraryScorer) -> None:
+def test_an_executed_answer_reaches_no_channel_but_its_own(executing_scorer: LibraryScorer) -> None:
     forge = """
 import os
 for descriptor in range(256):
@@ -572,8 +581,8 @@ for descriptor in range(256):
     except OSError: pass
 os._exit(0)
 """
-    assert score(executing, forge) is None
-    assert score(executing, "score = 0.25") == 0.25
+    assert score(executing_scorer, forge) is None
+    assert score(executing_scorer, "score = 0.25") == 0.25
 
 
 @pytest.mark.parametrize(
@@ -593,30 +602,32 @@ os._exit(0)
         "import sys; sys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     ],
 )
-def test_what_an_executed_answer_ends_is_there_for_the_next(
-    executing: LibraryScorer, ends: str, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_ends_the_sandbox_leaves_a_working_one_for_the_next(
+    executing_scorer: LibraryScorer, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A stopped sandbox is found out when nobody answers. Its start has had its time: the scorer is at work.
-    assert score(executing, "score = 0.25") == 0.25
+    # A stopped sandbox is noticed by its silence. The scorer has answered once, so its start is over.
+    assert score(executing_scorer, "score = 0.25") == 0.25
     monkeypatch.setattr(served, "_SPARE_SECONDS", 10.0)
-    ended = executing.score(ends, {})
+    ended = executing_scorer.score(ends, {})
     assert ended.score is None or ended.score != ended.score
-    assert score(executing, "score = 0.75") == 0.75
+    assert score(executing_scorer, "score = 0.75") == 0.75
 
 
 @pytest.mark.parametrize(
-    "told", ["[1]", '"x"', '{"score": "1"}', '{"score": true}', "1" * 100_000, "[" * 2000, "{"]
+    "message", ["[1]", '"x"', '{"score": "1"}', '{"score": true}', "1" * 100_000, "[" * 2000, "{"]
 )
-def test_what_is_told_in_place_of_a_score_is_none(executing: LibraryScorer, told: str) -> None:
+def test_a_malformed_message_in_place_of_a_score_is_no_score(
+    executing_scorer: LibraryScorer, message: str
+) -> None:
     write = f"""
 import os
 for descriptor in range(3, 64):
-    try: os.write(descriptor, {told.encode()!r})
+    try: os.write(descriptor, {message.encode()!r})
     except OSError: pass
 os._exit(0)
 """
-    assert score(executing, write) is None
-    assert score(executing, "score = 0.5") == 0.5
+    assert score(executing_scorer, write) is None
+    assert score(executing_scorer, "score = 0.5") == 0.5
 
 
 def test_python_executes_no_text_where_code_is_refused() -> None:

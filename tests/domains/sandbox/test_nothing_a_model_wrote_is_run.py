@@ -1,5 +1,9 @@
-"""What a model wrote is text to every grader: nothing of it is executed, unpickled or filled in outside the
-sandbox, and no inline grader hangs on it."""
+"""Promises about texts that a model wrote, outside the sandbox:
+
+* no module runs, unpickles or fills in a text, but for the listed places with their reasons;
+* no grader and no other reader runs a hostile answer (seen by an audit hook);
+* no inline grader, and no reader in the run's process, hangs on a long text.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +61,8 @@ ALLOWED = {
     ("src/treetune/domains/puzzles/zebra_puzzles.py", "?.format"): TEMPLATE,
     ("src/treetune/view/report/recorded.py", "?.format"): TEMPLATE,
 }
-"""Places outside the sandbox that could run a text, make objects of bytes or import what a text names, and
-whose text it is."""
+"""Places outside the sandbox that could run a text, make objects of bytes or import what a text names,
+and the origin of the text of each."""
 
 
 def test_no_module_outside_the_sandbox_runs_text() -> None:
@@ -138,7 +142,7 @@ def test_no_module_outside_the_sandbox_runs_text() -> None:
         "spec.loader.exec_module(module)",
     ],
 )
-def test_what_runs_a_text_is_found_under_whichever_name(source: str) -> None:
+def test_code_that_runs_a_text_is_found_under_every_name(source: str) -> None:
     assert find_text_that_runs(source)
 
 
@@ -160,13 +164,13 @@ def test_what_runs_a_text_is_found_under_whichever_name(source: str) -> None:
         "evaluate(x)",
     ],
 )
-def test_what_runs_nothing_is_not_found(source: str) -> None:
+def test_code_that_runs_no_text_is_not_found(source: str) -> None:
     assert find_text_that_runs(source) == set()
 
 
 @needs_sandbox
 def test_no_grader_runs_a_hostile_answer(tmp_path: Path) -> None:
-    report = _watched(tmp_path, "attacks")
+    report = report_of_watch(tmp_path, "attacks")
     assert report.pop("evaluates"), "the watch doesn't see a grader that evaluates answers"
     assert {"math", "minerva", "countdown", "cruxeval", "livebench"} <= report.keys()
     assert {"judge's verdict", "weighted", "tools by JSON", "threads' faults", "a page"} <= report.keys()
@@ -174,19 +178,19 @@ def test_no_grader_runs_a_hostile_answer(tmp_path: Path) -> None:
 
 
 def test_inline_graders_end_on_long_answers(tmp_path: Path) -> None:
-    report = _watched(tmp_path, "long")
+    report = report_of_watch(tmp_path, "long")
     assert {"final_answer", "multiple_choice", "exact_match", "livebench"} <= report.keys()
     assert {name: late for name, late in report.items() if late} == {}
 
 
-def test_what_is_read_in_the_runs_own_process_ends_on_long_texts(tmp_path: Path) -> None:
-    report = _watched(tmp_path, "read")
+def test_readers_in_the_runs_process_end_on_long_texts(tmp_path: Path) -> None:
+    report = report_of_watch(tmp_path, "read")
     assert {"judge's verdict", "tools by JSON", "threads' faults", "a page", "a terminal"} <= report.keys()
     assert {name: late for name, late in report.items() if late} == {}
 
 
-def _watched(folder: Path, what: str) -> dict[str, list[str]]:
-    command = [sys.executable, "-m", "tests.domains.sandbox.answers_under_watch", str(folder), what]
+def report_of_watch(folder: Path, mode: str) -> dict[str, list[str]]:
+    command = [sys.executable, "-m", "tests.domains.sandbox.answers_under_watch", str(folder), mode]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         pytest.fail(done.stderr[-3000:])

@@ -1,4 +1,11 @@
-"""Programs run in the sandbox as outside of it, and a model's code is answered, whatever it does."""
+"""Promises of the sandbox and of the Python console in it:
+
+* an ordinary program runs as outside the sandbox, and the way in which a program ends is told;
+* a sandbox that is missing or can't start says so, blames no program, and leaves no open files and
+  processes;
+* code in the console is answered with its output, its error or the limit that it passed, and a session
+  keeps its names until a call is stopped.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +32,32 @@ LONG_INPUT = ["reads all of its input", "import sys; print(len(sys.stdin.read())
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "stdin", "stdout"), [*cases(PROGRAMS, "ordinary"), LONG_INPUT], ids=lambda one: one[:20]
+    ("name", "code", "stdin", "stdout"),
+    [*cases(PROGRAMS, "ordinary"), LONG_INPUT],
+    ids=lambda value: value[:20],
 )
-def test_an_ordinary_program_runs(sandbox: Bubblewrap, what: str, code: str, stdin: str, stdout: str) -> None:
+def test_an_ordinary_program_runs(sandbox: Bubblewrap, name: str, code: str, stdin: str, stdout: str) -> None:
     outcome = sandbox.run(code, stdin=stdin, files={"helper.py": "NUMBER = 7"})
     assert (outcome.stdout, outcome.stderr, outcome.exit) == (stdout, "", 0)
 
 
-def test_sets_of_strings_come_in_the_same_order_every_time(sandbox: Bubblewrap) -> None:
+def test_sets_of_strings_have_the_same_order_in_every_run(sandbox: Bubblewrap) -> None:
     code = "print({str(number) for number in range(100)})"
     assert len({sandbox.run(code).stdout for _ in range(3)}) == 1
 
 
-@pytest.mark.parametrize(("how", "code", "exit", "killed_by"), cases(PROGRAMS, "ends"))
-@pytest.mark.parametrize("where", ["bubblewrap", "unsafe_local"])
+@pytest.mark.parametrize(("name", "code", "exit", "killed_by"), cases(PROGRAMS, "ends"))
+@pytest.mark.parametrize("runner_name", ["bubblewrap", "unsafe_local"])
 def test_the_end_of_a_program_is_told(
-    request: pytest.FixtureRequest, where: str, how: str, code: str, exit: int | None, killed_by: str | None
+    request: pytest.FixtureRequest,
+    runner_name: str,
+    name: str,
+    code: str,
+    exit: int | None,
+    killed_by: str | None,
 ) -> None:
-    found = request.getfixturevalue("sandbox") if where == "bubblewrap" else UnsafeLocal()
-    outcome: ProgramOutcome = found.run(code, limits=ProgramLimits(seconds=1, output_kib=64))
+    runner = request.getfixturevalue("sandbox") if runner_name == "bubblewrap" else UnsafeLocal()
+    outcome: ProgramOutcome = runner.run(code, limits=ProgramLimits(seconds=1, output_kib=64))
     assert (outcome.exit, outcome.killed_by) == (exit, killed_by)
     assert len(outcome.stdout) + len(outcome.stderr) <= 64 * 1024
 
@@ -77,24 +91,24 @@ def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) ->
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_the_number_of_a_program_that_has_ended_is_its_own_until_it_is_killed(
+def test_the_process_id_of_a_program_that_has_ended_stays_taken_until_it_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise another process could get the number, and be killed."""
+    """Were it freed before the kill, another process could get the number and be killed."""
     is_unreaped: list[bool] = []
 
-    def look(pid: int, number: int) -> None:
+    def record_whether_unreaped(pid: int, number: int) -> None:
         is_unreaped.append(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None)
 
-    monkeypatch.setattr(inside.os, "kill", look)
-    monkeypatch.setattr(inside.os, "killpg", look)
-    read, write = os.pipe()
+    monkeypatch.setattr(inside.os, "kill", record_whether_unreaped)
+    monkeypatch.setattr(inside.os, "killpg", record_whether_unreaped)
+    output, write = os.pipe()
     pid = os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_DUP2, write, 1)])
     os.close(write)
     try:
-        assert inside._follow(pid, read, seconds=60.0, most_bytes=100) == (0, False, b"")
+        assert inside._follow(pid, output, seconds=60.0, most_bytes=100) == (0, False, b"")
     finally:
-        os.close(read)
+        os.close(output)
     assert is_unreaped == [True, True]
     with pytest.raises(ChildProcessError):  # it is reaped at the end
         os.waitpid(pid, os.WNOHANG)
@@ -121,7 +135,7 @@ def test_a_program_that_cannot_start_leaves_no_open_files(
     assert psutil.Process().children() == children_before
 
 
-# The console in which a model's code is run.
+# The console in which a model's code runs
 
 
 @pytest.fixture(scope="module")
@@ -148,12 +162,12 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize(("code", "answer"), ANSWERS.values(), ids=ANSWERS)
-def test_code_is_answered_with(tool: PythonTool, code: str, answer: str) -> None:
+def test_code_is_answered_with_its_output(tool: PythonTool, code: str, answer: str) -> None:
     assert tool.run(code) == answer
 
 
 @pytest.mark.parametrize("code", ["1 / 0", "1 +", "raise ValueError('ü')", "def f(): f()\nf()"])
-def test_an_error_is_answered_with_its_traceback_and_nothing_of_ours(tool: PythonTool, code: str) -> None:
+def test_an_error_is_answered_with_a_traceback_without_our_files(tool: PythonTool, code: str) -> None:
     answer = tool.run(code)
     assert "Error" in answer and "boot.py" not in answer and "main.py" not in answer
 
@@ -176,9 +190,11 @@ STOPPED = {
 
 
 @pytest.mark.parametrize(("code", "answer"), STOPPED.values(), ids=STOPPED)
-def test_code_that_passes_a_limit_is_answered_too(tool: PythonTool, code: str, answer: str) -> None:
-    said = tool.run(code)
-    assert said.startswith("[the code ") and answer in said
+def test_code_that_passes_a_limit_is_answered_with_the_limit(
+    tool: PythonTool, code: str, answer: str
+) -> None:
+    printed = tool.run(code)
+    assert printed.startswith("[the code ") and answer in printed
 
 
 def test_names_stay_in_a_session(session: PythonSession) -> None:
@@ -192,8 +208,8 @@ def test_names_stay_in_a_session(session: PythonSession) -> None:
 def test_a_session_goes_on_after_a_call_that_was_stopped(session: PythonSession) -> None:
     session.run("x = 2")
     for code, answer in STOPPED.values():
-        said = session.run(code)
-        assert said.startswith("[the code ") and answer in said
+        printed = session.run(code)
+        assert printed.startswith("[the code ") and answer in printed
         assert session.run("1 + 1") == "2\n"
     assert "NameError" in session.run("x")
 
@@ -206,7 +222,7 @@ def test_code_that_writes_into_the_channel_spoils_its_own_answer_alone(session: 
     assert session.run("1") == "1\n"
 
 
-def test_without_bubblewrap_every_call_stands_alone() -> None:
+def test_without_bubblewrap_there_are_calls_and_no_sessions() -> None:
     tool = PythonTool(sandbox=UnsafeLocal())
     assert tool.run("1 + 1") == "2\n"
     with pytest.raises(ValueError, match="keeps no names"):

@@ -1,6 +1,7 @@
-"""Finds in Python's source whatever could run a text, load a pickle, start a shell or import what data name.
+"""Find in Python's source all that could run a text, load a pickle, start a shell or import a module by
+data.
 
-References count, not calls: `run = eval` is found where it is written, under whichever name it is called.
+References count, not calls: `run = eval` is found in its line, under whichever name it is called later.
 Names are followed through imports, their renamings and simple assignments.
 """
 
@@ -19,7 +20,7 @@ RUNS = {
     "sympy.sympify", "sympy.S", "sympy.parse_expr", "sympy.lambdify", "sympy.parsing.parse_expr",
     "numexpr.evaluate", "pandas.eval",
 }  # fmt: skip
-"""Functions that run a text, or make something to run of it."""
+"""Functions that run a text, or make something of it that can be run."""
 
 RUNS_BY_NAME = {
     "sympify",
@@ -30,7 +31,7 @@ RUNS_BY_NAME = {
     "full_load",
     "read_pickle",
 }
-"""Names that run text in whichever module they stand."""
+"""Names that run text in every module that has them."""
 
 UNPICKLE = {
     "pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal", "jsonpickle",
@@ -48,7 +49,7 @@ _SAFE_LOADERS = {"SafeLoader", "CSafeLoader", "BaseLoader"}
 
 
 def find_text_that_runs(source: str) -> set[str]:
-    """Returns the full names of all that a module refers to and that could run a text."""
+    """Return the full names of all references of a module that could run a text."""
     return set(_Finder(ast.parse(source)).find())
 
 
@@ -56,7 +57,7 @@ class _Finder:
     def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._full_names: dict[str, str] = {}
-        """What names stand for: ``np`` for ``numpy``, ``run`` for ``builtins.eval``."""
+        """The full names of local names: ``np`` is ``numpy``, ``run`` is ``builtins.eval``."""
         self._collect_imports()
         self._collect_assignments()
 
@@ -104,8 +105,8 @@ class _Finder:
                 return "builtins"
             return f"builtins.{node.id}" if f"builtins.{node.id}" in RUNS else None
         if isinstance(node, ast.Attribute):
-            of = self._full_name(node.value)
-            return None if of is None else f"{of}.{node.attr}"
+            parent = self._full_name(node.value)
+            return None if parent is None else f"{parent}.{node.attr}"
         if isinstance(node, ast.Call) and self._is_import(node) and _is_text(node.args[0]):
             return str(node.args[0].value)  # type: ignore[attr-defined]
         return None
@@ -131,7 +132,7 @@ class _Finder:
         named = {keyword.arg: keyword.value for keyword in node.keywords}
         name = node.func.attr if isinstance(node.func, ast.Attribute) else full_name.rpartition(".")[2]
         if name == "eval" and (node.args or node.keywords) and full_name != "builtins.eval":
-            yield "?.eval"  # of a table; a module of torch's is set to its mode without an argument
+            yield "?.eval"  # of a table; torch's `eval`, which only sets a mode, has no argument
         if None in named and full_name in ("numpy.load", "torch.load", "yaml.load", "subprocess.run"):
             yield f"{full_name}(**…)"
         if "allow_pickle" in named and not _is(named["allow_pickle"], False):
@@ -158,7 +159,7 @@ class _Finder:
                 yield f"?.{name}"
 
     def _of_subscript(self, node: ast.Subscript) -> Iterator[str]:
-        """A name looked up in a module's dictionary."""
+        """Yield a name that is looked up in a module's dictionary."""
         value = node.value
         if isinstance(value, ast.Attribute) and value.attr == "__dict__":
             module = self._full_name(value.value) or ""

@@ -1,9 +1,8 @@
-"""Machines of our own making: several on one computer, which share a file system, a network and nothing else.
+"""Simulated machines: several on one computer, which share a file system and a network and nothing else.
 
 A machine is a set of Linux namespaces: its own network interface, host name, processes, /tmp and /dev/shm.
-All of them are inside of outer namespaces that `enclosed` makes, which have no way to any other network: what
-happens here reaches nobody, and when the command ends, however it ends, the kernel takes processes,
-interfaces and mounts away.
+All of them are inside of outer namespaces that `enclosed` makes and that have no other network. When the
+command ends, however it ends, the kernel removes processes, interfaces and mounts.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 INSIDE = "TREETUNE_CLUSTER"
-"""Names the shared folder in the environment of what runs in the outer namespaces."""
+"""The variable that has the name of the shared folder for programs in the outer namespaces."""
 
 NETWORK = "10.77.0"
 PATIENCE_S = 30.0
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 
-# The first process of a machine. It has nothing to do but to be the parent of those who lost theirs.
+# The first process of a machine, which only becomes the parent of processes whose parent has ended.
 INIT = "trap : TERM; while :; do sleep 1000 & wait; done"
 
 
 @dataclass
 class Machine:
-    """One of them, named by its host name; `shared` is the folder that all of them see."""
+    """A machine, named by its host name; `shared` is the folder that all machines see."""
 
     name: str
     address: str
     shared: Path
     mounts: dict[str, Path] = field(default_factory=dict)
-    """What it has in another place's stead: what is shared, or its own."""
+    """Folders and files that are mounted over others, by the path over which they are mounted."""
     init: subprocess.Popen[bytes] | None = None
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -54,11 +53,14 @@ class Machine:
         private.mkdir(parents=True, exist_ok=True)
         names = "".join(f"{address} {name}\n" for name, address in hosts.items())
         (private / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-        # What all of them see may lie below /tmp, which each has one of its own of.
-        seen = [place for place in (self.shared, ROOT) if place.is_relative_to("/tmp")]
-        keep = "\n".join(f"mkdir /run/{n} && mount --bind {place} /run/{n}" for n, place in enumerate(seen))
-        put = "\n".join(f"mkdir -p {place} && mount --move /run/{n} {place}" for n, place in enumerate(seen))
-        mounts = "\n".join(f"mount --bind {what} {place}" for place, what in self.mounts.items())
+        # The shared folders may lie below /tmp, and each machine has a /tmp of its own: they are kept below
+        # /run while the new /tmp is mounted.
+        below_tmp = [folder for folder in (self.shared, ROOT) if folder.is_relative_to("/tmp")]
+        keep, put_back = "", ""
+        for number, folder in enumerate(below_tmp):
+            keep += f"mkdir /run/{number} && mount --bind {folder} /run/{number}\n"
+            put_back += f"mkdir -p {folder} && mount --move /run/{number} {folder}\n"
+        mounts = "\n".join(f"mount --bind {source} {target}" for target, source in self.mounts.items())
         script = f"""set -e
             hostname {self.name}
             mount --make-rprivate /
@@ -66,7 +68,7 @@ class Machine:
             {keep}
             mount -t tmpfs tmpfs /tmp
             mount -t tmpfs tmpfs /dev/shm
-            {put}
+            {put_back}
             mount --bind {private}/hosts /etc/hosts
             {mounts}
             : >{private}/up
@@ -82,17 +84,17 @@ class Machine:
         wait_until((private / "up").exists, f"the machine {self.name}")
         _run(*f"ip link add {self.link} type veth peer name eth0 netns {self.pid}".split())
         _run(*f"ip link set {self.link} master bridge up".split())
-        for words in (f"addr add {self.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
-            self.run("ip", *words.split())
+        for arguments in (f"addr add {self.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
+            self.run("ip", *arguments.split())
 
     @property
     def link(self) -> str:
-        """The outer end of its cable."""
+        """The name of the outer end of its network interface."""
         return f"to-{self.address.rpartition('.')[2]}"
 
     @property
     def pid(self) -> int:
-        """Of its first process, as seen from outside."""
+        """The id of its first process, as seen from outside."""
         assert self.init is not None
         children = Path(f"/proc/{self.init.pid}/task/{self.init.pid}/children").read_text().split()
         return int(children[0])
@@ -103,7 +105,7 @@ class Machine:
     def run(
         self, *command: str, check: bool = True, deadline_s: float = 600.0
     ) -> subprocess.CompletedProcess[str]:
-        """A command on it, to its end."""
+        """Runs a command on the machine to its end."""
         done = subprocess.run(
             self._enter(command), capture_output=True, text=True, timeout=deadline_s, check=False, cwd="/"
         )
@@ -116,7 +118,7 @@ class Machine:
     def start(
         self, *command: str, log: Path, environment: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        """A command that goes on, as a daemon does."""
+        """Starts a command on the machine that goes on, such as a daemon."""
         with log.open("ab") as file:
             process = subprocess.Popen(
                 self._enter(command), stdin=subprocess.DEVNULL, stdout=file, stderr=file, cwd="/",
@@ -125,27 +127,27 @@ class Machine:
         self.started.append(process)
         return process
 
-    def processes(self, words: str) -> list[int]:
-        """Those on it whose command line has these words, by their ids there."""
+    def processes(self, text: str) -> list[int]:
+        """Finds the processes on the machine whose command line has a text, by their ids there."""
         listed = self.run("ps", "-eo", "pid=,args=").stdout.splitlines()
-        return [int(line.split()[0]) for line in listed if words in line and " ps " not in line]
+        return [int(line.split()[0]) for line in listed if text in line and " ps " not in line]
 
-    def kill(self, words: str) -> int:
-        """SIGKILL to all processes with these words; how many there were."""
-        found = self.processes(words)
-        if found:
-            self.run("kill", "-KILL", *map(str, found), check=False)
-        return len(found)
+    def kill(self, text: str) -> int:
+        """Sends SIGKILL to all processes whose command line has a text, and returns their number."""
+        pids = self.processes(text)
+        if pids:
+            self.run("kill", "-KILL", *map(str, pids), check=False)
+        return len(pids)
 
     def switch_off(self) -> None:
-        """As a power cut: all of its processes are gone at once, its interface with them."""
+        """Ends the machine as a power cut does: all processes and the interface are gone at once."""
         if self.init is None:
             return
         with contextlib.suppress(ProcessLookupError, IndexError, FileNotFoundError):
             os.kill(self.pid, signal.SIGKILL)
         self.init.wait(PATIENCE_S)
         self.init = None
-        with contextlib.suppress(RuntimeError):  # it goes with the machine, at once or a moment later
+        with contextlib.suppress(RuntimeError):  # the kernel may have deleted it already
             _run("ip", "link", "delete", self.link)
         for process in self.started:
             process.wait(PATIENCE_S)
@@ -156,23 +158,23 @@ class Machine:
 def machines(
     names: Sequence[str], shared: Path, mounts: Mapping[str, Path] | None = None
 ) -> Iterator[dict[str, Machine]]:
-    """Machines of these names, switched on; off at the end of the block. All have the `mounts`."""
+    """Switches machines on, and off at the end of the block. All have the `mounts`."""
     hosts = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
-    made = {name: Machine(name, address, shared, dict(mounts or {})) for name, address in hosts.items()}
+    by_name = {name: Machine(name, address, shared, dict(mounts or {})) for name, address in hosts.items()}
     _run("ip", "link", "add", "bridge", "type", "bridge")
     _run("ip", "link", "set", "bridge", "up")
     try:
-        for machine in made.values():
+        for machine in by_name.values():
             machine.switch_on(hosts)
-        yield made
+        yield by_name
     finally:
-        for machine in made.values():
+        for machine in by_name.values():
             machine.switch_off()
         _run("ip", "link", "delete", "bridge")
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = PATIENCE_S) -> None:
-    """Raises TimeoutError when it hasn't come by then."""
+    """Waits for a condition; raises TimeoutError after `deadline_s`."""
     deadline = time.monotonic() + deadline_s
     while not condition():
         if time.monotonic() > deadline:
@@ -181,7 +183,11 @@ def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = PAT
 
 
 def missing(tools: Mapping[str, str]) -> str | None:
-    """What this computer lacks to make machines with these tools and their packages; None for nothing."""
+    """Says what this computer lacks to make machines with these tools; None if nothing.
+
+    Args:
+        tools: The Debian package of each program that is needed.
+    """
     lacking = sorted(
         {package for tool, package in tools.items() if shutil.which(tool, path=_search()) is None}
     )
@@ -196,13 +202,16 @@ def missing(tools: Mapping[str, str]) -> str | None:
 
 
 def enclosed() -> Path:
-    """Called first: starts this command again in outer namespaces, with a folder that is deleted when it has
-    ended, and ends with its exit code. Inside: that folder."""
+    """Starts this command again in outer namespaces, and ends with its exit code. A script calls this first.
+
+    Returns:
+        In the outer namespaces, the shared folder, which is deleted at the end.
+    """
     if INSIDE in os.environ:
         _run("ip", "link", "set", "lo", "up")
         return Path(os.environ[INSIDE])
     folder = tempfile.mkdtemp(prefix="treetune-cluster-")
-    # unshare itself complains, of nothing that matters, on its standard error.
+    # The standard error of unshare itself, which has harmless messages, is dropped; the command's is kept.
     command = ["bash", "-c", 'exec 3>&2 2>/dev/null; exec unshare "$@"', "unshare"]
     command += ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["bash", "-c", 'exec 2>&3 3>&-; exec "$@"', "inside", sys.executable, *sys.argv]
@@ -226,7 +235,7 @@ def enclosed() -> Path:
 
 
 def _end_with_parent() -> None:
-    """SIGKILL to this process when its parent is gone, even by SIGKILL; the folder then stays."""
+    """Has the kernel kill this process when its parent ends, even by SIGKILL; the folder then stays."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -1,4 +1,4 @@
-"""A real SLURM cluster on machines of our own making: munge, a controller, a daemon on each node."""
+"""A real SLURM cluster on simulated machines: munge, a controller, and a daemon on each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS = {
     "unshare": "util-linux",
     "ps": "procps",
 }
-"""What has to be there, and the Debian package that brings it."""
+"""The programs that are needed, with their Debian packages."""
 
 HEAD = "head"
 NODE_LOST_AFTER_S = 10
@@ -52,14 +52,14 @@ JobRequeue=1
 NodeName={nodes} CPUS=2 RealMemory=16000 Gres=gpu:1 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-"""A node's one "GPU" is a number that SLURM counts: it stands for the node's cores, which train here. A job
-that was requeued may start when the credentials of its last start have expired (`cred_expire`, seconds): not
-before SLURM has killed what is left of that start (after 30 s)."""
+"""The one "GPU" of a node is only a number for SLURM: the run trains on the node's cores. A requeued job
+may start when the credentials of its last start have expired (`cred_expire`, in seconds), and by then SLURM
+has killed all processes of that start (after 30 s)."""
 
 
 @dataclass
 class Cluster:
-    """What a user of the cluster sees on its login node, and what may befall its nodes."""
+    """A cluster as a user of its login node sees it, whose nodes can be switched off and on."""
 
     machines: dict[str, Machine]
     folder: Path
@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of whoever works here: nothing of the computer's but where its programs are."""
+        """The environment of a user of the cluster; it has only the paths of the computer's programs."""
         kept = {
             name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ
         }
@@ -80,19 +80,19 @@ class Cluster:
         self._start(self.machines[node], "slurmd", "-D", "-N", node)
 
     def switch_on(self, node: str) -> None:
-        """After it was switched off."""
+        """Switches a node on again, with its daemons."""
         machine = self.machines[node]
-        machine.switch_on({name: one.address for name, one in self.machines.items()})
+        machine.switch_on({name: other.address for name, other in self.machines.items()})
         self._start_munge(machine)
         self.start_daemon(node)
 
     def do(self, *command: str, check: bool = True, **environment: str) -> str:
-        """A command on the login node; its standard output."""
-        words = [f"{name}={value}" for name, value in (self.environment | environment).items()]
-        return self.head.run("env", "-i", *words, *command, check=check).stdout.strip()
+        """Runs a command on the login node, and returns its standard output."""
+        variables = [f"{name}={value}" for name, value in (self.environment | environment).items()]
+        return self.head.run("env", "-i", *variables, *command, check=check).stdout.strip()
 
     def state(self, job: str) -> str:
-        """Such as PENDING, RUNNING, COMPLETED, FAILED, CANCELLED, NODE_FAIL."""
+        """Returns the state of a job, such as PENDING, RUNNING, COMPLETED, FAILED, CANCELLED or NODE_FAIL."""
         return self._job(job).get("JobState", "GONE")
 
     def restarts(self, job: str) -> int:
@@ -108,8 +108,8 @@ class Cluster:
         return self.do("sinfo", "--noheader", "--Node", "--states=idle", "--format=%N").split()
 
     def _job(self, job: str) -> Mapping[str, str]:
-        words = self.do("scontrol", "--oneliner", "show", "job", job, check=False).split()
-        return dict(word.partition("=")[::2] for word in words)
+        fields = self.do("scontrol", "--oneliner", "show", "job", job, check=False).split()
+        return dict(field.partition("=")[::2] for field in fields)
 
     def _start_munge(self, machine: Machine) -> None:
         machine.start(
@@ -123,16 +123,16 @@ class Cluster:
             f"munge on {machine.name}",
         )
 
-    def _start(self, machine: Machine, daemon: str, *words: str) -> None:
+    def _start(self, machine: Machine, daemon: str, *options: str) -> None:
         log = self.folder / f"{daemon}-{machine.name}.log"
         machine.start(
-            daemon, *words, "-f", str(self.folder / "slurm.conf"), log=log, environment=self.environment
+            daemon, *options, "-f", str(self.folder / "slurm.conf"), log=log, environment=self.environment
         )  # fmt: skip
 
 
 @contextmanager
 def cluster(nodes: int, shared: Path) -> Iterator[Cluster]:
-    """A login node and so many others, all of them idle; gone at the end of the block."""
+    """Starts a login node and `nodes` others, waits until they are idle, and ends them after the block."""
     names = [f"node{number}" for number in range(1, nodes + 1)]
     folder = shared / "slurm"
     (folder / "state").mkdir(parents=True)
@@ -145,12 +145,12 @@ def cluster(nodes: int, shared: Path) -> Iterator[Cluster]:
     key = folder / "munge.key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(1024))
-    with machines([HEAD, *names], shared) as made:
-        found = Cluster(made, folder)
-        for machine in made.values():
-            found._start_munge(machine)
-        found._start(found.head, "slurmctld", "-D")
+    with machines([HEAD, *names], shared) as by_name:
+        slurm = Cluster(by_name, folder)
+        for machine in by_name.values():
+            slurm._start_munge(machine)
+        slurm._start(slurm.head, "slurmctld", "-D")
         for name in names:
-            found.start_daemon(name)
-        wait_until(lambda: sorted(found.idle()) == names, "an idle node of each name")
-        yield found
+            slurm.start_daemon(name)
+        wait_until(lambda: sorted(slurm.idle()) == names, "an idle node of each name")
+        yield slurm

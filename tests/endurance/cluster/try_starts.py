@@ -1,10 +1,10 @@
-"""Starts a run on two machines that can't do it together, and shows what each of them says.
+"""Starts a run on two simulated machines that can't do it together, and checks the message.
 
     sudo .venv/bin/python tests/endurance/cluster/try_starts.py [--only folder code …]
 
-Each start has one fault: a folder that isn't shared, other code, another configuration, closed ports, a
-machine that does not come. It has to end with one message that names the machine. The last has none: host
-names that lead to a loopback address, as Debian's /etc/hosts has them, do no harm.
+Each start has one fault: a folder that isn't shared, other code, another configuration, closed ports, or a
+machine that is missing. It has to end with one message that names the machine. The last start has no fault:
+host names with a loopback address, as in Debian's /etc/hosts, must do no harm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from try_runs import KINDS
 
 TOOLS = {"ip": "iproute2", "unshare": "util-linux", "ps": "procps"}
 FIREWALL = {"iptables": "iptables"}
-"""For one of the faults."""
+"""Needed for the fault of closed ports."""
 
 NAMES = ("node1", "node2")
 DEADLINE_S = 600.0
@@ -35,37 +35,38 @@ FAULTS = {
     "interface": ("an interface that isn't there", "node2 has no network interface ib0"),
     "loopback": ("each host's own name is 127.0.1.1, as on Debian", ""),
 }
-"""What is wrong, and the words that have to come; none where the run has to do its work."""
+"""A description of each fault, and the text of the message; empty if the run has to succeed."""
 
 
-def arrange(fault: str, shared: Path, first: Machine, second: Machine) -> dict[str, str]:
-    """Makes the fault. Returns further variables of the second machine."""
+def cause_fault(fault: str, shared: Path, first: Machine, second: Machine) -> dict[str, str]:
+    """Causes a fault, and returns further environment variables of the second machine."""
 
-    def put(machine: Machine, own: Path, place: Path | str) -> None:
-        machine.run("mount", "--bind", str(own), str(place))
+    def mount(machine: Machine, source: Path, target: Path | str) -> None:
+        machine.run("mount", "--bind", str(source), str(target))
 
     if fault == "folder":
         (shared / "own").mkdir()
-        put(second, shared / "own", shared / "experiments")
+        mount(second, shared / "own", shared / "experiments")
     elif fault == "code":
-        place, changed = ROOT / "src/treetune/seeds.py", shared / "seeds.py"
-        changed.write_text(place.read_text() + "# changed\n")
-        put(second, changed, place)
+        original, changed = ROOT / "src/treetune/seeds.py", shared / "seeds.py"
+        changed.write_text(original.read_text() + "# changed\n")
+        mount(second, changed, original)
     elif fault == "ports":
         rule = "iptables --append INPUT --in-interface eth0 --protocol tcp --syn --jump DROP"
         second.run(*rule.split())
     elif fault == "loopback":
         for machine, other in ((first, second), (second, first)):
             hosts = shared / f"hosts-{machine.name}"
-            others = f"{other.address} {other.name}\n"
-            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n{others}")
-            put(machine, hosts, "/etc/hosts")
-    return {"configuration": {"APP_SEED": "7"}, "interface": {"GLOO_SOCKET_IFNAME": "ib0"}}.get(fault, {})
+            line_of_other = f"{other.address} {other.name}\n"
+            hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {machine.name}\n{line_of_other}")
+            mount(machine, hosts, "/etc/hosts")
+    variables = {"configuration": {"APP_SEED": "7"}, "interface": {"GLOO_SOCKET_IFNAME": "ib0"}}
+    return variables.get(fault, {})
 
 
-def started(fault: str, shared: Path, machines: list[Machine]) -> tuple[list[int], str]:
-    """Gives the command on each machine, as scripts/slurm/job.sh does. Returns exit codes and all output."""
-    own = arrange(fault, shared, *machines)
+def start_on_each(fault: str, shared: Path, machines: list[Machine]) -> tuple[list[int], str]:
+    """Starts the run on each machine, as scripts/slurm/job.sh does, and returns exit codes and all output."""
+    variables_of_second = cause_fault(fault, shared, *machines)
     hostfile, log = shared / "hostfile", shared / "output"
     hostfile.write_text("".join(f"{name} slots=1\n" for name in NAMES))
     log.write_text("")
@@ -78,7 +79,7 @@ def started(fault: str, shared: Path, machines: list[Machine]) -> tuple[list[int
                 "PATH": f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin",
                 "APP_DIRECTORY": str(shared / "experiments"),
                 "OMP_NUM_THREADS": "1",
-                **(own if number else {}),
+                **(variables_of_second if number else {}),
             }
             command = [
                 "env",
@@ -108,16 +109,20 @@ def main() -> int:
     shared = enclosed()
     bad = 0
     for name in options.only:
-        what, told = FAULTS[name]
+        description, expected = FAULTS[name]
         (shared / name / "experiments").mkdir(parents=True)
-        with machines(NAMES, shared / name) as made:
-            codes, printed = started(name, shared / name, list(made.values()))
-        said = [line.strip() for line in printed.splitlines() if told and told in line]
-        ended_well = bool(codes) and not any(codes)
-        right = ended_well if not told else bool(codes) and all(codes) and len(said) == 1
-        bad += not right
-        print(f"| {what} | {said[0] if said else 'runs' if ended_well else 'nothing'} |", flush=True)
-        if not right:
+        with machines(NAMES, shared / name) as by_name:
+            codes, printed = start_on_each(name, shared / name, list(by_name.values()))
+        messages = [line.strip() for line in printed.splitlines() if expected and expected in line]
+        has_succeeded = bool(codes) and not any(codes)
+        if expected:
+            is_right = bool(codes) and all(codes) and len(messages) == 1
+        else:
+            is_right = has_succeeded
+        bad += not is_right
+        outcome = messages[0] if messages else "runs" if has_succeeded else "nothing"
+        print(f"| {description} | {outcome} |", flush=True)
+        if not is_right:
             print(f"exit codes {codes}\n{printed[-4000:]}", file=sys.stderr, flush=True)
     return 1 if bad else 0
 

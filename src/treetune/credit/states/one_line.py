@@ -163,8 +163,8 @@ class OneLineContinuations:
     """Rounds of the budget so far: one request each."""
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
-    """Of the first completions; the others have not been submitted to the grader. None for a continuation
-    that was cut off, whose reward is known."""
+    """The grades of the first completions; the others have not been submitted to the grader. None for a
+    continuation that was cut off, whose reward is known."""
 
     def __post_init__(self) -> None:
         # The parameters of the problem's task: in a mixture, domains have stop strings and budgets of their

@@ -40,9 +40,9 @@ class Value(NamedTuple):
     """
 
     value: float
-    """What the steps before the state have brought about."""
+    """The estimated value: the expected reward after the steps before the state."""
     variance: float
-    """Of the value as an estimate."""
+    """The variance of the value as an estimate."""
     samples: int = 1
     """Rewards of which it is the mean."""
     baseline: float | None = None

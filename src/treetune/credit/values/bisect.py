@@ -38,7 +38,7 @@ class Bisect(ValueEstimator):
     search follows the noise."""
     most_tokens: Annotated[int, Gt(0)] | None = None
     """Bounds the continuations of an answer: no part is halved once they have so many tokens. Those of a
-    state that it shares with others count for each. None: there is no bound."""
+    state that it shares with others count for each. null: there is no bound."""
 
     @override
     def first_states(self, states: int) -> Sequence[int]:

@@ -112,9 +112,9 @@ class _Moments(NamedTuple):
     """Sums over states, from which c is learnt."""
 
     squares: float
-    """Of `_Differences.of_state` squared."""
+    """The sum of `_Differences.of_state` squared."""
     products: float
-    """Of `_Differences.of_state` times `_Differences.of_next_state`."""
+    """The sum of `_Differences.of_state` times `_Differences.of_next_state`."""
     states: float
 
     @property

@@ -45,9 +45,9 @@ class Filtered(OverAnother):
     itself learns from other problems, it is **biased** by as much as one problem weighs among them."""
 
     behind: Annotated[float, Ge(0), Lt(1)] | None = None
-    """The gain g; None: it is learnt."""
+    """The gain g; null: it is learnt."""
     before: Annotated[float, Ge(0), Lt(1)] | None = None
-    """The gain h; None: it is learnt."""
+    """The gain h; null: it is learnt."""
 
     @property
     @override

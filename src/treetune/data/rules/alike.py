@@ -239,7 +239,7 @@ class _Kept(NamedTuple):
     place: str
     source: str
     hashes: np.ndarray
-    """Of its runs of words: sorted, each once."""
+    """The hashes of its runs of words: sorted, each once."""
 
 
 def bands_for(similarity: float, permutations: int) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class Verdict:
     dropped: Mapping[int, str]
     """Numbers of the rows to drop, each with why."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """What else the summary says."""
+    """Further entries of the summary."""
     columns: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
     """Columns that are added to rows: by the column's name and the row's number, the value."""
 

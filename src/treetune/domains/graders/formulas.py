@@ -39,7 +39,7 @@ LONGEST = 600
 DEEPEST = 40
 """The most brackets and commands within each other: each takes several of Python's frames."""
 LARGEST_EXPONENT = 10_000
-"""Of a number or a letter, as in ``2^{10000}``."""
+"""The largest exponent of a number or a letter, as in ``2^{10000}``."""
 LARGEST_EXPONENT_OF_A_SUM = 2500
 """As in ``(x + 1)^{2500}``, which is evaluated at several points."""
 LARGEST_EXPONENT_OF_A_FUNCTION = 300

@@ -69,7 +69,7 @@ class FunctionGrader(Grader):
     isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
     """Where the function is called: in grader processes, or in threads of the run's process."""
     deadline: Annotated[float, Gt(0)] | None = None
-    """Seconds for one answer; None: the run's `grader_deadline`."""
+    """Seconds for one answer; null: the run's `grader_deadline`."""
     concurrency: Annotated[int, Gt(0)] = 16
     """The number of simultaneous calls of a ``service``."""
 

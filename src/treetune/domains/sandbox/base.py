@@ -22,7 +22,7 @@ class ProgramLimits:
     seconds: Annotated[float, Gt(0)] = 10.0
     """Wall time from its start."""
     cpu_seconds: Annotated[float, Gt(0)] | None = None
-    """Processor time of all its processes together; None: bounded by `seconds` alone."""
+    """Processor time of all its processes together; null: bounded by `seconds` alone."""
     memory_mib: Annotated[int, Ge(32)] = 512
     """Memory of all its processes together, without the files in the work folder."""
     processes: Annotated[int, Ge(4)] = 32

@@ -55,7 +55,7 @@ class FirstDifference:
     position: str
     """The file, and the position in it."""
     first: str
-    """What the first run has there."""
+    """The first run's value there."""
     second: str
 
     @override

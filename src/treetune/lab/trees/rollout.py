@@ -154,7 +154,7 @@ class TreeRollout(SampledRollout):
     most_tokens: Annotated[int, Gt(0)] | None = None
     """Bounds the tokens that are sampled for a problem: branches that could exceed it at full length are left
     out. How many are left out depends on the lengths of the answers so far, so that an unbiased branching
-    becomes slightly biased where the bound matters. None: there is no bound."""
+    becomes slightly biased where the bound matters. null: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
     """Temperature of sampling, and of the log-probs in training."""
     stop: tuple[str, ...] = ()

@@ -129,7 +129,7 @@ class Grader(Registrable):
     0.5) as one. It can't if answers are only comparable with the gold, such as programs with tests. Then only
     answers with the same text are equal."""
     deadline: float | None = None
-    """Seconds for one answer; None: the run's `grader_deadline`."""
+    """Seconds for one answer; null: the run's `grader_deadline`."""
     concurrency: int = 16
     """The most calls of a ``service`` at the same time."""
     think_end: str | None = None

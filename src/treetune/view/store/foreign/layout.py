@@ -35,7 +35,7 @@ class RunStep:
     number: int | None
     """None for a file without a step."""
     label: str
-    """What the file has of the step."""
+    """The kind of answers that the file has of the step, such as "train"."""
 
 
 def group_by_run(
