@@ -283,14 +283,12 @@ def plain_step(model, loss, optimiser=None):
 
 
 def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
-    """Runs a Python program on several ranks with DeepSpeed's node launcher, or alone."""
+    """Runs a Python program on several ranks with DeepSpeed's node launcher."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable]
-    if ranks > 1:
-        world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
-        command += ["-m", "deepspeed.launcher.launch", f"--world_info={world}", "--no_local_rank"]
-        command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
+    command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--no_local_rank"]
+    command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     done = subprocess.run(
         [*command, str(program), *arguments],
         env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.support.fork_server import run_forked_ranks
 from tests.trainer import update_program
-from tests.trainer.helpers import launch
 from treetune.objectives.base import Objective
 from treetune.trainer.scoring import AHEAD, SECONDS
 
@@ -26,10 +26,11 @@ TOLERANCE = 1e-6
 
 
 def updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[str, tuple[dict, dict]]:
-    """Several updates by the same processes."""
+    """Makes several updates in the same processes. Returns the weights and the metrics of each."""
     outs = {name: tmp_path / f"{name}.safetensors" for name in changes}
     settings = json.dumps([SETTINGS | changed for changed in changes.values()])
-    launch(Path(update_program.__file__), [settings, *map(str, outs.values())], ranks)
+    arguments = [settings, *map(str, outs.values())]
+    run_forked_ranks(Path(update_program.__file__), arguments, ranks, tmp_path)
     return {
         name: (load_file(out), json.loads(out.with_suffix(".json").read_text())) for name, out in outs.items()
     }
