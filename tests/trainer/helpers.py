@@ -288,7 +288,7 @@ def plain_step(model, loss, optimiser=None):
 
 
 def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
-    """Runs a Python program on several ranks with DeepSpeed's node launcher."""
+    """Runs a Python program on several ranks with DeepSpeed's node launcher, or alone."""
     environment = {
         name: value for name, value in os.environ.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
     }
@@ -296,9 +296,11 @@ def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
     }
-    world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
-    command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--no_local_rank"]
-    command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
+    command = [sys.executable]
+    if ranks > 1:
+        world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
+        command += ["-m", "deepspeed.launcher.launch", f"--world_info={world}", "--no_local_rank"]
+        command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
     process = subprocess.run(
         [*command, str(program), *arguments],
         env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,

@@ -14,8 +14,8 @@ import pytest
 from safetensors.torch import load_file
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.support.fork_server import run_forked_ranks
 from tests.trainer import update_program
+from tests.trainer.helpers import launch
 from treetune.objectives.base import Objective
 from treetune.trainer.scoring import AHEAD, SECONDS
 
@@ -33,8 +33,7 @@ def run_updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dic
     """Carries out several updates in the same processes, and returns the weights and metrics of each."""
     outs = {name: tmp_path / f"{name}.safetensors" for name in changes}
     settings = json.dumps([SETTINGS | changed for changed in changes.values()])
-    arguments = [settings, *map(str, outs.values())]
-    run_forked_ranks(Path(update_program.__file__), arguments, ranks, tmp_path)
+    launch(Path(update_program.__file__), [settings, *map(str, outs.values())], ranks)
     return {
         name: (load_file(out), json.loads(out.with_suffix(".json").read_text())) for name, out in outs.items()
     }
