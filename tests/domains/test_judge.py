@@ -39,10 +39,14 @@ def grader(judge: StandIn, *, endpoint: dict[str, Any] | None = None, **settings
 
 
 def grades(
-    grader: JudgeGrader, *responses: str, folder: Path | None = None, run: str = "run-0", services: Any = ()
+    grader: JudgeGrader,
+    *responses: str,
+    folder: Path | None = None,
+    run: str = "run-0",
+    served: RunningJudge | None = None,
 ) -> tuple[list[Grade], dict[str, float]]:
     """The grades, and what was counted; with the journal of a run in a folder, where one is given."""
-    context = ServiceContext(folder, run, services=services)
+    context = ServiceContext(folder, run, served)
     with GraderPool(grader, workers=1, context=context) as pool:
         found = [pool.submit(response, PROBLEM).result(60) for response in responses]
         counted = {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
@@ -240,7 +244,7 @@ def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandI
         identity="a model",
         succeeded=lambda: told.append("succeeded"),
     )
-    (grade,), counts = grades(JudgeGrader(), "It is 7", services=[served])
+    (grade,), counts = grades(JudgeGrader(), "It is 7", served=served)
     assert (grade.reward, counts["judge/failed_attempts"], told) == (1.0, 1.0, ["succeeded"])
     assert (judge.asked[0]["model"], judge.keys) == ("policy", ["its key"])
 
@@ -254,7 +258,7 @@ def test_whoever_serves_a_judge_is_told_once_that_it_is_down() -> None:
         identity="a model",
         failed=lambda place, reason: told.append(place.url),
     )
-    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", services=[served])
+    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", served=served)
     assert {grade.outcome for grade in found} == {"unavailable"}
     assert told == ["http://127.0.0.1:9/v1"]
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from treetune.credit.base import Critic
 from treetune.credit.literature.scored_texts import ReferenceScores
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
+from treetune.domains.graders.judge import RunningJudge
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
@@ -20,7 +21,7 @@ from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
-from treetune.tasks.graders.base import CheckedService, ServiceContext
+from treetune.tasks.graders.base import ServiceContext
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Metrics
 
@@ -45,16 +46,22 @@ class RunResources:
         session: Session,
         server: PolicyServer,
         grader: GraderPool,
-        services: ServiceContext,
+        service_context: ServiceContext,
+        environments: EnvironmentPool | None,
     ) -> None:
         """Keeps what the run's rollouts need.
 
         Args:
-            services: Objects such as a judge's server. Graders use them, and a rollout finds each of them in
-                its context by the object's type.
+            session: The open session of this process.
+            server: The policy's server.
+            grader: The graders of the run's task.
+            service_context: What the services of graders need, such as the judge that the run serves.
+            environments: Plays the environments of answers with turns; None where no answer is made.
         """
-        self.session, self.server, self.grader, self._services = session, server, grader, services
-        self._services_were_checked = False
+        self.session, self.server, self.grader = session, server, grader
+        self._service_context = service_context
+        self._environments = environments
+        self._judge_was_checked = False
         self.critic: Critic | None = None
         """The critic of the run's trainer, if the credit asks it for values (`training.open_trainer`)."""
         self.reference_scores: ReferenceScores | None = None
@@ -68,7 +75,7 @@ class RunResources:
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[RunResources]:
-        """Starts graders and their services, such as the server of a judge. Collective."""
+        """Starts graders and what their services need, such as the server of a judge. Collective."""
         config = session.config
         # The garbage collector would go through all modules in the middle of sampling. That takes a quarter
         # of a second each time. The objects that exist by now are never freed, so the collector leaves them
@@ -81,42 +88,39 @@ class RunResources:
         # A run without an engine grades too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
-            run_services: list[object] = []
+            environments: EnvironmentPool | None = None
+            judge: RunningJudge | None = None
             if grades_answers:
-                run_services.append(stack.enter_context(EnvironmentPool(timeline=session.console.timeline)))
+                environments = stack.enter_context(EnvironmentPool(timeline=session.console.timeline))
                 judge = stack.enter_context(judge_server(session))
-                if judge is not None:
-                    run_services.append(judge)
             name = f"{session.purpose}-{session.ranks.rank}"
-            services = ServiceContext(session.directory.path / "judge", name, run_services)
-            stack.enter_context(closing(services))
-            grader = stack.enter_context(grader_pool(session, config.task, services))
-            yield RunResources(session, server, grader, services)
+            service_context = ServiceContext(session.directory.path / "judge", name, judge)
+            stack.enter_context(closing(service_context))
+            grader = stack.enter_context(grader_pool(session, config.task, service_context))
+            yield RunResources(session, server, grader, service_context, environments)
 
     def ready(self) -> None:
-        """Waits until the engine samples from the newest weights and each service has answered once.
+        """Waits until the engine samples from the newest weights and the run's judge has answered once.
         Collective.
 
         Raises:
-            ValueError: A service can't be used.
+            ValueError: The judge can't be used.
         """
         self.server.ready()
-        session = self.session
-        services = [service for service in self._services.services if isinstance(service, CheckedService)]
-        if not services or self._services_were_checked:
+        session, judge = self.session, self._service_context.judge
+        if judge is None or self._judge_was_checked:
             return
         message = ""
         if session.ranks.is_first:
             try:
-                for service in services:
-                    service.refuse_unusable(session.config.task, session.train_problems)
+                judge.refuse_unusable(session.config.task, session.train_problems)
             except ValueError as error:
                 message = str(error)
         # All ranks raise together, or the others would wait for the first one.
-        message = session.ranks.from_first("services answer", message)
+        message = session.ranks.from_first("the judge answers", message)
         if message:
             raise ValueError(message)
-        self._services_were_checked = True
+        self._judge_was_checked = True
 
     def for_thread(self) -> RunResources:
         """Returns a copy for a second thread of each rank; only one of the two may sample at a time.
@@ -161,7 +165,9 @@ class RunResources:
         session, engine = self.session, self.server.engine
         # Credit finds this rollout by its type (`GrowingRollout`), and continues answers with this rollout.
         # A rollout that draws further problems (`until_mixed`) is replaced by the rollout inside it.
-        services = (for_fixed_problems(rollout), *services, *self._services.services)
+        services = (for_fixed_problems(rollout), *services)
+        if self._environments is not None:
+            services += (self._environments,)
         if self.critic is not None:
             services += (self.critic,)
         if self.reference_scores is not None:
@@ -193,7 +199,7 @@ class RunResources:
         if task is None or task.grader == self.session.config.task.grader:
             yield self.grader
             return
-        with grader_pool(self.session, task, self._services) as pool:
+        with grader_pool(self.session, task, self._service_context) as pool:
             yield pool
 
     def service_metrics(self, grader: GraderPool, name_prefix: str = "") -> Metrics:
@@ -241,14 +247,14 @@ class RunResources:
         return self.session.console.phase(title, unit, describe_state)
 
 
-def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:
+def grader_pool(session: Session, task: Task, service_context: ServiceContext) -> GraderPool:
     """Returns a pool that grades answers of the task; its processes start with the first answer."""
     config = session.config
     return GraderPool(
         task.grader,
         workers=config.grader_workers,
         deadline=config.grader_deadline,
-        context=services,
+        context=service_context,
         # `framed` returns a prompt with the chat template, which may open a thought.
         whole_prompt=session.model.codec.framed,
     )
