@@ -54,7 +54,8 @@ for `sequential` with a pilot, which decides how often it samples."""
 
 
 def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
-    return languages.context_of(language, problems, seed).with_services(fitted_critic(language, seed=1))
+    context = languages.context_of(language, problems, seed)
+    return languages.with_critic(context, fitted_critic(language, seed=1))
 
 
 def exactly(name: str, label: str) -> float:

@@ -97,7 +97,7 @@ def iteration(
     early = credit.early_continuations(context)
     trees, _ = rollout.run(context if early is None else early.attach(context), mdp.problems(PROBLEMS))
     trees, _ = drop_ungraded(context, trees, credit)
-    episodes, metrics = credit.assign(context.with_services(*[early] if early else []), trees)
+    episodes, metrics = credit.assign(replace(context, early_continuations=early), trees)
     return answers_of(trees), episodes, metrics
 
 
@@ -130,7 +130,7 @@ def test_everything_that_the_credit_wants_is_there_when_the_last_answer_is(value
     credit = MonteCarlo(samples=3, values=values)
     early, trees = begun(inner, credit)
     nobody = AsItComes(fail_after=0)
-    episodes, _ = credit.assign(context(nobody).with_services(early), trees)
+    episodes, _ = credit.assign(replace(context(nobody), early_continuations=early), trees)
     assert len(episodes) == PROBLEMS * SAMPLES
     priorities = [one.priority for one in inner.asked]
     assert priorities.count(ANSWERS) == PROBLEMS * SAMPLES
@@ -168,9 +168,9 @@ def test_a_run_that_is_killed_goes_on_to_the_same_numbers_and_asks_for_nothing_t
     # Killed again, in credit now: whoever goes on finds the continuations where credit keeps them.
     nobody = AsItComes(fail_after=0)
     kept = JournaledEngine(nobody, tmp_path / "continuations")
-    later = credit.assign(
-        context(kept).with_services(credit.early_continuations(context(kept))), trees_of(expected[0])
-    )
+    here = context(kept)
+    here = replace(here, early_continuations=credit.early_continuations(here))
+    later = credit.assign(here, trees_of(expected[0]))
     assert later == expected[1:]
 
 
@@ -253,7 +253,7 @@ def test_rounds_until_answers_differ_cost_what_they_did() -> None:
     runs = []
     for pipelined in (False, True):
         inner = AsItComes(3)
-        lent = context(inner, services=[FurtherProblems(lambda: further)])
+        lent = context(inner, further_problems=FurtherProblems(lambda: further))
         credit = MonteCarlo(samples=3, pipelined=pipelined)
         runs.append((iteration(lent, credit, rollout), asked(inner.asked)))
     assert runs[0] == runs[1]
@@ -266,7 +266,7 @@ def test_services_are_asked_about_continuations_when_credit_is_given() -> None:
     early, trees = begun(AsItComes(), credit, grader=pool)
     assert len(pool.submitted) == PROBLEMS * SAMPLES
     here = context(AsItComes(), grader=pool)
-    episodes, metrics = credit.assign(here.with_services(early), trees)
+    episodes, metrics = credit.assign(replace(here, early_continuations=early), trees)
     expected = iteration(context(AsItComes()), replace(credit, pipelined=False))
     assert (episodes, metrics) == expected[1:]
 

@@ -44,7 +44,6 @@ from treetune.domains.multi_turn import TurnStates
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.exceptions import EngineError, Unavailable
-from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.trainer.preparation import token_rewards
@@ -208,8 +207,9 @@ def begun_with_answers(context: RolloutContext, credit: MonteCarlo) -> tuple[lis
     """As a run carries it out."""
     early = credit.early_continuations(context)
     problems = context.task.problems("train")
-    trees, _ = context.get(Rollout).run(context if early is None else early.attach(context), problems)
-    return trees, credit.assign(context.with_services(*[early] if early else []), trees)[0]
+    assert context.rollout is not None
+    trees, _ = context.rollout.run(context if early is None else early.attach(context), problems)
+    return trees, credit.assign(replace(context, early_continuations=early), trees)[0]
 
 
 @pytest.mark.parametrize("environment", [Ladder(), LadderElsewhere()], ids=["inline", "process"])
@@ -233,11 +233,12 @@ def test_what_environments_said_to_continuations_among_answers_outlives_a_crash(
     def journaled(engine: FakeEngine, name: str, *others: str) -> RolloutContext:
         kept = JournaledEngine(engine, tmp_path / name, continuations=tmp_path / "credit")
         said = TurnJournal(tmp_path / f"{name}.turns", [tmp_path / f"{one}.turns" for one in others])
-        return lent(task, kept, environments, services=[said])
+        return lent(task, kept, environments, turn_journal=said)
 
     trees, episodes = begun_with_answers(journaled(turns.engine(), "rollout"), credit)
     again = journaled(turns.engine(fail_after=0), "credit", "rollout")
-    assert credit.assign(again.with_services(credit.early_continuations(again)), trees)[0] == episodes
+    again = replace(again, early_continuations=credit.early_continuations(again))
+    assert credit.assign(again, trees)[0] == episodes
 
 
 @pytest.mark.parametrize("killed_after", [12, 30, 48])
@@ -251,7 +252,7 @@ def test_a_killed_credit_goes_on_to_the_values_of_one_that_was_not(
     def assigned(**given: int) -> tuple[list[Episode], Metrics]:
         kept = JournaledEngine(turns.engine(**given), tmp_path / "0.jsonl")
         said = TurnJournal(tmp_path / "0.turns")
-        return credit.assign(context.with_services(said, engine=kept), trees)
+        return credit.assign(replace(context, turn_journal=said, engine=kept), trees)
 
     with pytest.raises(EngineError):
         assigned(fail_after=killed_after)
@@ -414,7 +415,7 @@ def test_begun_with_each_answer_the_values_are_the_same_and_nothing_more_is_samp
         problems = [Problem(id=f"train/{i}", prompt=";" * (i + 1), gold="") for i in range(2)]
         trees, _ = rollout.run(here if early is None else early.attach(here), problems)
         before = len(engine.requests)
-        episodes, metrics = credit.assign(here.with_services(*[early] if early else []), trees)
+        episodes, metrics = credit.assign(replace(here, early_continuations=early), trees)
         asked = sorted((plain(one.prompt_ids), one.seed) for one in engine.requests)
         return episodes, metrics, asked, len(engine.requests) - before
 

@@ -21,7 +21,6 @@ from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.rredcot import GoldLikelihood
-from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.trace import Trace, td_credits
 from treetune.credit.vineppo import MonteCarlo
@@ -32,6 +31,7 @@ from treetune.models.lora import Lora
 from treetune.models.sources import TinyModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.value_implicit import ValueImplicit
+from treetune.rollouts.model_scores import ModelScores, ReferenceScores, ScoredText
 from treetune.tree import trees_of
 from treetune.vocabulary import (
     Column,
@@ -178,7 +178,8 @@ class OtherModel:
 def test_the_reference_scores_in_place_of_the_engine_if_so_configured(credit: Credit) -> None:
     assert credit.asks_reference and not credit.needs_engine
     model = OtherModel()
-    rows, metrics = credited(credit, engine=None, services=[ReferenceScores(model.logprobs)])
+    scores = ModelScores(reference=ReferenceScores(model.logprobs))
+    rows, metrics = credited(credit, engine=None, model_scores=scores)
     assert metrics["credit/value_tokens"] == sum(len(text.text_ids) for text in model.texts) > 0
     if isinstance(credit, MonteCarlo):
         assert rows[0].step_values == pytest.approx([math.exp(-0.25)] * len(rows[0].step_values))
@@ -387,7 +388,7 @@ def implicit_rewards(answer: Trajectory, beta: float) -> list[float]:
 def test_primes_advantage_is_that_of_equation_5(gamma: float, weight: float, outcome_weight: float) -> None:
     credit = replace(PRIME, gamma=gamma, weight=weight, outcome_weight=outcome_weight)
     rewards = [implicit_rewards(answer, 0.3) for answer in GROUP]
-    rows, metrics = credited(credit, engine=None, services=[REWARD_MODEL])
+    rows, metrics = credited(credit, engine=None, model_scores=REWARD_MODEL)
     for i, row in enumerate(rows):
         others = [j for j in range(len(GROUP)) if j != i]
         process_baseline = fmean(fmean(rewards[j]) for j in others)
@@ -409,7 +410,8 @@ def test_a_tools_tokens_have_no_implicit_reward() -> None:
         Segment(last, logprobs=(-0.5,) * len(last), policy_version=3),
     )
     answers = [replace(GROUP[0], segments=segments), GROUP[1]]
-    (row, other), _ = credited(PRIME, answers, services=[ReferenceScores(OtherModel().logprobs)])
+    scores = ModelScores(reference=ReferenceScores(OtherModel().logprobs))
+    (row, other), _ = credited(PRIME, answers, model_scores=scores)
     assert row.advantages[2:4].tolist() == [0.0, 0.0]
     mean_of_other = fmean(0.3 * (-0.25 - logprob) for logprob in other.behaviour_logprobs)
     sampled = len(first) + len(last)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.credit.expectations import critic_of, expectation, knows_length_alone
 from tests.rollouts import tabular_mdp as mdp
-from treetune.credit.base import Critic
 from treetune.credit.rloo import Rloo
 from treetune.credit.states.by_tokens import EveryNTokens, LowProbability
 from treetune.credit.values.base import (
@@ -37,6 +36,7 @@ from treetune.credit.values.siblings import Siblings, ToppedUp
 from treetune.credit.values.smoothed import Smoothed, smooth_walk
 from treetune.credit.vineppo import MonteCarlo
 from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.model_scores import Critic, ModelScores
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Trajectory
 
@@ -180,19 +180,20 @@ def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator
         trees = trees_of(mdp.trajectory(a, p, i) for p in problems for i, a in enumerate(mdp.answers()))
         return MonteCarlo(samples=2, values=values).assign(context, trees)[0], None
 
-    critic = critic_of(knows_length_alone)
-    mdp.assert_ranks_agree(3, run, engine=mdp.TabularEngine, services=lambda: [critic])
+    scores = ModelScores(critic=critic_of(knows_length_alone))
+    mdp.assert_ranks_agree(3, run, engine=mdp.TabularEngine, model_scores=lambda: scores)
 
 
 def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> None:
     critic = Critic(lambda given: [np.array([0.9, math.nan, 0.4, 0.3, 0.2, math.nan]) for _ in given])
     group = answers("a;a;b")
-    context = mdp.context(services=[critic])
+    scores = ModelScores(critic=critic)
+    context = mdp.context(model_scores=scores)
     valuation = Valuation(context, trees_of(group), EveryNTokens(tokens=1), mdp.SamplingParams(6), 1)
     assert critic_values(valuation) == [[0.9, 0.4, 0.4, 0.3, 0.2, None]]
     engine = mdp.TabularEngine()
     credit = MonteCarlo(values=CriticEstimator())
-    (episode,), metrics = mdp.credited(credit, group, services=[critic], engine=engine)
+    (episode,), metrics = mdp.credited(credit, group, model_scores=scores, engine=engine)
     assert not engine.requests and "credit/value_tokens" not in metrics
     assert episode.step_values == (0.9, 0.4, 0.2)
     assert episode.advantages == pytest.approx([-0.5] * 2 + [-0.2] * 2 + [0.8] * 2)
@@ -201,15 +202,16 @@ def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> No
 def test_a_perfect_critic_takes_the_noise_of_all_baselines_away() -> None:
     other = [mdp.trajectory((*mdp.encode("a;b"), mdp.EOS), mdp.problems(2)[1])]
     plain_one = expectation(MonteCarlo(samples=1), 1)
-    beside = expectation(MonteCarlo(samples=1, values=ControlVariate()), 1, critic_of(mdp.value), other)
+    scores = ModelScores(critic=critic_of(mdp.value))
+    beside = expectation(MonteCarlo(samples=1, values=ControlVariate()), 1, scores, other)
     assert beside.variance < 0.5 * plain_one.variance
     assert beside.gradient == pytest.approx(plain_one.gradient, abs=1e-12)
 
 
 def test_a_control_variate_learns_nothing_from_the_problem_that_it_is_for() -> None:
-    critic = critic_of(lambda prefix: -3.0)
+    scores = ModelScores(critic=critic_of(lambda prefix: -3.0))
     found, alone = (
-        mdp.credited(MonteCarlo(samples=2, values=values), answers("a;a", "a;b"), services=[critic])[0]
+        mdp.credited(MonteCarlo(samples=2, values=values), answers("a;a", "a;b"), model_scores=scores)[0]
         for values in (ControlVariate(), FreshContinuations())
     )
     assert advantages(found) == advantages(alone)
@@ -219,7 +221,8 @@ def test_a_control_variate_leans_on_a_critic_as_far_as_that_is_right() -> None:
     def weight_and_error(value: Callable[[mdp.Ids], float]) -> tuple[float, float]:
         group = [mdp.trajectory(a, p, i) for p in mdp.problems(60) for i, a in enumerate(mdp.answers())]
         credit = MonteCarlo(samples=3, values=ControlVariate())
-        _, metrics = mdp.credited(credit, group, services=[critic_of(value)])
+        scores = ModelScores(critic=critic_of(value))
+        _, metrics = mdp.credited(credit, group, model_scores=scores)
         return metrics["credit/critic_weight"], metrics["credit/critic_error"]
 
     right, wrong = weight_and_error(mdp.value), weight_and_error(lambda prefix: mdp.value(prefix) + 2.0)

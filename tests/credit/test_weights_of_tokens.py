@@ -19,15 +19,16 @@ from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.literature.forking_tokens import ForkingTokens
-from treetune.credit.literature.token_level import (
-    Deviation,
-    Distributions,
-    GroupDivergences,
-    ReferenceDistances,
-)
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.findings import findings
+from treetune.rollouts.model_scores import (
+    Deviation,
+    Distributions,
+    GroupDivergences,
+    ModelScores,
+    ReferenceDistances,
+)
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Trajectory
 
@@ -51,7 +52,7 @@ def deviation(row: Trajectory | Episode) -> Deviation:
     return Deviation(np.array(distances), along(row)[1] / math.log(3))
 
 
-DISTANCES = ReferenceDistances(lambda rows: [deviation(row) for row in rows])
+DISTANCES = ModelScores(reference_distances=ReferenceDistances(lambda rows: [deviation(row) for row in rows]))
 
 
 def kl(chances: dict[int, float], others: dict[int, float]) -> float:
@@ -75,14 +76,19 @@ def divergences_along(rows: Sequence[Trajectory | Episode]) -> list[np.ndarray]:
     return columns
 
 
-DIVERGENCES = GroupDivergences(divergences_along)
+DIVERGENCES = ModelScores(group_divergences=GroupDivergences(divergences_along))
 ICT = WeightedBy(
     over=Rloo(), signal="group_divergence", weights="top_share", share=0.1, among="answer", drop=True
 )
 
 
-def credited(credit: Credit, answers: Sequence[Trajectory] = GROUP, *services: object) -> list[Episode]:
-    context = mdp.context(services=services or (DISTRIBUTIONS, DISTANCES))
+BOTH = replace(DISTRIBUTIONS, reference_distances=DISTANCES.reference_distances)
+
+
+def credited(
+    credit: Credit, answers: Sequence[Trajectory] = GROUP, scores: ModelScores = BOTH
+) -> list[Episode]:
+    context = mdp.context(model_scores=scores)
     return credit.assign(context, trees_of(answers))[0]
 
 
@@ -131,7 +137,9 @@ def gtpo_reference(answers: Sequence[Trajectory], base: float, bonus: float) -> 
     return shaped
 
 
-LIVELY = Distributions(lambda rows: [(along(row)[0], lively_entropies(row)) for row in rows])
+LIVELY = ModelScores(
+    distributions=Distributions(lambda rows: [(along(row)[0], lively_entropies(row)) for row in rows])
+)
 
 
 def test_gtpos_weights_are_the_shares_of_the_entropy_among_answers_with_the_same_result() -> None:
@@ -241,7 +249,7 @@ def test_tokens_of_weight_0_are_left_out_of_means_if_so_configured() -> None:
 def test_tokens_that_are_not_trained_do_not_count() -> None:
     """A tool's tokens are in no share and no mean."""
     masked = [replace(row, trained=np.arange(len(row.response_ids)) != 1) for row in credited(Rloo())]
-    context = mdp.context(services=(DISTRIBUTIONS,))
+    context = mdp.context(model_scores=DISTRIBUTIONS)
     for weights in ("softmax", "group_share"):
         rows = WeightedBy(over=Rloo(), weights=weights).weigh_tokens(context, masked)  # type: ignore[arg-type]
         assert [row.advantages[1] for row in rows] == [row.advantages[1] for row in masked]
@@ -272,7 +280,7 @@ def test_two_ranks_weigh_as_one(credit: Credit) -> None:
         rows, metrics = credit.assign(context, trees_of(answers))
         return [row.advantages.tolist() for row in rows], metrics
 
-    mdp.assert_ranks_agree(2, work, services=lambda: (DISTRIBUTIONS,))
+    mdp.assert_ranks_agree(2, work, model_scores=lambda: DISTRIBUTIONS)
 
 
 def test_what_is_asked_of_the_trainer_is_that_of_the_signal_and_of_the_other_credit() -> None:
@@ -365,18 +373,18 @@ def test_check_refuses_a_divergence_from_a_group_of_one_and_from_ranks_that_shar
 def test_the_expected_gradient_is_as_far_off_as_stated(
     credit: Credit, answers: int, bias: float, cosine: float
 ) -> None:
-    found = expectation(credit, answers, DISTRIBUTIONS, logprobs=True)  # type: ignore[arg-type]
+    found = expectation(credit, answers, DISTRIBUTIONS, logprobs=True)
     assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
 
 
 @pytest.mark.parametrize(("answers", "bias", "cosine"), [(2, 0.3992, 0.9437), (3, 0.5045, 0.9131)])
 def test_icts_expected_gradient_is_as_far_off_as_stated(answers: int, bias: float, cosine: float) -> None:
-    found = expectation(ICT, answers, DIVERGENCES, logprobs=True)  # type: ignore[arg-type]
+    found = expectation(ICT, answers, DIVERGENCES, logprobs=True)
     assert found.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
 
 
 def test_dgpos_expected_gradient_is_as_far_off_as_stated() -> None:
     """The reference gives all tokens that may come the same probability."""
     credit = WeightedBy(over=Rloo(), signal="deviation", weights="softmax")
-    found = expectation(credit, 2, DISTANCES, logprobs=True)  # type: ignore[arg-type]
+    found = expectation(credit, 2, DISTANCES, logprobs=True)
     assert found.bias_and_cosine == pytest.approx((0.0094, 1.0), abs=5e-5)

@@ -56,8 +56,7 @@ def sampled(environments: EnvironmentPool) -> Sampled:
         task: Task, engine: Engine | None = None, said: TurnJournal | None = None, **given: object
     ) -> list[Trajectory]:
         asked = rollout(**given)
-        services = [] if said is None else [said]
-        context = turns.lent(task, engine or turns.engine(), environments, rollout=asked, services=services)
+        context = turns.lent(task, engine or turns.engine(), environments, rollout=asked, turn_journal=said)
         return answered(asked.run(context, task.problems("train")))[0]
 
     return sample

@@ -204,6 +204,7 @@ def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any
         seed=7,
         sampling=sampler.sampling,
         unfinished_reward=sampler.unfinished_reward,
-        services=[environments, sampler, *given.pop("services", ())],
+        rollout=sampler,
+        environments=environments,
         **given,
     )

@@ -41,9 +41,8 @@ class Split:
     said: list[str] = field(default_factory=list)
 
     def context(self, **given: object) -> RolloutContext:
-        return mdp.context(
-            services=[FurtherProblems(lambda: SPLIT[self.first : self.whole])], say=self.said.append, **given
-        )
+        further = FurtherProblems(lambda: SPLIT[self.first : self.whole])
+        return mdp.context(further_problems=further, say=self.said.append, **given)
 
     def run(self, rollout: UntilMixed, **given: object) -> tuple[list[Trajectory], Metrics]:
         return answered(rollout.run(self.context(**given), SPLIT[: self.first]))
@@ -89,7 +88,8 @@ def test_enough_at_once_is_one_round_that_asks_for_no_further_problem() -> None:
         raise AssertionError("nothing further is needed")
 
     rollout = UntilMixed(rollout=INNER, groups=1)
-    trajectories, metrics = answered(rollout.run(mdp.context(services=[FurtherProblems(never)]), SPLIT[:8]))
+    context = mdp.context(further_problems=FurtherProblems(never))
+    trajectories, metrics = answered(rollout.run(context, SPLIT[:8]))
     assert trajectories == answered(INNER.run(mdp.context(), SPLIT[:8]))[0]
     assert metrics["rollout/rounds"] == 1
 
@@ -145,7 +145,7 @@ def test_any_number_of_ranks_samples_the_same_and_every_stop_has_its_reason(
     given_to_all = {
         "engine": mdp.TabularEngine,
         "seed": lambda: seed,
-        "services": lambda: [FurtherProblems(lambda: SPLIT[first:whole])],
+        "further_problems": lambda: FurtherProblems(lambda: SPLIT[first:whole]),
     }
     alone, metrics = mdp.assert_ranks_agree(ranks, run, **given_to_all)
     assert len({t.id for t in alone}) == len(alone), "no problem twice"
@@ -214,7 +214,7 @@ class Run:
         self, context: RolloutContext, drawn: Sequence[Problem]
     ) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
         left: list[Trajectory] = []
-        context = context.with_services(CarryOver(self.carried, left.extend))
+        context = replace(context, carry_over=CarryOver(self.carried, left.extend))
         trajectories, metrics = answered(self.rollout.run(context, drawn))
         return trajectories, left, metrics
 

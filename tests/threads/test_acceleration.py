@@ -223,9 +223,9 @@ def test_a_running_length_moves_with_the_iterations_and_is_remembered_per_proble
     ]
     told = []
     for iteration, group in enumerate(rounds):
-        context = threads.context(services=[memory], iteration=iteration)
+        context = threads.context(shaping_memory=memory, iteration=iteration)
         told.append(shaping.assess(context, group)[1])
-        memory = ShapingMemory(json.loads(json.dumps(context.get(ShapingMemory))))
+        memory = ShapingMemory(json.loads(json.dumps(context.shaping_memory)))
     assert [one["reference_tokens"] for one in told] == [[50, 50], [50, 30], [60, 30], []]
     assert told[3]["without_reference"] == [1.0]
     assert memory == {"acceleration": {"train/0": 60.0, "train/1": 30.0}}
@@ -245,7 +245,8 @@ def test_all_ranks_remember_the_same_however_many_there_are(world_size: int) -> 
         memory = ShapingMemory({"acceleration": {"train/1": 40.0}})
         trees = trees_of([one for problem in own for one in ANSWERS[2 * problem : 2 * problem + 2]])
         shapings = [rewards(Running(), floor=-0.9)]
-        earned, metrics = answered(apply_shaping(context.with_services(memory), shapings, trees))
+        context = replace(context, shaping_memory=memory)
+        earned, metrics = answered(apply_shaping(context, shapings, trees))
         return [one.bonus for one in earned], (metrics, memory)
 
     _, (_, memory) = mdp.assert_ranks_agree(world_size, run_share, codec=lambda: threads.CODEC)

@@ -9,13 +9,12 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.credit.base import Critic
-from treetune.credit.literature.scored_texts import ReferenceScores
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
 from treetune.domains.graders.judge import RunningJudge
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
+from treetune.rollouts.model_scores import ModelScores
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
@@ -62,13 +61,9 @@ class RunResources:
         self._service_context = service_context
         self._environments = environments
         self._judge_was_checked = False
-        self.critic: Critic | None = None
-        """The critic of the run's trainer, if the credit asks it for values (`training.open_trainer`)."""
-        self.reference_scores: ReferenceScores | None = None
-        """The scores of the run's reference model, if the credit asks for them (`training.open_trainer`)."""
-        self.credit_services: list[object] = []
-        """What the run's trainer computes for the credit besides the critic's values and the reference's
-        scores: `Distributions` and `ReferenceDistances` (`training.open_trainer`)."""
+        self.model_scores = ModelScores()
+        """What the run's trainer computes for the credit, as far as the credit asks for it
+        (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 
@@ -144,39 +139,29 @@ class RunResources:
         task: Task | None = None,
         grader: GraderPool | None = None,
         reads_logprobs: bool = True,
-        services: Sequence[object] = (),
     ) -> RolloutContext:
-        """Returns the context of a rollout, or of the credit of its answers.
+        """Returns the context of a rollout, or of the credit of its answers. Callers add the fields that only
+        their phase has.
 
         Args:
             journal: The file of answered requests, which a restart reads instead of sampling again; None to
                 keep none.
             journals: The journals of other processes for the same requests.
-            earlier: The journal of an earlier phase of this iteration, from whose state the services of this
-                phase continue.
+            earlier: The journal of an earlier phase of this iteration. The turns of environments that belong
+                to it are read, too.
             continuations: The journal of continuations that are requested while answers are sampled.
             progress: Gets (done, total).
             observe: Gets all answered requests.
             task: None for the run's task.
             grader: The graders of `task`; None for the run's.
             reads_logprobs: Whether the log-probs of answers are needed.
-            services: Further services of this phase.
         """
         session, engine = self.session, self.server.engine
-        # Credit finds this rollout by its type (`GrowingRollout`), and continues answers with this rollout.
-        # A rollout that draws further problems (`until_mixed`) is replaced by the rollout inside it.
-        services = (for_fixed_problems(rollout), *services)
-        if self._environments is not None:
-            services += (self._environments,)
-        if self.critic is not None:
-            services += (self.critic,)
-        if self.reference_scores is not None:
-            services += (self.reference_scores,)
-        services += tuple(self.credit_services)
+        turn_journal: TurnJournal | None = None
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]
-            services += (TurnJournal.for_requests(journal, other_journals),)
+            turn_journal = TurnJournal.for_requests(journal, other_journals)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,
@@ -189,7 +174,12 @@ class RunResources:
             ),
             ranks=session.ranks,
             log=Log(session.console.say, progress),
-            services=services,
+            # Credit continues answers with this rollout. A rollout that draws further problems
+            # (`until_mixed`) is replaced by the rollout inside it.
+            rollout=for_fixed_problems(rollout),
+            model_scores=self.model_scores,
+            environments=self._environments,
+            turn_journal=turn_journal,
         )
 
     @contextmanager
