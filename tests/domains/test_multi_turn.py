@@ -64,9 +64,8 @@ def sample_answers(environments: EnvironmentPool) -> Sampled:
         task: Task, engine: Engine | None = None, turn_journal: TurnJournal | None = None, **settings: object
     ) -> list[Trajectory]:
         multi_turn = rollout(**settings)
-        services = [] if turn_journal is None else [turn_journal]
         context = turns.lent(
-            task, engine or turns.engine(), environments, rollout=multi_turn, services=services
+            task, engine or turns.engine(), environments, rollout=multi_turn, turn_journal=turn_journal
         )
         return answered(multi_turn.run(context, task.problems("train")))[0]
 

@@ -138,7 +138,7 @@ def make_all_groups(language: Language, size: int) -> tuple[list[Trajectory], np
     """Returns all groups of answers, each to a problem of its own, with their probabilities."""
     possible = all_answers(language)
     context = languages.context_of(language, len(possible) ** size, seed=1)
-    context = context.with_services(fitted_critic(language, seed=1))
+    context = languages.with_critic(context, fitted_critic(language, seed=1))
     problems = iter(context.task.problems("train"))
     answers, chances = [], []
     for group in itertools.product(possible, repeat=size):
