@@ -253,7 +253,8 @@ def sample_answers(pool: EnvironmentPool) -> Sampled:
         rollout.prepare(codec)
         context = context_of(
             task, engine, GraderPool(grader or task.grader), codec, sampling=rollout.sampling,
-            unfinished_reward=0.0, context_length=2048, rollout=rollout, environments=pool, turn_journal=turn_journal,
+            unfinished_reward=0.0, context_length=2048, rollout=rollout, environments=pool,
+            turn_journal=turn_journal,
         )  # fmt: skip
         return answered(rollout.run(context, task.problems("train")))[0], context
 
