@@ -1,4 +1,4 @@
-"""The services that the credit gets are those of the trainer that is open."""
+"""The credit gets the services of the open trainer, and never those of a closed one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def test_a_second_trainer_replaces_the_services_of_the_first(monkeypatch: pytest
         of_second = list(resources.credit_services)
     expected = [Distributions, GroupDivergences, ReferenceDistances]
     assert [type(service) for service in of_second] == expected
-    assert not any(service is earlier for service in of_second for earlier in of_first)
+    for service in of_second:
+        assert all(service is not earlier for earlier in of_first)
     for credit, services in ((ForkingTokens(), [Distributions, GroupDivergences]), (Rloo(), [])):
         config.credit = credit
         with training.open_trainer(resources):
