@@ -1,4 +1,4 @@
-"""The scores that the credit gets are those of the trainer that is open."""
+"""The credit gets the scores of the open trainer, and never those of a closed one."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def rows() -> list[Row]:
     return built
 
 
-def prepared(folder: Path) -> Path:
+def write_data_sets(folder: Path) -> Path:
     """Writes a Parquet file and a file of JSON lines, whose last two lines are damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     write_parquet(folder / "sums.parquet", rows())
@@ -48,7 +48,7 @@ def save(folder: Path) -> Path:
     return folder
 
 
-def estimate(folder: Path, *, finished: bool = True) -> Path:
+def write_estimate(folder: Path, *, finished: bool = True) -> Path:
     """Writes the output of `estimate_difficulty` on `rows`, in two shards."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "estimate.json").write_text(json.dumps({"identity": "x", "rows": ROWS, "shards": 2}))

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.view.conftest import Shown, Viewer, mark_of
-from tests.view.prepared import ROWS, SAMPLES, estimate, prepared
+from tests.view.prepared import ROWS, SAMPLES, write_data_sets, write_estimate
 from tests.view.recorded import begin_run, record_iteration, trajectory
 from tests.view.test_hostile_answers import Elements
 from treetune.view.app import SEEN as MARK
@@ -40,7 +40,7 @@ def link_with(page: str, text: str) -> str:
 
 def test_data_sets_are_listed_and_the_list_notices_changed_files(viewer: Viewer) -> None:
     assert "No data set was found" in viewer.page("/data")
-    prepared(viewer.folder / "data")
+    write_data_sets(viewer.folder / "data")
     viewer.record()
     page = viewer.page("/data")
     mark = {MARK: mark_of(page)}
@@ -54,7 +54,7 @@ def test_data_sets_are_listed_and_the_list_notices_changed_files(viewer: Viewer)
 
 
 def test_rows_are_filtered_and_sorted_and_bars_of_histograms_link_to_their_rows(viewer: Viewer) -> None:
-    prepared(viewer.folder / "data")
+    write_data_sets(viewer.folder / "data")
     rows = {"data": "data/sums.parquet"}
     query = {**rows, "where": "pass_rate >= 0.5; data_source has MATH", "sort": "prompt.characters"}
     page = viewer.page("/rows", **query, order="down", size=20)
@@ -76,8 +76,8 @@ def test_rows_are_filtered_and_sorted_and_bars_of_histograms_link_to_their_rows(
     [("data/sums.parquet", 0), ("data/trips.jsonl", 1), ("weak", 0)],
 )
 def test_a_hostile_row_adds_no_element(viewer: Viewer, name: str, row: int) -> None:
-    prepared(viewer.folder / "data")
-    estimate(viewer.folder / "weak")
+    write_data_sets(viewer.folder / "data")
+    write_estimate(viewer.folder / "weak")
     for path in (f"/rows?data={name}", f"/row?data={name}&row={row}"):
         page = viewer.page(path)
         elements = Elements(page).elements
@@ -90,7 +90,7 @@ def test_a_hostile_row_adds_no_element(viewer: Viewer, name: str, row: int) -> N
 
 
 def test_the_answers_of_an_estimate_stand_below_their_row(viewer: Viewer) -> None:
-    estimate(viewer.folder / "weak")
+    write_estimate(viewer.folder / "weak")
     page = viewer.page("/row?data=weak&row=3")
     assert f"<b>3</b> of {SAMPLES} correct" in page and page.count("extracted") == SAMPLES
     assert "What is 3 + 3?" in page
@@ -109,8 +109,8 @@ def test_answers_on_which_judge_and_rule_disagree_are_linked(viewer: Viewer) -> 
 
 
 def test_data_pages_are_drawn_in_a_browser_and_fit(shown: Shown, folder: Path) -> None:
-    prepared(folder / "data")
-    estimate(folder / "weak")
+    write_data_sets(folder / "data")
+    write_estimate(folder / "weak")
     for path in (
         "/data",
         "/rows?data=data/sums.parquet",

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.view.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, rows, save
+from tests.view.prepared import HOSTILE, ROWS, SAMPLES, rows, save, write_data_sets, write_estimate
 from tests.view.recorded import begin_run
 from treetune.exceptions import NotThere
 from treetune.view.store import Store
@@ -37,12 +37,12 @@ def table_of(path: Path, kind: Any) -> DataSetTable:
 
 def test_only_data_sets_that_were_named_or_lie_below_a_folder_are_listed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    prepared(elsewhere)
+    write_data_sets(elsewhere)
     save(elsewhere / "saved")
     folder = tmp_path / "experiments"
-    prepared(folder / "data")
+    write_data_sets(folder / "data")
     shutil.copytree(elsewhere / "saved", folder / "data" / "saved")
-    estimate(folder / "weak")
+    write_estimate(folder / "weak")
     (folder / "data" / "settings.json").write_text("{}")
     begin_run(folder / "run", task={"type": "rows", "train": [str(elsewhere / "trips.jsonl"), "gone.jsonl"]})
     source = {"type": "disk", "path": str(elsewhere / "saved")}
@@ -94,7 +94,7 @@ def test_a_split_of_a_saved_data_set_that_lies_elsewhere_is_not_read(tmp_path: P
 
 
 def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> None:
-    prepared(tmp_path)
+    write_data_sets(tmp_path)
     sums = table_of(tmp_path / "sums.parquet", "parquet")
     assert sums.total == ROWS
     assert sums.kinds["prompt"] == "VARCHAR" and sums.kinds["extra_info.words"] == "BIGINT"
@@ -200,7 +200,7 @@ def histogram(table: DataSetTable, column: str, *filters: ColumnFilter) -> Histo
 
 
 def test_histograms_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:
-    prepared(tmp_path)
+    write_data_sets(tmp_path)
     sums = table_of(tmp_path / "sums.parquet", "parquet")
     rates = histogram(sums, "pass_rate")
     assert rates.counted == ROWS
@@ -223,8 +223,8 @@ def test_histograms_count_every_number_once_and_have_round_bounds(tmp_path: Path
 
 
 def test_an_estimate_is_the_same_before_and_after_its_shards_are_joined(tmp_path: Path) -> None:
-    done = table_of(estimate(tmp_path / "done"), "estimate")
-    unfinished_folder = estimate(tmp_path / "going", finished=False)
+    done = table_of(write_estimate(tmp_path / "done"), "estimate")
+    unfinished_folder = write_estimate(tmp_path / "going", finished=False)
     with (unfinished_folder / "shards" / "0001" / "grades.jsonl").open("a") as file:
         second_grade = {
             "row": ROWS - 1,
