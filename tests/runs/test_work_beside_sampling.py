@@ -3,12 +3,7 @@ runs beside what, and that it changes nothing. (test_struck_runs strikes all of 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +28,9 @@ from tests.runs.in_process import (
     train,
     weights_of,
 )
+from tests.support import forked
 from tests.support.faults import Experiment
+from tests.support.fork_server import run_forked_ranks
 from treetune.credit.vineppo import MonteCarlo
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.partial import PartialAnswers
@@ -224,29 +221,11 @@ OVERLAPPING = """{
   checkpoints: { every: 3 },
   trainer+: { epochs: 1, objective+: { importance_cap: 2 } },
 }"""
-DEADLINE_S = 600
 
 
 @pytest.mark.slow
 def test_two_ranks_overlap_and_both_have_their_part_of_every_iteration(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.forked", str(tmp_path), OVERLAPPING]
-    with socket.socket() as holder, contextlib.ExitStack() as stack:
-        # The first rank can listen on its port, as it too lets others bind it, and the kernel gives it to
-        # nobody else meanwhile.
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        port = holder.getsockname()[1]
-        group = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
-        ranks = []
-        for rank, log in enumerate(logs):
-            own = group | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            with log.open("wb") as file:
-                ranks.append(subprocess.Popen(command, env=own, stderr=file))
-            stack.callback(ranks[-1].wait)
-            stack.callback(ranks[-1].kill)
-        for process, log in zip(ranks, logs, strict=True):
-            assert process.wait(DEADLINE_S) == 0, log.read_text()[-3000:]
+    run_forked_ranks(Path(forked.__file__), [str(tmp_path), OVERLAPPING], 2, tmp_path)
     directory = Experiment(tmp_path).directory
     assert [row["overlap/staleness"] for row in directory.read_metrics()] == [0, 1, 1]
     for iteration, version in enumerate([0, 0, 1]):

@@ -8,14 +8,13 @@ it alone::
           ▲                                         │
           └──────── process id and exit code ◄──────┘
 
-A fork is the only rank of its run: the process groups of several forks don't find each other.
-
 The server is no child of this process, so that tests which count the processes below this one don't see it.
 It ends when this process does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import IO, TypedDict
 
 from treetune.runtime.machine import gpus
+from treetune.store import held_folders
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src"
@@ -53,6 +53,7 @@ MODULES = (
     "treetune.trainer.probe",
 )
 LARGEST_REQUEST = 100_000
+RANKS_DEADLINE_S = 900.0
 
 
 class ForkRequest(TypedDict):
@@ -115,6 +116,45 @@ def start_forked(
     with theirs:
         socket.send_fds(_server(), [message], [theirs.fileno(), output.fileno()])
     return ForkedCommand(int(ours.recv(64)), ours)
+
+
+def run_forked_ranks(program: Path, arguments: Sequence[str], ranks: int, folder: Path) -> None:
+    """Runs a Python program on several ranks to its end. Fails with the output of a rank that fails.
+
+    Args:
+        folder: The folder that gets the output of each rank.
+    """
+    of_others = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in of_others}
+    meeting = folder / "meeting"
+    meeting.mkdir(mode=0o700)
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": f"{SOURCES}{os.pathsep}{ROOT}",
+        # Otherwise ranks find each other by their parent, and each fork has a waiter of its own.
+        held_folders.MEETING: str(meeting),
+    }
+    outputs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
+    with socket.socket() as holder, contextlib.ExitStack() as stack:
+        # The first rank can listen on its port, as it too lets others bind it, and the kernel gives it to
+        # nobody else meanwhile.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port = str(holder.getsockname()[1])
+        processes = []
+        for rank, output in enumerate(outputs):
+            of_rank: dict[str, str] = {}
+            if ranks > 1:
+                of_rank = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+                of_rank |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            with output.open("wb") as file:
+                process = start_forked(
+                    arguments, program=program, cwd=ROOT, environment=environment | of_rank, output=file
+                )
+            stack.callback(process.kill)
+            processes.append(process)
+        for process, output in zip(processes, outputs, strict=True):
+            assert process.wait(RANKS_DEADLINE_S) == 0, output.read_text()[-3000:]
 
 
 @cache

@@ -1,6 +1,6 @@
 """Small runs in processes that are forked off this one, so that a start takes as long as its work.
 
-    python -m tests.support.forked FOLDER JSONNET
+    python tests/support/forked.py FOLDER JSONNET
 
 carries one out in a process of its own, which is a rank where the environment says so.
 """
