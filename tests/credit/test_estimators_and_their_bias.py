@@ -261,8 +261,8 @@ CREDITS: list[tuple[Credit, int, float, float]] = [
     (MonteCarlo(samples=1, siblings_count_into_prompt_value=True), 2, 0.0, 1.0),
     (MonteCarlo(samples=1, lam=0.5), 1, 0.0, 1.0),
     (MonteCarlo(samples=1, lam=1.0), 1, 0.0, 1.0),
-    (MonteCarlo(samples=1, max_states=2), 1, 0.0766, 0.9971),
-    (MonteCarlo(samples=1, max_states=1), 1, 0.2790, 0.9603),
+    (MonteCarlo(samples=1, max_states=2, behind_max_states="no_advantage"), 1, 0.0766, 0.9971),
+    (MonteCarlo(samples=1, max_states=1, behind_max_states="no_advantage"), 1, 0.2790, 0.9603),
     (MonteCarlo(samples=1, max_states=2, behind_max_states="one_step"), 1, 0.0, 1.0),
     (MonteCarlo(samples=1, max_states=1, behind_max_states="one_step"), 1, 0.0, 1.0),
     (

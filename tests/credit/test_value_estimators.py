@@ -115,7 +115,9 @@ def test_values_have_the_standard_errors_of_their_means() -> None:
     (with_continuations, _), _ = mdp.assign_credit(MonteCarlo(samples=3), group)
     shares = [(3 * value + 1) / 5 for value in with_continuations.step_values]
     assert with_continuations.step_errors == pytest.approx([math.sqrt(p * (1 - p) / 3) for p in shares])
-    (bounded, _), _ = mdp.assign_credit(MonteCarlo(samples=3, max_states=1), group)
+    (bounded, _), _ = mdp.assign_credit(
+        MonteCarlo(samples=3, max_states=1, behind_max_states="no_advantage"), group
+    )
     assert bounded.step_errors == (with_continuations.step_errors[0], 0.0)
 
 
