@@ -168,12 +168,12 @@ def count_lines(path: Path) -> int:
 
 @contextmanager
 def start_busy_processes() -> Iterator[None]:
-    """Runs the busy processes during a block."""
-    busy = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(BUSY_PROCESSES)]
+    """Runs processes that compute without end, until the end of the block."""
+    processes = [subprocess.Popen([sys.executable, "-c", SPIN]) for _ in range(BUSY_PROCESSES)]
     try:
         yield
     finally:
-        for process in busy:
+        for process in processes:
             process.kill()
             process.wait()
 

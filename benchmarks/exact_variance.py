@@ -68,7 +68,8 @@ for `sequential` with a pilot, which decides how often it samples."""
 
 def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
     """Returns a context that has a critic."""
-    return languages.context_of(language, problems, seed).with_services(fitted_critic(language, seed=1))
+    context = languages.context_of(language, problems, seed)
+    return languages.with_critic(context, fitted_critic(language, seed=1))
 
 
 def compute_exact_variance(language_name: str, label: str) -> float:

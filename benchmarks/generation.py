@@ -296,7 +296,7 @@ def measure_routes(
     our_engine: Engine, plain_engines: dict[str, Engine], requests: Sequence[Request], repeats: int
 ) -> dict[str, Measurement]:
     """Has all engines sample the requests in turns, and closes the plain ones."""
-    digests: set[str] = set()
+    digests: set[str] = set()  # a single one if all engines sample the same tokens
 
     def engine_side(engine: Engine) -> Side:
         def side(turn: int) -> float:

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure_graders(names: Sequence[str] | None, parts: Sequence[str] | None, show: bool) -> list[str]:
-    """Returns the lines of the table.
+    """Grades the labelled answers of graders, and returns the lines of the table.
 
     Args:
         names: The graders; None: all.
@@ -117,7 +117,7 @@ def measure_graders(names: Sequence[str] | None, parts: Sequence[str] | None, sh
 
     lines = []
     for name in sorted(names or {*LABELLED, *ELSEWHERE}):
-        if name in ELSEWHERE:
+        if name in ELSEWHERE:  # its answers are in a test file, which the line names
             lines.append(f"| `{name}` | in `{ELSEWHERE[name]}` |  |  |  |  |  |")
             continue
         start = time.monotonic()

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# All that an image has beside its base image. Dockerfile and singularity.def call this, step by step, and
-# try_container.sh next to it builds and runs the first on a base image that is made on the spot.
+# Installs what an image has besides its base image. Dockerfile and singularity.def call it, step by step.
+# try_container.sh builds an image by Dockerfile, and runs it.
 #
-#   install.sh system      the system's packages (Debian, Ubuntu); as root
-#   install.sh packages [--extras]
-#                          .venv for TREETUNE_DEVICE, named since no GPU is there while an image is built
-#   install.sh compile     byte code of .venv and src: set-up leaves it out, and without it each container, or each
-#                          process where the image is read-only, would compile torch and vLLM anew
+#   install.sh system               the system's packages (Debian, Ubuntu); as root
+#   install.sh packages [--extras]  .venv for TREETUNE_DEVICE, which has to be named: there is no GPU to find while an
+#                                   image is built
+#   install.sh compile              bytecode of .venv and src. Without it, each container compiles torch and vLLM anew;
+#                                   if the image is read-only, each process does
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -23,7 +23,7 @@ case "${1:-}" in
         PIP_NO_CACHE_DIR=1 ./scripts/setup.sh "${@:2}"
         ;;
     compile)
-        # Of what doesn't compile (templates, code for later versions of Python) nothing is ever imported.
+        # Files that don't compile (templates, code for later versions of Python) are never imported.
         .venv/bin/python -m compileall -q -j 0 .venv src >/dev/null || true
         ;;
     *) echo "usage: scripts/container/install.sh system|packages|compile" >&2; exit 2 ;;

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Builds Dockerfile for the CPU on a base image made here, looks at a paper's configuration in it, and takes the
-# quickstart's first steps. No registry of images is asked: the base is what mmdebstrap makes of the packages that this
-# machine's own apt finds. With DEVICE=nvidia, the CUDA set is installed on that base, and nothing is trained.
+# Builds an image by Dockerfile for the CPU, checks a paper's configuration in it, and runs the quickstart's first steps.
+# No registry of images is needed: mmdebstrap makes the base image from the packages that this machine's apt finds. With
+# DEVICE=nvidia, the CUDA packages are installed on that base, and nothing is trained.
 #
 #   sudo ./scripts/container/try_container.sh          needs: apt-get install buildah mmdebstrap (about 10 GB, 15 minutes)
 #
-# Environment: FOLDER (everything lies in its treetune-container, which is deleted at the end, and FOLDER isn't; default:
-# a new one below TMPDIR, which is); KEEP=1 keeps it, and an image that is there is not built again; MOUNT (PLACE or PLACE:PLACE_INSIDE, several: what pip reads of this machine while it installs, such as
-# /etc/pip.conf and a folder of wheels).
+# Environment:
+#   FOLDER  a folder, whose subfolder treetune-container gets all files and is deleted at the end (default: a new folder
+#           below TMPDIR, which is deleted itself)
+#   KEEP=1  keeps the files. Images that are there are not built again
+#   MOUNT   files and folders that pip reads while it installs, such as /etc/pip.conf and a folder of wheels, separated by
+#           spaces. Each is a path, or PATH:PATH_IN_THE_IMAGE
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -17,7 +20,7 @@ if [ ${#missing[@]} -gt 0 ]; then echo "try_container.sh: apt-get install ${miss
 if [ "$(id -u)" != 0 ]; then echo "try_container.sh: a root file system is made by root: sudo $0" >&2; exit 2; fi
 
 if [ -z "${TREETUNE_INSIDE:-}" ]; then
-    # What is mounted and started lives in namespaces of its own, which end with this script.
+    # Mounts and processes are in namespaces of their own, so that they end with this script.
     if [ -n "${FOLDER:-}" ]; then folder=$FOLDER/treetune-container; else folder=$(mktemp -d "${TMPDIR:-/tmp}/treetune-container-XXXXXX"); fi
     mkdir -p "$folder"
     inside=
@@ -40,26 +43,26 @@ images=(buildah --storage-driver overlay --root "$folder/images" --runroot "$fol
 images() { "${images[@]}" "$@"; }
 
 mounts=()
-for place in ${MOUNT:-}; do mounts+=(--volume "${place%%:*}:${place#*:}:ro"); done
+for mount in ${MOUNT:-}; do mounts+=(--volume "${mount%%:*}:${mount#*:}:ro"); done
 step() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 
-built() { images inspect --type image "localhost/$1" >/dev/null 2>&1; }
+is_built() { images inspect --type image "localhost/$1" >/dev/null 2>&1; }
 
 step "a base image of $(. /etc/os-release && echo "$PRETTY_NAME")"
-if ! built base; then
+if ! is_built base; then
     mmdebstrap --quiet --variant=apt --include=ca-certificates "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$folder/base.tar"
     printf 'FROM scratch\nADD base.tar /\n' >"$folder/base.docker"
     images bud --quiet --pull-never --file "$folder/base.docker" --tag localhost/base "$folder"
 fi
 
 step "Dockerfile on it, for ${DEVICE:=cpu}"
-if ! built treetune; then
+if ! is_built treetune; then
     images bud --pull-never --network host --build-arg BASE=localhost/base --build-arg DEVICE="$DEVICE" \
         ${mounts[@]+"${mounts[@]}"} --ignorefile .dockerignore --file Dockerfile --tag localhost/treetune .
 fi
 
 container=$(images from --pull-never localhost/treetune)
-# Inside: the image's own user, and a network of nothing but a loopback.
+# Runs a command in the container: as the image's own user, with a loopback as the only network.
 inside() {
     # shellcheck disable=SC2016  # the inner shell's words
     unshare --net bash -c 'ip link set lo up && exec "$@"' inside "${images[@]}" run "$container" -- "$@"

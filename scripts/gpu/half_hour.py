@@ -103,6 +103,7 @@ class HalfHour:
             except Exception as error:
                 outcome = f"FAILED: {type(error).__name__}: {str(error).strip() or 'no message'}"
         seconds = time.monotonic() - begun
+        # An earlier call may have run the step, and failed.
         self.outcomes = [earlier for earlier in self.outcomes if earlier.name != step.name]
         self.outcomes.append(Outcome(step.name, outcome, seconds, rows))
         print(f"    {outcome} after {seconds:.0f} s")

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Proves what can be proved of the NVIDIA side on a machine without a GPU: the whole CUDA set is installed into a copy
-# of this checkout (the checkout and its .venv stay as they are), imported, configured and compiled for.
+# Tests as much of the support of NVIDIA GPUs as a machine without a GPU can: installs all CUDA packages into a copy of
+# this checkout, imports them, configures servers for them, and compiles kernels. The checkout and its .venv stay as they
+# are.
 #
 #   ./scripts/gpu/without_one.sh      about 12 GB below TMPDIR, ten minutes; ends with 1 if a step failed
 #
-# Environment: FOLDER (the copy lies in its treetune-without-a-gpu; default: a new folder below TMPDIR), KEEP=1 (leaves
-# it, and an environment that is there is taken), CPU_VENV (an environment with vLLM's CPU build, whose sources are
-# compared; default: .venv, where that is one), and MOUNT, which scripts/container/try_container.sh explains.
+# Environment:
+#   FOLDER    a folder, whose subfolder treetune-without-a-gpu gets the copy (default: a new folder below TMPDIR)
+#   KEEP=1    keeps the copy. Its environment is used again
+#   CPU_VENV  an environment with vLLM's CPU build, whose sources are compared (default: .venv, if it has that build)
+#   MOUNT     see scripts/container/try_container.sh
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 ROOT=$PWD
@@ -18,15 +21,16 @@ trap '[ -n "${KEEP:-}" ] || rm -rf "$folder"' EXIT
 trap 'exit 130' INT TERM HUP
 
 results=() failed=0
-# usage: step NAME SECONDS COMMAND…: its output is a log; what it says last is its result
+# usage: step NAME SECONDS COMMAND…
+# The output of the command goes to a log, and its last line is the result of the step.
 step() {
-    local name=$1 limit=$2 begun=$SECONDS log code=0 said
+    local name=$1 limit=$2 begun=$SECONDS log code=0 last_line
     shift 2
     log=$folder/logs/${name// /-}
     timeout --kill-after=10 "$limit" "$@" >"$log" 2>&1 || code=$?
-    said=$(tail -n 1 "$log" | cut -c1-150)
+    last_line=$(tail -n 1 "$log" | cut -c1-150)
     case "$code" in 0) mark=ok ;; 77) mark=skipped ;; *) mark=FAILED failed=1; tail -n 20 "$log" >&2 ;; esac
-    results+=("$(printf '%-8s %5s s  %-28s %s' "$mark" $((SECONDS - begun)) "$name" "$said")")
+    results+=("$(printf '%-8s %5s s  %-28s %s' "$mark" $((SECONDS - begun)) "$name" "$last_line")")
     printf '%s\n' "${results[-1]}"
 }
 
@@ -52,7 +56,8 @@ print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {kinds}")
 PYTHON
 }
 
-# The driver's library isn't there: one with the names that vLLM's extensions ask it for, of which none does anything.
+# Makes a stand-in for the driver's library, which is missing: it has the functions that vLLM's extensions need, and none
+# does anything.
 make_stub() {
     find "$copy"/.venv/lib/python*/site-packages/vllm -name '*.so' -print0 |
         xargs -0 -n 1 nm -D --undefined-only 2>/dev/null | awk '$2 ~ /^cu[A-Z]/ {print $2}' | sort -u >"$folder/stub/names"

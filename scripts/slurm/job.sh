@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# What submit.sh queues: CONFIGS [COMMAND...], by default training and then evaluation, on all nodes of the job.
-# `treetune run` runs once on each node (srun starts it, so no ssh is needed) and starts a rank per GPU.
+# Runs commands for CONFIGS on all nodes of a job: CONFIGS [COMMAND...], by default training and then evaluation.
+# submit.sh queues this script. srun starts `treetune run` once on each node, without ssh, and that starts a rank per GPU.
 #
-# Environment: MASTER_PORT (20000 and something, by the job's number); OMP_NUM_THREADS (the node's cores, shared among
-# its ranks); RUN_IN (words before the launcher, such as "singularity exec --nv treetune.sif", in place of .venv);
-# SOCKET_IFNAME (the network interface that nodes reach each other by, such as ib0, where they choose another one).
+# Environment, with defaults:
+#   MASTER_PORT      20000 plus the last digits of the job's number
+#   OMP_NUM_THREADS  the node's cores, shared among its ranks
+#   RUN_IN           a command before the launcher, such as "singularity exec --nv treetune.sif", in place of .venv
+#   SOCKET_IFNAME    the network interface by which nodes reach each other, such as ib0, if they choose another one
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this is for sbatch: use scripts/slurm/submit.sh}"
 configs=$1
@@ -16,7 +18,7 @@ port=${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 threads=$((${SLURM_CPUS_PER_TASK:-$(nproc)} / ranks))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 if [ -n "${SOCKET_IFNAME:-}" ]; then export GLOO_SOCKET_IFNAME=$SOCKET_IFNAME NCCL_SOCKET_IFNAME=$SOCKET_IFNAME; fi
-# Where Python may not keep what it compiled, every process compiles torch and vLLM anew: half of each start.
+# If Python may not write bytecode, every process compiles torch and vLLM anew, which takes half of each start.
 export PYTHONDONTWRITEBYTECODE=
 if [ -z "${RUN_IN:-}" ]; then
     export PATH="$PWD/.venv/bin:$PATH"

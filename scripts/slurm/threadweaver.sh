@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Queues the parallel-thread experiments of configs/threadweaver on a SLURM cluster: supervised fine-tuning on one
-# node, and when that has ended well, reinforcement learning from it on four (the published size).
+# node, and, after its success, reinforcement learning from its model on four nodes (the published size).
 #
 #   ./scripts/slurm/threadweaver.sh parallel     answers with threads
 #   ./scripts/slurm/threadweaver.sh sequential   their baseline
 #
-# Environment: STAGES (default "sft rl"), SFT_NODES (1), NODES (4, for rl); CONFIGS, comma-separated, are appended to
-# both; all that submit.sh reads. The same line again resumes what was interrupted.
+# Environment: STAGES (default "sft rl"); SFT_NODES (1) and NODES (4), the nodes of both stages; CONFIGS, further
+# configuration files for both, separated by commas; and all variables of submit.sh. The same command resumes what was
+# interrupted.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 form=${1:-}

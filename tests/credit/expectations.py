@@ -13,13 +13,13 @@ import numpy as np
 
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
-from treetune.credit.base import Credit, Critic
-from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
+from treetune.credit.base import Credit
 from treetune.credit.states.base import Budget
 from treetune.credit.values.base import StepValues, Valuation, ValueEstimator
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import Completion, Request
 from treetune.lab.trees.rollout import TreeRollout
+from treetune.rollouts.model_scores import Critic, ModelScores, ReferenceScores, ScoredText
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Trajectory
 
@@ -147,7 +147,7 @@ def half_informed_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
     return columns
 
 
-REWARD_MODEL = ReferenceScores(half_informed_logprobs)
+REWARD_MODEL = ModelScores(reference=ReferenceScores(half_informed_logprobs))
 """The implicit reward model of the tests' language."""
 
 
@@ -213,7 +213,7 @@ class Expectation:
 def expectation(
     credit: Credit,
     group_size: int,
-    critic: Critic | None = None,
+    scores: ModelScores | None = None,
     other_answers: Sequence[Trajectory] = (),
     logprobs: bool = False,
 ) -> Expectation:
@@ -239,7 +239,7 @@ def expectation(
         ]
         choices = Choices()
         for _ in choices.ways():
-            context = mdp.context(engine=ChoosingEngine(choices), services=[critic] if critic else [])
+            context = mdp.context(engine=ChoosingEngine(choices), model_scores=scores or ModelScores())
             episodes, _ = credit.assign(context, trees_of([*answers, *other_answers]))
             weight = chance * choices.probability
             mean: mdp.Gradient = {}

@@ -106,7 +106,7 @@ def run_iteration(
     early = credit.early_continuations(context)
     trees, _ = rollout.run(context if early is None else early.attach(context), mdp.problems(PROBLEMS))
     trees, _ = drop_ungraded(context, trees, credit)
-    episodes, metrics = credit.assign(context.with_services(*[early] if early else []), trees)
+    episodes, metrics = credit.assign(replace(context, early_continuations=early), trees)
     return answers_of(trees), episodes, metrics
 
 
@@ -145,8 +145,8 @@ def test_all_continuations_that_the_credit_needs_end_with_the_last_answer(values
     credit = MonteCarlo(samples=3, values=values)
     early, trees = roll_out_with_early(inner, credit)
     # Credit would fail if it had to sample anything more.
-    failing_engine = EngineInSeededOrder(fail_after=0)
-    episodes, _ = credit.assign(context(failing_engine).with_services(early), trees)
+    credit_context = context(EngineInSeededOrder(fail_after=0))
+    episodes, _ = credit.assign(replace(credit_context, early_continuations=early), trees)
     assert len(episodes) == PROBLEMS * SAMPLES
     priorities = [request.priority for request in inner.asked]
     assert priorities.count(ANSWERS) == PROBLEMS * SAMPLES
@@ -183,12 +183,9 @@ def test_a_killed_run_goes_on_to_the_same_numbers_and_samples_nothing_twice(
     assert count_samples(killed.asked + second_run.asked) == count_samples(uninterrupted.asked)
     # The run is killed again, now in credit. It finds the continuations in the file where credit keeps them.
     failing_engine = EngineInSeededOrder(fail_after=0)
-    journaled_engine = JournaledEngine(failing_engine, tmp_path / "continuations")
-    resumed_credit = credit.assign(
-        context(journaled_engine).with_services(credit.early_continuations(context(journaled_engine))),
-        trees_of(expected[0]),
-    )
-    assert resumed_credit == expected[1:]
+    credit_context = context(JournaledEngine(failing_engine, tmp_path / "continuations"))
+    credit_context = replace(credit_context, early_continuations=credit.early_continuations(credit_context))
+    assert credit.assign(credit_context, trees_of(expected[0])) == expected[1:]
 
 
 def test_answers_and_continuations_are_journaled_in_their_own_files(tmp_path: Path) -> None:
@@ -275,7 +272,7 @@ def test_rounds_until_answers_differ_give_the_same_with_early_continuations() ->
     runs = []
     for pipelined in (False, True):
         inner = EngineInSeededOrder(3)
-        rollout_context = context(inner, services=[FurtherProblems(lambda: further)])
+        rollout_context = context(inner, further_problems=FurtherProblems(lambda: further))
         credit = MonteCarlo(samples=3, pipelined=pipelined)
         runs.append((run_iteration(rollout_context, credit, rollout), count_samples(inner.asked)))
     assert runs[0] == runs[1]
@@ -288,7 +285,7 @@ def test_grading_services_are_asked_about_continuations_only_when_credit_is_assi
     early, trees = roll_out_with_early(EngineInSeededOrder(), credit, grader=pool)
     assert len(pool.submitted) == PROBLEMS * SAMPLES
     credit_context = context(EngineInSeededOrder(), grader=pool)
-    episodes, metrics = credit.assign(credit_context.with_services(early), trees)
+    episodes, metrics = credit.assign(replace(credit_context, early_continuations=early), trees)
     expected = run_iteration(context(EngineInSeededOrder()), replace(credit, pipelined=False))
     assert (episodes, metrics) == expected[1:]
 

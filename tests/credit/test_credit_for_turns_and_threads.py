@@ -51,7 +51,6 @@ from treetune.domains.multi_turn import TurnStates
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.exceptions import EngineError, Unavailable
-from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.threads.parallel_threads import ParallelThreads, ThreadStates
 from treetune.trainer.preparation import token_rewards
@@ -226,9 +225,9 @@ def credit_begun_with_answers(
     early = credit.early_continuations(context)
     problems = context.task.problems("train")
     rollout_context = context if early is None else early.attach(context)
-    trees, _ = context.get(Rollout).run(rollout_context, problems)
-    credit_context = context.with_services(*[early] if early else [])
-    episodes, _ = credit.assign(credit_context, trees)
+    assert context.rollout is not None
+    trees, _ = context.rollout.run(rollout_context, problems)
+    episodes, _ = credit.assign(replace(context, early_continuations=early), trees)
     return trees, episodes
 
 
@@ -257,14 +256,12 @@ def test_replies_of_environments_to_continuations_among_answers_outlive_a_crash(
         turn_journal = TurnJournal(
             tmp_path / f"{name}.turns", [tmp_path / f"{earlier_name}.turns" for earlier_name in earlier]
         )
-        return lent(task, journaled_engine, environments, services=[turn_journal])
+        return lent(task, journaled_engine, environments, turn_journal=turn_journal)
 
     trees, episodes = credit_begun_with_answers(journaled_context(turns.engine(), "rollout"), credit)
     after_crash = journaled_context(turns.engine(fail_after=0), "credit", "rollout")
-    assert (
-        credit.assign(after_crash.with_services(credit.early_continuations(after_crash)), trees)[0]
-        == episodes
-    )
+    after_crash = replace(after_crash, early_continuations=credit.early_continuations(after_crash))
+    assert credit.assign(after_crash, trees)[0] == episodes
 
 
 @pytest.mark.parametrize("killed_after", [12, 30, 48])
@@ -278,7 +275,7 @@ def test_a_killed_credit_goes_on_to_the_values_of_one_that_was_not(
     def assign(**engine_settings: int) -> tuple[list[Episode], Metrics]:
         journaled_engine = JournaledEngine(turns.engine(**engine_settings), tmp_path / "0.jsonl")
         turn_journal = TurnJournal(tmp_path / "0.turns")
-        return credit.assign(context.with_services(turn_journal, engine=journaled_engine), trees)
+        return credit.assign(replace(context, turn_journal=turn_journal, engine=journaled_engine), trees)
 
     with pytest.raises(EngineError):
         assign(fail_after=killed_after)
@@ -449,7 +446,7 @@ def test_begun_with_each_answer_the_values_are_the_same_and_nothing_more_is_samp
         problems = [Problem(id=f"train/{i}", prompt=";" * (i + 1), gold="") for i in range(2)]
         trees, _ = rollout.run(context if early is None else early.attach(context), problems)
         requests_before = len(engine.requests)
-        episodes, metrics = credit.assign(context.with_services(*[early] if early else []), trees)
+        episodes, metrics = credit.assign(replace(context, early_continuations=early), trees)
         requests = sorted((plain(request.prompt_ids), request.seed) for request in engine.requests)
         return episodes, metrics, requests, len(engine.requests) - requests_before
 

@@ -24,7 +24,7 @@ import torch
 from tests.columns import plain
 from tests.credit.expectations import REWARD_MODEL, critic_of, expectation, knows_length_alone
 from tests.rollouts import tabular_mdp as mdp
-from treetune.credit.base import Credit, Critic
+from treetune.credit.base import Credit
 from treetune.credit.gae import Gae
 from treetune.credit.literature.com_mcs import CompoundValues
 from treetune.credit.literature.forking_tokens import ForkingTokens
@@ -47,7 +47,6 @@ from treetune.credit.literature.rredcot import GoldLikelihood
 from treetune.credit.literature.rtmc import RolloutTree
 from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.tempo import Tempo
-from treetune.credit.literature.token_level import Distributions
 from treetune.credit.literature.trace import Trace
 from treetune.credit.literature.v0_5 import FusedBaseline, fused_baseline
 from treetune.credit.literature.vapo import DecoupledGae
@@ -59,6 +58,7 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Completion, Request
 from treetune.models.sources import TinyModel
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.model_scores import Distributions, ModelScores
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Segment, Trajectory
 
@@ -75,8 +75,10 @@ def squares_and_entropies(answer: Trajectory | Episode) -> tuple[np.ndarray, np.
     return np.array(squares), np.array(entropies)
 
 
-DISTRIBUTIONS = Distributions(lambda answers: [squares_and_entropies(answer) for answer in answers])
-CRITIC = critic_of(knows_length_alone)
+DISTRIBUTIONS = ModelScores(
+    distributions=Distributions(lambda answers: [squares_and_entropies(answer) for answer in answers])
+)
+CRITIC = ModelScores(critic=critic_of(knows_length_alone))
 
 
 def make_group(texts: str, problem_number: int = 0) -> list[Trajectory]:
@@ -89,8 +91,11 @@ def make_group(texts: str, problem_number: int = 0) -> list[Trajectory]:
     return answers
 
 
-def assign_credit(credit: Credit, answers: Sequence[Trajectory], *services: object) -> list[Episode]:
-    return credit.assign(mdp.context(services=services), trees_of(answers))[0]
+def assign_credit(
+    credit: Credit, answers: Sequence[Trajectory], scores: ModelScores | None = None
+) -> list[Episode]:
+    context = mdp.context(model_scores=scores or ModelScores())
+    return credit.assign(context, trees_of(answers))[0]
 
 
 UNSURE = [1.0, 0.5, 0.2, 0.7, 0.95, 0.8]
@@ -540,7 +545,9 @@ class WithCritic(Credit):
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = self.over.assign(context, trees)
-        for episode, values in zip(episodes, context.get(Critic).values(answers_of(trees)), strict=True):
+        critic = context.model_scores.critic
+        assert critic is not None
+        for episode, values in zip(episodes, critic.values(answers_of(trees)), strict=True):
             rewards = [0.0] * (len(values) - 1) + [episode.reward]
             advantages, _ = self.over.from_values(rewards, values.tolist())
             object.__setattr__(episode, "advantages", np.array(advantages))
@@ -555,7 +562,7 @@ class Case:
     answers: int
     bias: float = 0.0
     cosine: float = 1.0
-    service: object = None
+    scores: ModelScores | None = None
     others: Sequence[Trajectory] = ()
 
 
@@ -604,7 +611,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: str(case.credit))
 def test_the_expected_gradient_is_as_far_off_as_stated(case: Case) -> None:
-    measured = expectation(case.credit, case.answers, case.service, case.others, logprobs=True)
+    measured = expectation(case.credit, case.answers, case.scores, case.others, logprobs=True)
     assert measured.bias_and_cosine == pytest.approx((case.bias, case.cosine), abs=5e-5)
     assert case.bias or measured.bias_and_cosine[0] < 1e-9
 

@@ -26,6 +26,7 @@ from tests.trainer.helpers import are_same, episodes, trained
 from treetune.credit.base import CriticSettings
 from treetune.credit.critic_losses import HlGauss, SquaredError
 from treetune.credit.gae import Gae
+from treetune.rollouts.model_scores import ModelScores
 
 from .test_estimators_and_their_bias import WithCritic
 
@@ -115,7 +116,8 @@ def test_the_expected_gradient_with_values_at_the_minimum_of_the_loss_is_as_far_
     values = values_at_minimum(case.loss)
     error = max(abs(value - mdp.value(state)) for state, value in values.items())
     assert error <= case.error_of_values + 1e-5
-    bias, cosine = expectation(WithCritic(lam=0.0), 1, critic_of(values.__getitem__)).bias_and_cosine
+    scores = ModelScores(critic=critic_of(values.__getitem__))
+    bias, cosine = expectation(WithCritic(lam=0.0), 1, scores).bias_and_cosine
     assert bias == pytest.approx(case.bias, abs=5e-5) and cosine > 0.9995
 
 

@@ -21,7 +21,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.columns import plain
 from tests.credit.expectations import critic_of, expectation, knows_length_alone
 from tests.rollouts import tabular_mdp as mdp
-from treetune.credit.base import Credit, Critic
+from treetune.credit.base import Credit
 from treetune.credit.gae import Gae
 from treetune.credit.grpo import Group
 from treetune.credit.reinforce import Outcome
@@ -41,11 +41,12 @@ from treetune.credit.vineppo import MonteCarlo
 from treetune.domains.multi_turn import TurnStates
 from treetune.lab.signposts import Decided
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.model_scores import ModelScores
 from treetune.threads.parallel_threads import ThreadStates
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
-CRITIC = critic_of(knows_length_alone)
+CRITIC = ModelScores(critic=critic_of(knows_length_alone))
 """A critic that is wrong at most states."""
 
 
@@ -236,7 +237,8 @@ class WithCritic(Gae):
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = super().assign(context, trees)
-        values = context.get(Critic).values(answers_of(trees))
+        assert context.model_scores.critic is not None
+        values = context.model_scores.critic.values(answers_of(trees))
         for episode, values_of_answer in zip(episodes, values, strict=True):
             rewards = [0.0] * (len(values_of_answer) - 1) + [episode.reward]
             advantages, _ = self.from_values(rewards, values_of_answer.tolist())
@@ -259,8 +261,8 @@ CREDITS: list[tuple[Credit, int, float, float]] = [
     (MonteCarlo(samples=1, siblings_count_into_prompt_value=True), 2, 0.0, 1.0),
     (MonteCarlo(samples=1, lam=0.5), 1, 0.0, 1.0),
     (MonteCarlo(samples=1, lam=1.0), 1, 0.0, 1.0),
-    (MonteCarlo(samples=1, max_states=2), 1, 0.0766, 0.9971),
-    (MonteCarlo(samples=1, max_states=1), 1, 0.2790, 0.9603),
+    (MonteCarlo(samples=1, max_states=2, behind_max_states="no_advantage"), 1, 0.0766, 0.9971),
+    (MonteCarlo(samples=1, max_states=1, behind_max_states="no_advantage"), 1, 0.2790, 0.9603),
     (MonteCarlo(samples=1, max_states=2, behind_max_states="one_step"), 1, 0.0, 1.0),
     (MonteCarlo(samples=1, max_states=1, behind_max_states="one_step"), 1, 0.0, 1.0),
     (

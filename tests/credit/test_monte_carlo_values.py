@@ -153,7 +153,9 @@ def test_a_cut_continuation_earns_the_unfinished_reward_though_it_is_right(unfin
 
 def test_states_after_max_states_have_the_observed_reward_as_their_value() -> None:
     engine = mdp.TabularEngine()
-    episodes, _ = mdp.assign_credit(MonteCarlo(samples=3, max_states=2), engine=engine)
+    episodes, _ = mdp.assign_credit(
+        MonteCarlo(samples=3, max_states=2, behind_max_states="no_advantage"), engine=engine
+    )
     assert {len(mdp.response_part(request.prompt_ids)) for request in engine.requests} == {0, 2}
     for episode in episodes:
         assert episode.step_values[2:] == (episode.reward,) * (len(episode.step_ends) - 2)

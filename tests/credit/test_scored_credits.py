@@ -28,7 +28,6 @@ from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.literature.implicit_reward import ImplicitReward
 from treetune.credit.literature.rredcot import GoldLikelihood
-from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
 from treetune.credit.literature.self_distillation import SelfDistillation
 from treetune.credit.literature.trace import Trace, td_credits
 from treetune.credit.vineppo import MonteCarlo
@@ -39,6 +38,7 @@ from treetune.models.lora import Lora
 from treetune.models.sources import TinyModel
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.value_implicit import ValueImplicit
+from treetune.rollouts.model_scores import ModelScores, ReferenceScores, ScoredText
 from treetune.tree import trees_of
 from treetune.vocabulary import (
     Column,
@@ -187,7 +187,8 @@ class ConstantModel:
 def test_the_reference_scores_in_place_of_the_engine_if_so_configured(credit: Credit) -> None:
     assert credit.asks_reference and not credit.needs_engine
     model = ConstantModel()
-    rows, metrics = assign_credit(credit, engine=None, services=[ReferenceScores(model.logprobs)])
+    scores = ModelScores(reference=ReferenceScores(model.logprobs))
+    rows, metrics = assign_credit(credit, engine=None, model_scores=scores)
     assert metrics["credit/value_tokens"] == sum(len(text.text_ids) for text in model.texts) > 0
     if isinstance(credit, MonteCarlo):
         assert rows[0].step_values == pytest.approx([math.exp(-0.25)] * len(rows[0].step_values))
@@ -407,7 +408,7 @@ def test_the_advantage_of_prime_is_that_of_equation_5(
 ) -> None:
     credit = replace(PRIME, gamma=gamma, weight=weight, outcome_weight=outcome_weight)
     rewards = [implicit_rewards(answer, 0.3) for answer in GROUP]
-    rows, metrics = assign_credit(credit, engine=None, services=[REWARD_MODEL])
+    rows, metrics = assign_credit(credit, engine=None, model_scores=REWARD_MODEL)
     for i, row in enumerate(rows):
         other_numbers = [j for j in range(len(GROUP)) if j != i]
         process_baseline = fmean(fmean(rewards[j]) for j in other_numbers)
@@ -428,7 +429,8 @@ def test_a_tools_tokens_have_no_implicit_reward() -> None:
         Segment(last, logprobs=(-0.5,) * len(last), policy_version=3),
     )
     answers = [replace(GROUP[0], segments=segments), GROUP[1]]
-    (row, other), _ = assign_credit(PRIME, answers, services=[ReferenceScores(ConstantModel().logprobs)])
+    scores = ModelScores(reference=ReferenceScores(ConstantModel().logprobs))
+    (row, other), _ = assign_credit(PRIME, answers, model_scores=scores)
     assert row.advantages[2:4].tolist() == [0.0, 0.0]
     mean_of_other = fmean(0.3 * (-0.25 - logprob) for logprob in other.behaviour_logprobs)
     sampled = len(first) + len(last)

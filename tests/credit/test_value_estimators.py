@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.credit.expectations import critic_of, expectation, knows_length_alone
 from tests.rollouts import tabular_mdp as mdp
-from treetune.credit.base import Critic
 from treetune.credit.rloo import Rloo
 from treetune.credit.states.by_tokens import EveryNTokens, LowProbability
 from treetune.credit.values.base import (
@@ -45,6 +44,7 @@ from treetune.credit.values.siblings import Siblings, ToppedUp
 from treetune.credit.values.smoothed import Smoothed, smooth_walk
 from treetune.credit.vineppo import MonteCarlo
 from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.model_scores import Critic, ModelScores
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Trajectory
 
@@ -115,7 +115,9 @@ def test_values_have_the_standard_errors_of_their_means() -> None:
     (with_continuations, _), _ = mdp.assign_credit(MonteCarlo(samples=3), group)
     shares = [(3 * value + 1) / 5 for value in with_continuations.step_values]
     assert with_continuations.step_errors == pytest.approx([math.sqrt(p * (1 - p) / 3) for p in shares])
-    (bounded, _), _ = mdp.assign_credit(MonteCarlo(samples=3, max_states=1), group)
+    (bounded, _), _ = mdp.assign_credit(
+        MonteCarlo(samples=3, max_states=1, behind_max_states="no_advantage"), group
+    )
     assert bounded.step_errors == (with_continuations.step_errors[0], 0.0)
 
 
@@ -198,19 +200,20 @@ def test_values_do_not_depend_on_the_number_of_ranks(values: ValueEstimator) -> 
         )
         return MonteCarlo(samples=2, values=values).assign(context, trees)[0], None
 
-    critic = critic_of(knows_length_alone)
-    mdp.assert_ranks_agree(3, assign_on_rank, engine=mdp.TabularEngine, services=lambda: [critic])
+    scores = ModelScores(critic=critic_of(knows_length_alone))
+    mdp.assert_ranks_agree(3, assign_on_rank, engine=mdp.TabularEngine, model_scores=lambda: scores)
 
 
 def test_the_critic_values_the_state_before_the_next_sampled_token() -> None:
     critic = Critic(lambda rows: [np.array([0.9, math.nan, 0.4, 0.3, 0.2, math.nan]) for _ in rows])
     group = make_answers("a;a;b")
-    context = mdp.context(services=[critic])
+    scores = ModelScores(critic=critic)
+    context = mdp.context(model_scores=scores)
     valuation = Valuation(context, trees_of(group), EveryNTokens(tokens=1), mdp.SamplingParams(6), 1)
     assert critic_values(valuation) == [[0.9, 0.4, 0.4, 0.3, 0.2, None]]
     engine = mdp.TabularEngine()
     credit = MonteCarlo(values=CriticEstimator())
-    (episode,), metrics = mdp.assign_credit(credit, group, services=[critic], engine=engine)
+    (episode,), metrics = mdp.assign_credit(credit, group, model_scores=scores, engine=engine)
     assert not engine.requests and "credit/value_tokens" not in metrics
     assert episode.step_values == (0.9, 0.4, 0.2)
     assert episode.advantages == pytest.approx([-0.5] * 2 + [-0.2] * 2 + [0.8] * 2)
@@ -219,18 +222,17 @@ def test_the_critic_values_the_state_before_the_next_sampled_token() -> None:
 def test_a_control_variate_with_a_perfect_critic_lowers_the_variance_and_keeps_the_gradient() -> None:
     other_problem = [mdp.trajectory((*mdp.encode("a;b"), mdp.EOS), mdp.problems(2)[1])]
     without_critic = expectation(MonteCarlo(samples=1), 1)
-    with_critic = expectation(
-        MonteCarlo(samples=1, values=ControlVariate()), 1, critic_of(mdp.value), other_problem
-    )
+    scores = ModelScores(critic=critic_of(mdp.value))
+    with_critic = expectation(MonteCarlo(samples=1, values=ControlVariate()), 1, scores, other_problem)
     assert with_critic.variance < 0.5 * without_critic.variance
     assert with_critic.gradient == pytest.approx(without_critic.gradient, abs=1e-12)
 
 
 def test_a_control_variate_learns_nothing_from_its_own_problem() -> None:
-    critic = critic_of(lambda prefix: -3.0)
+    scores = ModelScores(critic=critic_of(lambda prefix: -3.0))
     controlled, plain_episodes = (
         mdp.assign_credit(
-            MonteCarlo(samples=2, values=values), make_answers("a;a", "a;b"), services=[critic]
+            MonteCarlo(samples=2, values=values), make_answers("a;a", "a;b"), model_scores=scores
         )[0]
         for values in (ControlVariate(), FreshContinuations())
     )
@@ -245,7 +247,8 @@ def test_a_control_variate_trusts_a_critic_as_far_as_it_is_right() -> None:
             for i, ids in enumerate(mdp.answers())
         ]
         credit = MonteCarlo(samples=3, values=ControlVariate())
-        _, metrics = mdp.assign_credit(credit, group, services=[critic_of(value)])
+        scores = ModelScores(critic=critic_of(value))
+        _, metrics = mdp.assign_credit(credit, group, model_scores=scores)
         return metrics["credit/critic_weight"], metrics["credit/critic_error"]
 
     right, wrong = weight_and_error(mdp.value), weight_and_error(lambda prefix: mdp.value(prefix) + 2.0)

@@ -27,15 +27,16 @@ from tests.support.shipped import experiment_of
 from treetune.credit.base import Credit
 from treetune.credit.grpo import Group
 from treetune.credit.literature.forking_tokens import ForkingTokens
-from treetune.credit.literature.token_level import (
-    Deviation,
-    Distributions,
-    GroupDivergences,
-    ReferenceDistances,
-)
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
 from treetune.findings import findings
+from treetune.rollouts.model_scores import (
+    Deviation,
+    Distributions,
+    GroupDivergences,
+    ModelScores,
+    ReferenceDistances,
+)
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Trajectory
 
@@ -59,7 +60,9 @@ def deviation_from_uniform(row: Trajectory | Episode) -> Deviation:
     return Deviation(np.array(distances), squares_and_entropies(row)[1] / math.log(3))
 
 
-DISTANCES = ReferenceDistances(lambda rows: [deviation_from_uniform(row) for row in rows])
+DISTANCES = ModelScores(
+    reference_distances=ReferenceDistances(lambda rows: [deviation_from_uniform(row) for row in rows])
+)
 
 
 def kl(chances: dict[int, float], reference: dict[int, float]) -> float:
@@ -87,14 +90,21 @@ def group_divergences(rows: Sequence[Trajectory | Episode]) -> list[np.ndarray]:
     return columns
 
 
-DIVERGENCES = GroupDivergences(group_divergences)
+DIVERGENCES = ModelScores(group_divergences=GroupDivergences(group_divergences))
 ICT = WeightedBy(
     over=Rloo(), signal="group_divergence", weights="top_share", share=0.1, among="answer", drop=True
 )
 
 
-def assign_credit(credit: Credit, answers: Sequence[Trajectory] = GROUP, *services: object) -> list[Episode]:
-    context = mdp.context(services=services or (DISTRIBUTIONS, DISTANCES))
+DISTRIBUTIONS_AND_DISTANCES = replace(DISTRIBUTIONS, reference_distances=DISTANCES.reference_distances)
+
+
+def assign_credit(
+    credit: Credit,
+    answers: Sequence[Trajectory] = GROUP,
+    scores: ModelScores = DISTRIBUTIONS_AND_DISTANCES,
+) -> list[Episode]:
+    context = mdp.context(model_scores=scores)
     return credit.assign(context, trees_of(answers))[0]
 
 
@@ -144,8 +154,10 @@ def shaped_rewards_of_gtpo(answers: Sequence[Trajectory], base: float, bonus: fl
     return shaped
 
 
-VARIED_DISTRIBUTIONS = Distributions(
-    lambda rows: [(squares_and_entropies(row)[0], varied_entropies(row)) for row in rows]
+VARIED_DISTRIBUTIONS = ModelScores(
+    distributions=Distributions(
+        lambda rows: [(squares_and_entropies(row)[0], varied_entropies(row)) for row in rows]
+    )
 )
 
 
@@ -257,7 +269,7 @@ def test_tokens_of_weight_0_are_left_out_of_means_if_so_configured() -> None:
 def test_tokens_that_are_not_trained_do_not_count() -> None:
     """A tool's tokens are in no share and no mean."""
     masked = [replace(row, trained=np.arange(len(row.response_ids)) != 1) for row in assign_credit(Rloo())]
-    context = mdp.context(services=(DISTRIBUTIONS,))
+    context = mdp.context(model_scores=DISTRIBUTIONS)
     for weights in ("softmax", "group_share"):
         rows = WeightedBy(over=Rloo(), weights=weights).weigh_tokens(context, masked)  # type: ignore[arg-type]
         assert [row.advantages[1] for row in rows] == [row.advantages[1] for row in masked]
@@ -286,7 +298,7 @@ def test_two_ranks_give_the_weights_of_one(credit: Credit) -> None:
         rows, metrics = credit.assign(context, trees_of(answers))
         return [row.advantages.tolist() for row in rows], metrics
 
-    mdp.assert_ranks_agree(2, assign_on_rank, services=lambda: (DISTRIBUTIONS,))
+    mdp.assert_ranks_agree(2, assign_on_rank, model_scores=lambda: DISTRIBUTIONS)
 
 
 def test_a_credit_asks_the_trainer_for_its_signal_and_for_the_credit_under_it() -> None:
@@ -386,18 +398,18 @@ def test_check_refuses_a_divergence_from_a_group_of_one_and_from_ranks_that_shar
 def test_the_expected_gradient_is_as_far_off_as_stated(
     credit: Credit, answers: int, bias: float, cosine: float
 ) -> None:
-    measured = expectation(credit, answers, DISTRIBUTIONS, logprobs=True)  # type: ignore[arg-type]
+    measured = expectation(credit, answers, DISTRIBUTIONS, logprobs=True)
     assert measured.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
 
 
 @pytest.mark.parametrize(("answers", "bias", "cosine"), [(2, 0.3992, 0.9437), (3, 0.5045, 0.9131)])
 def test_icts_expected_gradient_is_as_far_off_as_stated(answers: int, bias: float, cosine: float) -> None:
-    measured = expectation(ICT, answers, DIVERGENCES, logprobs=True)  # type: ignore[arg-type]
+    measured = expectation(ICT, answers, DIVERGENCES, logprobs=True)
     assert measured.bias_and_cosine == pytest.approx((bias, cosine), abs=5e-5)
 
 
 def test_dgpos_expected_gradient_is_as_far_off_as_stated() -> None:
     """The reference gives all tokens that may come the same probability."""
     credit = WeightedBy(over=Rloo(), signal="deviation", weights="softmax")
-    measured = expectation(credit, 2, DISTANCES, logprobs=True)  # type: ignore[arg-type]
+    measured = expectation(credit, 2, DISTANCES, logprobs=True)
     assert measured.bias_and_cosine == pytest.approx((0.0094, 1.0), abs=5e-5)

@@ -47,10 +47,14 @@ def grader(judge: StandIn, *, endpoint: dict[str, Any] | None = None, **settings
 
 
 def grades(
-    grader: JudgeGrader, *responses: str, folder: Path | None = None, run: str = "run-0", services: Any = ()
+    grader: JudgeGrader,
+    *responses: str,
+    folder: Path | None = None,
+    run: str = "run-0",
+    served: RunningJudge | None = None,
 ) -> tuple[list[Grade], dict[str, float]]:
     """Grade responses, and return the grades and what was counted; a folder holds the journals of runs."""
-    context = ServiceContext(folder, run, services=services)
+    context = ServiceContext(folder, run, served)
     with GraderPool(grader, workers=1, context=context) as pool:
         of_responses = [pool.submit(response, PROBLEM).result(60) for response in responses]
         counts = {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
@@ -250,7 +254,7 @@ def test_a_judge_that_the_run_serves_is_asked_at_its_present_address(judge: Stan
         identity="a model",
         succeeded=lambda: events.append("succeeded"),
     )
-    (grade,), counts = grades(JudgeGrader(), "It is 7", services=[served])
+    (grade,), counts = grades(JudgeGrader(), "It is 7", served=served)
     assert (grade.reward, counts["judge/failed_attempts"], events) == (1.0, 1.0, ["succeeded"])
     assert (judge.asked[0]["model"], judge.keys) == ("policy", ["its key"])
 
@@ -264,7 +268,7 @@ def test_the_owner_of_a_served_judge_is_told_once_that_it_is_down() -> None:
         identity="a model",
         failed=lambda place, reason: failed_addresses.append(place.url),
     )
-    graded, _ = grades(JudgeGrader(), "1", "2", "3", "4", services=[served])
+    graded, _ = grades(JudgeGrader(), "1", "2", "3", "4", served=served)
     assert {grade.outcome for grade in graded} == {"unavailable"}
     assert failed_addresses == ["http://127.0.0.1:9/v1"]
 

@@ -192,12 +192,12 @@ def test_a_domain_that_runs_short_gives_all_and_the_others_the_rest() -> None:
 
 
 def test_a_domain_of_weight_0_is_measured_and_never_trained_on() -> None:
-    trained = Domain(task=Rated(count=5, splits=("train", "test")))
+    learnt = Domain(task=Rated(count=5, splits=("train", "test")))
     measured = Domain(task=Rated(count=3, splits=("test",)), weight=0)
-    task = Mixture(domains={"trained": trained, "measured": measured})
-    assert {problem.domain for problem in task.problems("train")} == {"trained"}
+    task = Mixture(domains={"learnt": learnt, "measured": measured})
+    assert {problem.domain for problem in task.problems("train")} == {"learnt"}
     assert (task.size("train"), task.size("test")) == (5, 8)
-    alternating = ["trained/test/0", "measured/test/0", "trained/test/1", "measured/test/1"]
+    alternating = ["learnt/test/0", "measured/test/0", "learnt/test/1", "measured/test/1"]
     assert ids(task.problems("test"))[:4] == alternating
     with pytest.raises(ValueError, match="no domain of the mixture has a validation split"):
         task.problems("validation")
@@ -254,23 +254,23 @@ def test_stop_and_budget_are_the_domains_own() -> None:
     with_stop = Gsm8k(stop=("task's",))
     task = Mixture(
         domains={
-            "nothing set": Domain(task=Rated(count=3)),
-            "set by task": Domain(task=with_stop, max_tokens=30),
-            "set by domain": Domain(task=with_stop, stop=("domain's",), max_tokens=300),
-            "no stop of task": Domain(task=Gsm8k(stop=())),
-            "no stop of domain": Domain(task=with_stop, stop=()),
+            "nothing_set": Domain(task=Rated(count=3)),
+            "set_by_task": Domain(task=with_stop, max_tokens=30),
+            "set_by_domain": Domain(task=with_stop, stop=("domain's",), max_tokens=300),
+            "no_stop_of_task": Domain(task=Gsm8k(stop=())),
+            "no_stop_of_domain": Domain(task=with_stop, stop=()),
         }
     )
 
     def sampling(domain: str) -> SamplingParams:
         return task.of(Problem("x", "x", "x", domain=domain)).adjust_sampling(PARAMS)
 
-    assert sampling("nothing set") == PARAMS
-    assert sampling("set by task") == SamplingParams(max_tokens=30, stop=("task's",))
+    assert sampling("nothing_set") == PARAMS
+    assert sampling("set_by_task") == SamplingParams(max_tokens=30, stop=("task's",))
     # A domain's bound can't raise the rollout's.
-    assert sampling("set by domain") == SamplingParams(max_tokens=100, stop=("domain's",))
-    assert sampling("no stop of task") == PARAMS
-    assert sampling("no stop of domain") == SamplingParams(max_tokens=100)
+    assert sampling("set_by_domain") == SamplingParams(max_tokens=100, stop=("domain's",))
+    assert sampling("no_stop_of_task") == PARAMS
+    assert sampling("no_stop_of_domain") == SamplingParams(max_tokens=100)
 
 
 def test_each_answer_is_graded_and_split_into_steps_by_its_domain() -> None:

@@ -64,9 +64,8 @@ def sample_answers(environments: EnvironmentPool) -> Sampled:
         task: Task, engine: Engine | None = None, turn_journal: TurnJournal | None = None, **settings: object
     ) -> list[Trajectory]:
         multi_turn = rollout(**settings)
-        services = [] if turn_journal is None else [turn_journal]
         context = turns.lent(
-            task, engine or turns.engine(), environments, rollout=multi_turn, services=services
+            task, engine or turns.engine(), environments, rollout=multi_turn, turn_journal=turn_journal
         )
         return answered(multi_turn.run(context, task.problems("train")))[0]
 
@@ -254,7 +253,9 @@ def test_observations_before_a_kill_are_read_from_the_journal(
 
     def answers_of_run(engine: Engine) -> list[Trajectory]:
         journaled = JournaledEngine(engine, tmp_path / "0.jsonl")
-        return sample_answers(Letters(environment=UnsteadyHere()), journaled, said=TurnJournal(journal))
+        return sample_answers(
+            Letters(environment=UnsteadyHere()), journaled, turn_journal=TurnJournal(journal)
+        )
 
     with pytest.raises(EngineError):
         answers_of_run(turns.engine(fail_after=40))
@@ -274,7 +275,7 @@ def test_an_error_is_not_tried_again_after_a_kill_and_an_unavailable_environment
 ) -> None:
     def outcomes(*golds: str) -> list[tuple[str, str]]:
         task = Letters(golds=golds, environment=Obedient())
-        answers = sample_answers(task, said=TurnJournal(tmp_path / "0.turns"), samples=1)
+        answers = sample_answers(task, turn_journal=TurnJournal(tmp_path / "0.turns"), samples=1)
         return [(answer.grade.outcome, str(answer.grade.message)) for answer in answers]
 
     before_kill = outcomes("raise", "gone")

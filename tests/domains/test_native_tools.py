@@ -251,10 +251,10 @@ def sample_answers(pool: EnvironmentPool) -> Sampled:
         rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward=reward)
         task = Letters(golds=(gold, gold), environment=None)
         rollout.prepare(codec)
-        services = [pool, rollout, *([turn_journal] if turn_journal else [])]
         context = context_of(
             task, engine, GraderPool(grader or task.grader), codec, sampling=rollout.sampling,
-            unfinished_reward=0.0, context_length=2048, services=services,
+            unfinished_reward=0.0, context_length=2048, rollout=rollout, environments=pool,
+            turn_journal=turn_journal,
         )  # fmt: skip
         return answered(rollout.run(context, task.problems("train")))[0], context
 
@@ -333,7 +333,7 @@ def test_a_grader_reads_the_whole_conversation_also_of_an_answer_that_goes_on_fr
         assert (answer.step_rewards, answer.reward) == ((3.0, 2.0, 1.0), 6.0)
         assert make_episode(context, answer).step_rewards == answer.step_rewards
     after_first_turn = Start(PROBLEM, answers[0].prompt_ids, 1, answers[0].segments[:2])
-    (continued,) = context.engine.run(context.get(MultiTurn).answers(context, [after_first_turn]))
+    (continued,) = context.engine.run(context.rollout.answers(context, [after_first_turn]))
     assert grader.transcripts[-1] == grader.transcripts[0]
     assert continued.step_rewards == (3.0, 2.0, 1.0)
 

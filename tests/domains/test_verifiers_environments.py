@@ -117,7 +117,7 @@ def test_tools_of_an_environment_are_called_natively_in_a_rollout(file: Path, po
     engine = ScriptedModel(codec, (message_with_calls(add, add), "It is 44"))
     context = context_of(
         task, engine, GraderPool(task.grader), codec, sampling=rollout.sampling, unfinished_reward=0.0,
-        context_length=2048, services=[pool, rollout],
+        context_length=2048, rollout=rollout, environments=pool,
     )  # fmt: skip
     answers = answered(rollout.run(context, task.problems("train")))[0]
     for answer in answers:

@@ -208,6 +208,7 @@ def lent(task: Task, engine: Engine, environments: EnvironmentPool, **settings: 
         seed=7,
         sampling=sampler.sampling,
         unfinished_reward=sampler.unfinished_reward,
-        services=[environments, sampler, *settings.pop("services", ())],
+        rollout=sampler,
+        environments=environments,
         **settings,
     )

@@ -1,4 +1,4 @@
-"""Each example of the gallery comes to its end, with a smaller model and fewer answers, and is listed."""
+"""Each example of the gallery runs to its end, with a smaller model and fewer answers, and is listed."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ EXAMPLES = ROOT / "examples"
 ALPHABET = "{ model+: { alphabet: '\\n0123456789>' } }"
 
 
-def run(name: str, *more: str) -> list[str]:
-    overrides = [SMALL % "runs", *more]
-    words = [word for one in overrides for word in ("--override", one)]
-    return ["--configs", f"examples/{name}.jsonnet", *words, "run_iteration_loop"]
+def command_of(name: str, *overrides: str) -> list[str]:
+    """Returns the arguments of treetune that train an example in small."""
+    arguments = ["--configs", f"examples/{name}.jsonnet"]
+    for override in (SMALL % "runs", *overrides):
+        arguments += ["--override", override]
+    return [*arguments, "run_iteration_loop"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("gallery")
+    folder = tmp_path_factory.mktemp("gallery")
     for shipped in ("configs", "examples"):
-        (place / shipped).symlink_to(ROOT / shipped)
-    return place
+        (folder / shipped).symlink_to(ROOT / shipped)
+    return folder
 
 
 @pytest.fixture
 def judge() -> Iterator[str]:
-    """The address of the example's judge."""
+    """The address of the example's judge, which runs in a thread."""
     spec = importlib.util.spec_from_file_location("stand_in", EXAMPLES / "judge/stand_in.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -50,24 +52,24 @@ def judge() -> Iterator[str]:
     server.server_close()
 
 
-def program(folder: Path, *words: str) -> None:
+def run_python(folder: Path, *arguments: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MPLBACKEND": "agg"}
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
-def test_every_run_of_the_gallery_comes_to_its_end(folder: Path, judge: str) -> None:
-    program(folder, "examples/own_data/make_rows.py")
-    asked = f"{{ task+: {{ grader+: {{ endpoint+: {{ base_url: '{judge}' }} }} }} }}"
+def test_every_run_of_the_gallery_runs_to_its_end(folder: Path, judge: str) -> None:
+    run_python(folder, "examples/own_data/make_rows.py")
+    address = f"{{ task+: {{ grader+: {{ endpoint+: {{ base_url: '{judge}' }} }} }} }}"
     printed = run_each(
-        run("own_data/sft", ALPHABET),
-        run("own_data/grpo", ALPHABET, SAMPLED),
-        run("own_credit/first_mistake", SAMPLED),
-        run("own_environment/nim", SAMPLED),
-        run("judge/judged", SAMPLED, asked),
+        command_of("own_data/sft", ALPHABET),
+        command_of("own_data/grpo", ALPHABET, SAMPLED),
+        command_of("own_credit/first_mistake", SAMPLED),
+        command_of("own_environment/nim", SAMPLED),
+        command_of("judge/judged", SAMPLED, address),
         cwd=folder,
     )
     assert printed.count("iteration 1/1") == 5
@@ -96,12 +98,12 @@ assert first_wrong_step(codec, right) is None
 
 
 def test_the_first_mistake_is_found_with_tokens_of_several_characters(folder: Path) -> None:
-    program(folder, "-c", FIND_FIRST_MISTAKE)
+    run_python(folder, "-c", FIND_FIRST_MISTAKE)
 
 
 def test_the_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = "{ problems_per_iteration: 8, rollout+: { samples: 4 }, credit+: { samples: 2 } }"
-    run_each(run("looking_into_credit/vineppo", SAMPLED, more), cwd=folder)
+    fewer = "{ problems_per_iteration: 8, rollout+: { samples: 4 }, credit+: { samples: 2 } }"
+    run_each(command_of("looking_into_credit/vineppo", SAMPLED, fewer), cwd=folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("MPLBACKEND", "agg")
     cells = json.loads((EXAMPLES / "read_a_run.ipynb").read_text())["cells"]
@@ -114,7 +116,7 @@ def test_the_notebook_reads_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert set(opened.answers["set"]) == {"sampled"} and opened.answers["correct"].dtype == bool
     by_step = opened.values.groupby("answer")
     assert len(by_step) == 32 and (by_step["start"].min() == 0).all()
-    # VinePPO's advantages of a whole answer add up to what it earned above its prompt's value.
+    # VinePPO's advantages of a whole answer add up to its reward minus the value of its prompt.
     first = by_step.first()
     assert by_step["advantage"].sum().to_numpy() == pytest.approx(
         (first["reward"] - first["value"]).to_numpy()

@@ -1,4 +1,4 @@
-"""The programs of examples/one_file do what treetune does, to the last bit."""
+"""The programs of examples/one_file end with the same weights as treetune's methods, to the last bit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from treetune.trainer.ranks import Ranks
 FOLDER = Path(__file__).parents[2] / "examples" / "one_file"
 METHODS = ("sft", "grpo", "vineppo", "ppo", "restem", "dpo_positive")
 
-# Two iterations in seconds. Answers that are cut off earn the reward: the start model has learnt next to
-# nothing, and so every method still has answers of both kinds to learn from.
+# Two iterations take seconds. Answers that are cut off earn the reward: the start model has learnt next to
+# nothing, and so every method has right and wrong answers to learn from.
 SMALL = """{
   directory: '%(directory)s',
   experiment_name: 'composed',
@@ -75,8 +75,8 @@ SETTINGS = {
     "STD_EPS": "credit.eps",
     "TOKENS_PER_MICRO_BATCH": "trainer.tokens_per_micro_batch",
 }
-"""What a program's constants are called in its configuration."""
-OWN = {"ALPHABET", "PAD", "END", "FOLDER", "START"}
+"""The configuration's key of each constant of a program."""
+WITHOUT_KEY = {"ALPHABET", "PAD", "END", "FOLDER", "START"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -106,9 +106,10 @@ def experiment(name: str, *overrides: str) -> tuple[PolicyIteration, Any]:
 
 
 def settings(module: ModuleType, config: Any) -> dict[str, Any]:
-    """The program's constants as the configuration has them."""
+    """Reads the values of the program's constants from the configuration."""
     values = {}
-    for name in (name for name in vars(module) if name.isupper() and name not in OWN):
+    constants = [name for name in vars(module) if name.isupper() and name not in WITHOUT_KEY]
+    for name in constants:
         value = config
         for part in SETTINGS[name].split("."):
             value = getattr(value, part)
@@ -124,8 +125,8 @@ def test_a_program_and_its_configuration_have_the_same_settings(name: str) -> No
     assert {constant: getattr(module, constant) for constant in expected} == expected
 
 
-def composed(name: str, folder: Path, *overrides: str) -> Path:
-    """Trains the composed method for two iterations. Returns where its weights are."""
+def train_composed(name: str, folder: Path, *overrides: str) -> Path:
+    """Trains the composed method for two iterations, and returns the folder of its weights."""
     config, plain = experiment(name, SMALL % {"directory": folder}, *overrides)
     run_iteration_loop(config, plain)
     return ExperimentDirectory(folder / "composed").checkpoint(2) / "policy"
@@ -133,7 +134,7 @@ def composed(name: str, folder: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return composed("sft", tmp_path_factory.mktemp("sft"), *SMALLER["sft"])
+    return train_composed("sft", tmp_path_factory.mktemp("sft"), *SMALLER["sft"])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -151,9 +152,11 @@ def test_a_program_ends_with_the_weights_of_the_composed_method(
     monkeypatch.setattr(module, "START", start, raising=False)
     for constant, value in settings(module, config).items():
         monkeypatch.setattr(module, constant, value)
-    found = dict(module.main().named_parameters())
-    weights = start if name == "sft" else composed(name, tmp_path, *overrides[1:])
+    trained = dict(module.main().named_parameters())
+    weights = start if name == "sft" else train_composed(name, tmp_path, *overrides[1:])
     expected = load_file(weights / "model.safetensors")
-    assert found.keys() == expected.keys()
-    differences = {key: float((found[key].detach() - expected[key]).abs().max()) for key in expected}
+    assert trained.keys() == expected.keys()
+    differences = {}
+    for key, weight in expected.items():
+        differences[key] = float((trained[key].detach() - weight).abs().max())
     assert not any(differences.values()), differences

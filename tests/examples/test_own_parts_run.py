@@ -1,4 +1,4 @@
-"""Each part of examples/own_parts trains: an iteration of its configuration, from random weights."""
+"""Each configuration of examples/own_parts trains for an iteration, from random weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.many_runs import ROOT, run_each
 
 TEMPLATE = ROOT / "examples/own_parts"
-# Answers that are cut off earn the reward, so that answers differ although nothing was learnt before.
+# Answers that are cut off earn the reward, so that rewards differ although the model has learnt nothing.
 SMALL = """{
   directory: '%s',
   model: { type: 'tiny', layers: 1, hidden_size: 64, heads: 2, intermediate_size: 96, context_length: 128 },
@@ -22,18 +22,18 @@ SMALL = """{
 }"""
 SAMPLED = "{ rollout+: { samples: 2, max_tokens: 24, unfinished_reward: 1.0 } }"
 
-OF_A_CHAT = ("calculator_sft", "calculator_grpo", "calculator_vineppo", "calculator_in_verifiers")
-"""Native calls need a model of their own: see `tests/domains/test_native_tools.py`."""
+WITH_NATIVE_CALLS = ("calculator_sft", "calculator_grpo", "calculator_vineppo", "calculator_in_verifiers")
+"""Native calls need another model: see `tests/domains/test_native_tools.py`."""
 
 
 @pytest.mark.slow
-def test_an_iteration_with_each_part_of_ones_own(tmp_path: Path) -> None:
-    names = {path.stem for path in TEMPLATE.glob("*.jsonnet")} - {"own_rows", *OF_A_CHAT}
+def test_every_template_of_a_users_part_trains_for_an_iteration(tmp_path: Path) -> None:
+    names = {path.stem for path in TEMPLATE.glob("*.jsonnet")} - {"own_rows", *WITH_NATIVE_CALLS}
     commands = []
     for name in sorted(names):
         (tmp_path / name).mkdir()
         command = ["--configs", str(TEMPLATE / f"{name}.jsonnet"), "--override", SMALL % (tmp_path / name)]
-        sampled = [] if name == "largest" else ["--override", SAMPLED]  # that one learns from demonstrations
+        sampled = [] if name == "largest" else ["--override", SAMPLED]  # it learns from demonstrations
         commands.append([*command, *sampled, "run_iteration_loop"])
     printed = run_each(*commands, cwd=tmp_path)
     assert len(names) > 5 and printed.count("iteration 1/1") == len(names), printed[-3000:]

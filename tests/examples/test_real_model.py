@@ -1,4 +1,4 @@
-"""The example on a pretrained model: its rows are right, and a folder that exists is never overwritten.
+"""The example on a pretrained model: its rows are right, and no existing folder is overwritten.
 
 Where `pretrained/SmolLM2-135M-Instruct` has been made, the model answers a question and ends its turn with
 the tokenizer's end of text.

@@ -26,8 +26,7 @@ def node(role, token_ids, mask, parent):
 def trace(nodes, reward):
     """Returns a trace with what the shim reads; its agent and task are left unchecked."""
     task = type("Task", (), {"key": "2+3", "hash": None, "data": None})()
-    made = Trace.model_construct(task=task, nodes=nodes, calls=[], rewards={"right": Reward(score=reward)})
-    return made
+    return Trace.model_construct(task=task, nodes=nodes, calls=[], rewards={"right": Reward(score=reward)})
 
 
 prompt = node("user", [1, 2, 3], [False] * 3, None)

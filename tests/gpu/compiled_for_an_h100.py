@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 ROWS, VOCABULARY = 4, 151_936
 SHARED_BYTES, PROCESSORS = 232_448, 132
-"""Of an H100: shared memory of a block at most, and multiprocessors."""
+"""An H100's largest shared memory of a block, and its number of multiprocessors."""
 
 
 class Driver:
@@ -48,7 +48,7 @@ class Driver:
         return 1, 1, 32, 0, 1024
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        return lambda *given: None
+        return lambda *arguments: None
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
@@ -68,7 +68,7 @@ class Driver:
 
 
 def sampler(torch: Any) -> None:
-    """What a request with a temperature, top-p, top-k, a seed and a log-prob goes through."""
+    """Runs the kernels of a request with a temperature, top-p, top-k, a seed and a log-prob."""
     from vllm.v1.sample.ops.topk_topp_triton import apply_top_k_top_p_triton
     from vllm.v1.worker.gpu.sample.gumbel import apply_temperature, gumbel_sample
     from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
@@ -89,15 +89,13 @@ def liger(torch: Any) -> None:
     from liger_kernel.ops.rope import LigerRopeFunction
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
-    def drawn(*shape: int) -> Any:
+    def draw(*shape: int) -> Any:
         return torch.randn(*shape, dtype=torch.bfloat16).requires_grad_()
 
-    LigerRMSNormFunction.apply(drawn(ROWS, 2048), drawn(2048), 1e-6).sum().backward()
-    LigerSiLUMulFunction.apply(drawn(ROWS, 5632), drawn(ROWS, 5632)).sum().backward()
+    LigerRMSNormFunction.apply(draw(ROWS, 2048), draw(2048), 1e-6).sum().backward()
+    LigerSiLUMulFunction.apply(draw(ROWS, 5632), draw(ROWS, 5632)).sum().backward()
     angles = torch.randn(1, 16, 64)
-    query, key = LigerRopeFunction.apply(
-        drawn(1, 32, 16, 64), drawn(1, 8, 16, 64), angles.cos(), angles.sin()
-    )
+    query, key = LigerRopeFunction.apply(draw(1, 32, 16, 64), draw(1, 8, 16, 64), angles.cos(), angles.sin())
     (query.sum() + key.sum()).backward()
 
 

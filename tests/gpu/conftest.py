@@ -1,7 +1,7 @@
-"""Tests of what only a GPU shows: `pytest tests/gpu -m gpu`, or all of scripts/gpu/half_hour.py.
+"""Tests of code that runs on a GPU only: `pytest tests/gpu -m gpu`, or all of scripts/gpu/half_hour.py.
 
-Most have a rehearsal on the CPU, which is the same test with another device: it shows that the test is right.
-In the whole suite the kernels' alone run; `pytest tests/gpu` runs all.
+Most have a rehearsal: the same test on a CPU, which shows that the test itself is right. The whole suite
+runs only the rehearsals of the kernels; `pytest tests/gpu` runs all.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def rehearse_if_asked(config: pytest.Config) -> None:
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Where the test's tensors are."""
+    """The device of the test's tensors."""
     return torch.device(request.param)
 
 
 @pytest.fixture(params=DEVICES)
 def trainers_device(request: pytest.FixtureRequest) -> torch.device:
-    """Where DeepSpeed trains, which is one place for a whole process: the GPU, if there is one."""
+    """The device on which DeepSpeed trains; a process has one for all its tests, the GPU if there is one."""
     if request.param == "cpu":
         rehearse_if_asked(request.config)
         if torch.cuda.is_available():

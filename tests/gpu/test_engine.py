@@ -1,4 +1,8 @@
-"""An engine on a GPU: samples, new weights by each way, sleep, and memory that comes back."""
+"""An engine on a GPU.
+
+The tests hold that new weights arrive by every transfer, that samples after a sleep are those from before,
+and that memory is free while the engine sleeps and after it ends.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,12 @@ from treetune.engine.settings import VllmSettings
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 SHARE = 0.3
+"""The engine's share of the GPU's memory."""
 
 
 class Served(NamedTuple):
+    """An engine, the policies that it serves by version, and the free memory before its start."""
+
     engine: VllmEngine
     policies: list[Policy]
     device: str
@@ -33,14 +40,14 @@ def free_bytes() -> int:
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
 
 
-def started(device: str, policies: list[Policy], logs: Path, transfer: Any, **settings: Any) -> VllmEngine:
-    here: dict[str, Any] = {"omp_threads": 1, "replicas": 1, "dtype": "float32", "start_timeout": 400.0}
+def start(device: str, policies: list[Policy], logs: Path, transfer: Any, **settings: Any) -> VllmEngine:
+    defaults: dict[str, Any] = {"omp_threads": 1, "replicas": 1, "dtype": "float32", "start_timeout": 400.0}
     if device == "cuda":
-        here |= {"gpu_memory_utilization": SHARE, "sleep": True}
+        defaults |= {"gpu_memory_utilization": SHARE, "sleep": True}
     launch = EngineLaunch(
         policies[0].folder, logs, seed=0, context_length=CONTEXT, device=device, transfer=transfer
     )
-    engine = start_engine(VllmSettings(**here | settings), launch)
+    engine = start_engine(VllmSettings(**defaults | settings), launch)
     assert isinstance(engine, VllmEngine)
     engine.wait_ready()
     return engine
@@ -59,8 +66,8 @@ def served(
     if request.param == "cpu":
         rehearse_if_asked(request.config)
     before = free_bytes()
-    way = "cuda_ipc" if request.param == "cuda" else "shared_memory"
-    engine = started(request.param, policies, tmp_path_factory.mktemp("logs"), way)
+    transfer = "cuda_ipc" if request.param == "cuda" else "shared_memory"
+    engine = start(request.param, policies, tmp_path_factory.mktemp("logs"), transfer)
     yield Served(engine, policies, request.param, before)
     engine.close()
 
@@ -79,63 +86,71 @@ def chunks(served: Served, version: int, folder: Path) -> Iterator[Chunk]:
         yield replace(chunk, tensors={name: weights[name].detach().to(served.device) for name in names})
 
 
-def test_new_weights_come_in_from_files(served: Served) -> None:
+def test_new_weights_are_loaded_from_files(served: Served) -> None:
     for version in (1, 2, 0):
         report = served.engine.load(served.policies[version].folder, version, canary(served, version))
         assert report.restarts == 0
 
 
-def test_new_weights_come_in_by_chunks(served: Served, tmp_path: Path) -> None:
-    """By CUDA IPC on a GPU, through /dev/shm on a CPU."""
+def test_new_weights_are_loaded_in_chunks(served: Served, tmp_path: Path) -> None:
+    """Chunks come by CUDA IPC on a GPU, and through /dev/shm on a CPU."""
     for version in (1, 2):
         folder = tmp_path / str(version)
         report = served.engine.load(folder, version, canary(served, version), chunks(served, version, folder))
         assert report.restarts == 0
 
 
-def tokens_of(engine: VllmEngine, asked: list[Request]) -> list[list[Any]]:
-    return [[completion.token_ids.tolist() for completion in one] for one in engine.generate(asked)]
+def tokens_of(engine: VllmEngine, sampled: list[Request]) -> list[list[Any]]:
+    tokens = []
+    for completions in engine.generate(sampled):
+        tokens.append([completion.token_ids.tolist() for completion in completions])
+    return tokens
 
 
 @pytest.mark.parametrize("keep_weights", [True, False], ids=["kept", "dropped"])
-def test_it_sleeps_gives_its_memory_and_samples_as_before(served: Served, keep_weights: bool) -> None:
+def test_an_engine_frees_its_memory_while_it_sleeps_and_samples_as_before(
+    served: Served, keep_weights: bool
+) -> None:
     served.engine.load(served.policies[1].folder, 1, canary(served, 1))
-    asked, awake = requests(4), free_bytes()
-    before = tokens_of(served.engine, asked)
+    sampled, awake = requests(4), free_bytes()
+    before = tokens_of(served.engine, sampled)
     with served.engine.asleep(keep_weights=keep_weights):
         if served.device == "cuda":
-            whole = torch.cuda.mem_get_info()[1]
-            assert free_bytes() - awake > 0.8 * SHARE * whole - 2**31, "most of its share"
+            gpu_bytes = torch.cuda.mem_get_info()[1]
+            assert free_bytes() - awake > 0.8 * SHARE * gpu_bytes - 2**31, (
+                "most of the engine's share is free"
+            )
     if not keep_weights:
         report = served.engine.load(served.policies[1].folder, 1, canary(served, 1))
         assert report.restarts == 0
-    assert tokens_of(served.engine, asked) == before
+    assert tokens_of(served.engine, sampled) == before
 
 
-def test_its_memory_comes_back_when_it_ends(served: Served) -> None:
-    """The last test with this engine."""
+def test_the_engines_memory_is_free_after_its_end(served: Served) -> None:
+    """This must be the last test with the module's engine, since it closes it."""
     served.engine.close()
     assert served.free_before - free_bytes() < 2**29
 
 
 @ON_A_GPU
-def test_kernels_without_regard_to_the_batch_give_the_same_tokens_for_the_same_seeds(
+def test_batch_invariant_kernels_give_the_same_tokens_for_the_same_seeds(
     policies: list[Policy], tmp_path: Path
 ) -> None:
-    engine = started("cuda", policies, tmp_path, "file", batch_invariant=True, dtype="bfloat16")
+    engine = start("cuda", policies, tmp_path, "file", batch_invariant=True, dtype="bfloat16")
     try:
-        asked = requests(24)
-        together = tokens_of(engine, asked)
-        assert [tokens_of(engine, [one])[0] for one in asked[:3]] == together[:3]
+        sampled = requests(24)
+        together = tokens_of(engine, sampled)
+        alone = [tokens_of(engine, [request])[0] for request in sampled[:3]]
+        assert alone == together[:3]
     finally:
         engine.close()
 
 
 @ON_A_GPU
-def test_new_weights_come_to_another_gpu_by_nccl(policies: list[Policy], tmp_path: Path) -> None:
+def test_new_weights_are_sent_to_another_gpu_by_nccl(policies: list[Policy], tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one GPU: NCCL can't connect it with itself")
-    engine = started("cuda", policies, tmp_path, "nccl", devices=(1,), sleep=False)
+    engine = start("cuda", policies, tmp_path, "nccl", devices=(1,), sleep=False)
     served = Served(engine, policies, "cuda", 0)
     try:
         for version in (1, 2):

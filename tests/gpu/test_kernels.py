@@ -1,4 +1,4 @@
-"""Kernels of a GPU against plain computations on the CPU, in value and gradient."""
+"""Kernels of a GPU, compared in value and gradient with plain computations on the CPU."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from treetune.prefix_tree import PrefixTree
 from treetune.trainer.deepspeed_model import cast_parameters
 
 FLOAT32 = 1e-4
-"""Between two orders of float32 sums in these models."""
+"""The relative error between two orders of float32 sums in these models."""
 
 
 def on(device: torch.device, inputs: ModelInputs) -> ModelInputs:
-    return ModelInputs(*(one.to(device) if isinstance(one, Tensor) else one for one in inputs))
+    moved = [value.to(device) if isinstance(value, Tensor) else value for value in inputs]
+    return ModelInputs(*moved)
 
 
 def results(model: nn.Module, inputs: ModelInputs, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """Log-probs, and the gradient of their weighted sum, both as float32 on the CPU."""
+    """Computes log-probs and the gradients of their weighted sum, and returns them in float32 on the CPU."""
     model = model.to(device)
     logprobs_N = PolicyModule(model)(on(device, inputs), 1.0)[0].cpu()
     (logprobs_N * torch.linspace(0.5, 1.5, len(logprobs_N))).sum().backward()
@@ -42,15 +43,20 @@ def results(model: nn.Module, inputs: ModelInputs, device: torch.device) -> tupl
     return logprobs_N.detach(), gradients
 
 
-def assert_close(one: tuple[Tensor, list[Tensor]], two: tuple[Tensor, list[Tensor]], rtol: float) -> None:
-    """That log-probs and each gradient are the same, as far as `rtol` of the largest entry."""
-    for found, expected in ((one[0], two[0]), *zip(one[1], two[1], strict=True)):
-        torch.testing.assert_close(found, expected, atol=rtol * float(expected.abs().max()), rtol=0)
+def assert_close(
+    computed: tuple[Tensor, list[Tensor]], expected: tuple[Tensor, list[Tensor]], rtol: float
+) -> None:
+    """Asserts that log-probs and each gradient agree within `rtol` of the largest entry."""
+    (logprobs_N, gradients), (expected_logprobs_N, expected_gradients) = computed, expected
+    pairs = [(logprobs_N, expected_logprobs_N), *zip(gradients, expected_gradients, strict=True)]
+    for tensor, expected_tensor in pairs:
+        atol = rtol * float(expected_tensor.abs().max())
+        torch.testing.assert_close(tensor, expected_tensor, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float32, FLOAT32), (torch.bfloat16, 0.1)], ids=str)
-def test_packed_rows_are_attended_over_as_with_a_mask(
+def test_attention_over_packed_rows_is_attention_with_a_mask(
     device: torch.device, dtype: torch.dtype, rtol: float, kv_heads: int
 ) -> None:
     packed = tiny_model(kv_heads=kv_heads)
@@ -69,35 +75,36 @@ def test_the_kernel_for_packed_rows_is_right_at_the_widths_of_real_models(
     row = PackedRow.of(torch.cat([torch.arange(length) for length in lengths])[None].cuda())
     generator = torch.Generator("cuda").manual_seed(0)
 
-    def drawn(count: int) -> Tensor:
+    def draw(count: int) -> Tensor:
         shape = (sum(lengths), count, width)
         return torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator).requires_grad_()
 
-    tensors = [drawn(heads), drawn(kv_heads), drawn(kv_heads)]
-    wanted = [one.detach().float().requires_grad_() for one in tensors]
-    found = run_variable_length_kernel(*tensors, row, width**-0.5)
+    tensors = [draw(heads), draw(kv_heads), draw(kv_heads)]
+    plain_tensors = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    computed = run_variable_length_kernel(*tensors, row, width**-0.5)
     parts = []
-    for query, key, value in zip(*(one.split(lengths) for one in wanted), strict=True):
-        asked = [one.transpose(0, 1)[None] for one in (query, key, value)]
-        parts.append(
-            nn.functional.scaled_dot_product_attention(*asked, is_causal=True, enable_gqa=True)[0].transpose(
-                0, 1
-            )
+    # PyTorch's attention takes [batch, heads, tokens, width], and the kernel [tokens, heads, width].
+    for sequence in zip(*(tensor.split(lengths) for tensor in plain_tensors), strict=True):
+        query, key, value = (tensor.transpose(0, 1)[None] for tensor in sequence)
+        attended = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=True
         )
+        parts.append(attended[0].transpose(0, 1))
     expected = torch.cat(parts)
     weight = torch.randn(expected.shape, device="cuda", generator=generator)
-    (found.float() * weight).sum().backward()
+    (computed.float() * weight).sum().backward()
     (expected * weight).sum().backward()
-    torch.testing.assert_close(found.float(), expected, atol=2e-2, rtol=2e-2)
-    for one, other in zip(tensors, wanted, strict=True):
-        assert one.grad is not None and other.grad is not None
-        assert (one.grad.float() - other.grad).norm() <= 0.02 * other.grad.norm()
+    torch.testing.assert_close(computed.float(), expected, atol=2e-2, rtol=2e-2)
+    for tensor, plain_tensor in zip(tensors, plain_tensors, strict=True):
+        assert tensor.grad is not None and plain_tensor.grad is not None
+        error = (tensor.grad.float() - plain_tensor.grad).norm()
+        assert error <= 0.02 * plain_tensor.grad.norm()
 
 
 @pytest.mark.parametrize(
     "kernel", ["sdpa", pytest.param("flex_attention", marks=ON_A_GPU)], ids=["by blocks", "flex"]
 )
-def test_a_prefix_tree_says_what_its_paths_say(
+def test_a_prefix_tree_has_the_log_probs_of_its_paths(
     device: torch.device, kernel: str, request: pytest.FixtureRequest
 ) -> None:
     if kernel == "flex_attention" and device.type == "cpu":
@@ -105,49 +112,46 @@ def test_a_prefix_tree_says_what_its_paths_say(
     start = [i % 24 for i in range(100)]
     rows = [start[: 20 * i] + [(7 * i + j) % 24 for j in range(30)] for i in range(6)]
     tree = PrefixTree.of([torch.tensor(row).numpy() for row in rows])
-    ids, depths, lasts = (
-        torch.from_numpy(one)[None] for one in (tree.token_ids_T, tree.depths_T, tree.subtree_last_T)
-    )
+    columns = (tree.token_ids_T, tree.depths_T, tree.subtree_last_T)
+    ids, depths, lasts = (torch.from_numpy(column)[None] for column in columns)
     model = random_model("qwen3", 24, num_attention_heads=4, num_key_value_heads=2)
     model.set_attn_implementation(kernel)
     attach_tree_attention(model)
-    policy, plain = (
-        PolicyModule(model.to(device)),
-        PolicyModule(random_model("qwen3", 24, num_attention_heads=4, num_key_value_heads=2)),
-    )
+    policy = PolicyModule(model.to(device))
+    plain = PolicyModule(random_model("qwen3", 24, num_attention_heads=4, num_key_value_heads=2))
     for row, path in zip(rows, tree.paths, strict=True):
-        labels, places = torch.zeros(len(row), dtype=torch.long), torch.from_numpy(path)
+        labels, positions = torch.zeros(len(row), dtype=torch.long), torch.from_numpy(path)
         alone = plain(ModelInputs(torch.tensor([row]), torch.arange(len(row)), labels), 1.0)[0]
-        inside = policy(on(device, ModelInputs(ids, places, labels, depths, lasts)), 1.0)[0]
+        inside = policy(on(device, ModelInputs(ids, positions, labels, depths, lasts)), 1.0)[0]
         torch.testing.assert_close(inside.cpu(), alone, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_head_in_chunks_is_the_head_at_once(
+def test_the_head_in_chunks_computes_the_same_as_at_once(
     device: torch.device, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
-    for entries in (24 * 3, 24 * 10_000):
+    results_of_sizes = []
+    for entries in (24 * 3, 24 * 10_000):  # chunks of 3 tokens, and one chunk
         for name in ("LOGITS_PER_CHUNK", "LOGITS_PER_CHUNK_ON_A_GPU"):
             monkeypatch.setattr(logprobs, name, entries)
         model = tiny_model()
         cast_parameters(model, dtype)
-        found.append(results(model, packed_inputs()._replace(position_ids_BT=None), device))
+        results_of_sizes.append(results(model, packed_inputs()._replace(position_ids_BT=None), device))
     # The head's gradient is rounded to the model's precision once for each chunk.
-    assert_close(found[0], found[1], FLOAT32 if dtype == torch.float32 else 0.05)
+    assert_close(*results_of_sizes, FLOAT32 if dtype == torch.float32 else 0.05)
 
 
 @pytest.mark.parametrize("nucleus", [Nucleus(0.9), Nucleus(0.5, 10), Nucleus(1.0, 3)], ids=str)
-def test_a_nucleus_has_the_mass_that_counting_gives(device: torch.device, nucleus: Nucleus) -> None:
+def test_the_mass_of_a_nucleus_is_that_of_a_plain_loop(device: torch.device, nucleus: Nucleus) -> None:
     logits_CV = 3 * torch.randn(64, 5000, generator=torch.Generator().manual_seed(0))
     labels_C = logits_CV.argmax(-1)
-    found = nucleus.log_mass(logits_CV.to(device), labels_C.to(device)).cpu()
-    for logits_V, log_mass in zip(logits_CV.double(), found.tolist(), strict=True):
+    log_mass_C = nucleus.log_mass(logits_CV.to(device), labels_C.to(device)).cpu()
+    for logits_V, log_mass in zip(logits_CV.double(), log_mass_C.tolist(), strict=True):
         probs = sorted(logits_V.softmax(-1).tolist(), reverse=True)
         probs = probs[: nucleus.top_k] if nucleus.top_k > 0 else probs
-        mass, whole = 0.0, sum(probs)
+        mass, total = 0.0, sum(probs)
         for prob in probs:
-            if mass >= nucleus.top_p * whole:
+            if mass >= nucleus.top_p * total:
                 break
             mass += prob
         assert log_mass == pytest.approx(math.log(mass), abs=2e-3), "a token at the boundary at most"
@@ -165,7 +169,7 @@ def test_rotary_embeddings_keep_their_precision_at_position_2000(device: torch.d
     assert (cosine[0, :, : angles.shape[1]].double().cpu() - angles.cos()).abs().max() < 1e-3
 
 
-def test_fused_adamw_steps_as_the_plain_one(device: torch.device) -> None:
+def test_fused_adamw_takes_the_steps_of_the_plain_one(device: torch.device) -> None:
     weights = []
     for fused in (False, True):
         generator = torch.Generator().manual_seed(0)
@@ -176,36 +180,33 @@ def test_fused_adamw_steps_as_the_plain_one(device: torch.device) -> None:
                 parameter.grad = torch.full_like(parameter, 0.1 * (step - 2)) * parameter.detach()
             optimiser.step()
         weights.append([parameter.detach() for parameter in parameters])
-    for one, other in zip(*weights, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    for plain, fused in zip(*weights, strict=True):
+        torch.testing.assert_close(plain, fused, atol=1e-6, rtol=1e-5)
 
 
 def test_float32_products_are_not_rounded_to_tf32(device: torch.device) -> None:
-    one, other = torch.randn(2, 256, 512, generator=torch.Generator().manual_seed(0))
-    exact = one.double() @ other.double().T
-    assert ((one.to(device) @ other.to(device).T).double().cpu() - exact).abs().max() < 1e-3
+    left, right = torch.randn(2, 256, 512, generator=torch.Generator().manual_seed(0))
+    exact = left.double() @ right.double().T
+    product = left.to(device) @ right.to(device).T
+    assert (product.double().cpu() - exact).abs().max() < 1e-3
 
 
-def test_a_model_says_in_float32_what_it_says_on_the_cpu(device: torch.device) -> None:
-    expected = results(
-        random_model("qwen2", 24), packed_inputs()._replace(position_ids_BT=None), torch.device("cpu")
-    )
-    assert_close(
-        results(random_model("qwen2", 24), packed_inputs()._replace(position_ids_BT=None), device),
-        expected,
-        1e-3,
-    )
+def test_a_float32_model_has_the_log_probs_of_the_cpu(device: torch.device) -> None:
+    inputs = packed_inputs()._replace(position_ids_BT=None)
+    expected = results(random_model("qwen2", 24), inputs, torch.device("cpu"))
+    assert_close(results(random_model("qwen2", 24), inputs, device), expected, 1e-3)
 
 
-def test_what_bfloat16_rounds_is_what_the_canary_allows(device: torch.device) -> None:
-    said = []
-    for dtype, where in ((torch.float32, torch.device("cpu")), (torch.bfloat16, device)):
+def test_the_rounding_of_bfloat16_is_within_the_tolerance_of_the_canary(device: torch.device) -> None:
+    logprobs_of_dtypes = []
+    for dtype, device_of_dtype in ((torch.float32, torch.device("cpu")), (torch.bfloat16, device)):
         model = random_model("qwen3", 24)
         with torch.no_grad():
             model.lm_head.weight.mul_(20.0)  # as far from uniform as a language model is
         cast_parameters(model, dtype)
-        said.append(results(model, packed_inputs()._replace(position_ids_BT=None), where)[0])
-    gaps = (said[0] - said[1]).abs()
+        inputs = packed_inputs()._replace(position_ids_BT=None)
+        logprobs_of_dtypes.append(results(model, inputs, device_of_dtype)[0])
+    gaps = (logprobs_of_dtypes[0] - logprobs_of_dtypes[1]).abs()
     tolerance = VllmSettings().tolerance("cuda")
     assert gaps.mean() <= tolerance.mean and gaps.max() <= tolerance.largest
     assert len(gaps) == sum(LENGTHS) - len(LENGTHS)

@@ -1,4 +1,4 @@
-"""DeepSpeed's trainer on a GPU: its updates are a CPU's, and an engine has its memory in turn."""
+"""DeepSpeed's trainer on a GPU: its updates are those of a CPU, and it frees its memory for the engine."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def on_the_cpu(trainer: Any) -> dict[str, torch.Tensor]:
 
 
 LOSS, NORM = -0.155564, 1.029678
-"""Of the same rows with the plainest settings, as they came out on a CPU in float32."""
+"""Loss and gradient norm of the same rows with the plainest settings, computed on a CPU in float32."""
 
 
 @pytest.mark.parametrize("settings", STAGES, ids=name_of)
-def test_an_update_is_that_of_a_cpu(trainers_device: torch.device, settings: dict[str, Any]) -> None:
+def test_an_update_is_the_same_as_on_a_cpu(trainers_device: torch.device, settings: dict[str, Any]) -> None:
     exact = "precision" not in settings
     trainer, metrics = trained(minibatch_size=8, **settings)
     assert metrics["train/loss"] == pytest.approx(LOSS, abs=1e-4 if exact else 0.02)
@@ -61,7 +61,7 @@ def test_an_update_is_that_of_a_cpu(trainers_device: torch.device, settings: dic
     [{}, {"zero_stage": 1, **BFLOAT16}, {"zero_stage": 2, **BFLOAT16}, {"zero_stage": 3, **BFLOAT16}],
     ids=name_of,
 )
-def test_memory_is_given_to_the_engine_and_taken_again(
+def test_the_trainer_frees_its_memory_for_the_engine_and_takes_it_again(
     trainers_device: torch.device, settings: dict[str, Any]
 ) -> None:
     trainer = policy_trainer(minibatch_size=8, iterations=3, **settings)
@@ -72,8 +72,8 @@ def test_memory_is_given_to_the_engine_and_taken_again(
     trainer.offload()
     if trainers_device.type == "cuda":
         adam = 8 * sum(weight.numel() for weight in exported.values())
-        assert before - allocated() >= adam, "Adam's two means at least"
-        assert torch.cuda.memory_reserved() - allocated() < 2**22, "nothing freed is kept"
+        assert before - allocated() >= adam, "Adam's two moments at least"
+        assert torch.cuda.memory_reserved() - allocated() < 2**22, "freed memory is given back to the GPU"
     assert trainer.score(PAIRS, 1.0) == scores
     assert are_same(trainer, exported)
     trainer.reload()
@@ -82,7 +82,7 @@ def test_memory_is_given_to_the_engine_and_taken_again(
     assert not are_same(trainer, exported)
 
 
-def test_a_critic_trains_and_leaves(trainers_device: torch.device) -> None:
+def test_a_critic_trains_before_and_after_it_was_offloaded(trainers_device: torch.device) -> None:
     trainer = policy_trainer(credit=Gae(), minibatch_size=8, iterations=2, zero_stage=1, **BFLOAT16)
     metrics = trainer.train(0, episodes(8, with_injected=False))
     assert all(torch.isfinite(torch.tensor(float(value))) for value in metrics.values())
@@ -91,7 +91,7 @@ def test_a_critic_trains_and_leaves(trainers_device: torch.device) -> None:
     trainer.train(1, episodes(8, seed=1, with_injected=False))
 
 
-def test_weights_leave_in_turn_from_where_they_are(trainers_device: torch.device) -> None:
+def test_weights_are_gathered_in_turn_on_the_trainers_device(trainers_device: torch.device) -> None:
     trainer, _ = trained(minibatch_size=8, zero_stage=3, **BFLOAT16)
     in_turn = {name: weight.detach().clone() for name, weight in trainer.weights_in_turn()}
     assert {weight.device.type for weight in in_turn.values()} == {trainers_device.type}

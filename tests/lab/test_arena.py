@@ -138,7 +138,7 @@ def make_all_groups(language: Language, size: int) -> tuple[list[Trajectory], np
     """Returns all groups of answers, each to a problem of its own, with their probabilities."""
     possible = all_answers(language)
     context = languages.context_of(language, len(possible) ** size, seed=1)
-    context = context.with_services(fitted_critic(language, seed=1))
+    context = languages.with_critic(context, fitted_critic(language, seed=1))
     problems = iter(context.task.problems("train"))
     answers, chances = [], []
     for group in itertools.product(possible, repeat=size):
@@ -276,12 +276,12 @@ def test_values_and_gradient_of_a_language_are_those_of_all_its_answers(name: st
 
 
 MAYBE_BIASED = {
-    "cut after the prompt": MonteCarlo(samples=2, max_states=1),
-    "cut after two states": MonteCarlo(samples=2, max_states=2),
+    "cut after the prompt": MonteCarlo(samples=2, max_states=1, behind_max_states="no_advantage"),
+    "cut after two states": MonteCarlo(samples=2, max_states=2, behind_max_states="no_advantage"),
     "of two states": MonteCarlo(samples=2, max_states=2, behind_max_states="one_step"),
     "steps of one token": MonteCarlo(samples=2, states=EveryNTokens(tokens=1)),
     "steps of two tokens": MonteCarlo(samples=2, states=EveryNTokens(tokens=2)),
-    "cut, of siblings": MonteCarlo(values=Siblings(), max_states=1),
+    "cut, of siblings": MonteCarlo(values=Siblings(), max_states=1, behind_max_states="no_advantage"),
     "group": Group(std=False),
 }
 
@@ -350,7 +350,7 @@ def test_a_subclass_of_an_unbiased_credit_does_not_inherit_its_declaration() -> 
 
 def test_a_credit_that_cuts_states_off_has_no_gain_where_late_steps_decide() -> None:
     """If only the values were asked whether they are biased, its quiet gradient would have a high gain."""
-    language, credit = SMALL["last"], MonteCarlo(samples=9, max_states=1)
+    language, credit = SMALL["last"], MonteCarlo(samples=9, max_states=1, behind_max_states="no_advantage")
     score = scores(language, {"cut": ScoredMethod(credit)}, most=2000)["cut"]
     variance, mean_D = exact_variance(language, credit, ANSWERS_OF_EXACT)
     exact_D = exact_gradient(language)

@@ -91,8 +91,7 @@ def grow_trees(
     journal: TurnJournal | None = None,
 ) -> tuple[list[Tree], Metrics]:
     task = task or Letters()
-    services = [] if journal is None else [journal]
-    context = lent(task, engine or turns.engine(), pool, rollout=rollout, services=services)
+    context = lent(task, engine or turns.engine(), pool, rollout=rollout, turn_journal=journal)
     return rollout.run(context, task.problems("train"))
 
 

@@ -425,7 +425,7 @@ class WrittenAnswers(SingleTurn):
 
 def test_the_rounds_of_until_mixed_are_measured_as_one() -> None:
     problems = mdp.problems(10)
-    context = threads.context(services=[FurtherProblems(lambda: problems[2:])])
+    context = threads.context(further_problems=FurtherProblems(lambda: problems[2:]))
     rollout = UntilMixed(rollout=WrittenAnswers(samples=2, max_tokens=9), groups=3, problems_per_round=4)
     answers, metrics = answered(rollout.run(context, problems[:2]))
     assert metrics["rollout/rounds"] == 2

@@ -47,11 +47,8 @@ class Split:
     messages: list[str] = field(default_factory=list)
 
     def context(self, **changed: object) -> RolloutContext:
-        return mdp.context(
-            services=[FurtherProblems(lambda: SPLIT[self.first : self.end])],
-            say=self.messages.append,
-            **changed,
-        )
+        further = FurtherProblems(lambda: SPLIT[self.first : self.end])
+        return mdp.context(further_problems=further, say=self.messages.append, **changed)
 
     def run(self, rollout: UntilMixed, **changed: object) -> tuple[list[Trajectory], Metrics]:
         return answered(rollout.run(self.context(**changed), SPLIT[: self.first]))
@@ -104,7 +101,8 @@ def test_enough_mixed_groups_at_once_are_one_round_without_a_further_problem() -
         raise AssertionError("nothing further is needed")
 
     rollout = UntilMixed(rollout=INNER, groups=1)
-    trajectories, metrics = answered(rollout.run(mdp.context(services=[FurtherProblems(never)]), SPLIT[:8]))
+    context = mdp.context(further_problems=FurtherProblems(never))
+    trajectories, metrics = answered(rollout.run(context, SPLIT[:8]))
     assert trajectories == answered(INNER.run(mdp.context(), SPLIT[:8]))[0]
     assert metrics["rollout/rounds"] == 1
 
@@ -166,7 +164,7 @@ def test_any_number_of_ranks_samples_the_same_and_each_end_has_a_reason(
     factories = {
         "engine": mdp.TabularEngine,
         "seed": lambda: seed,
-        "services": lambda: [FurtherProblems(lambda: SPLIT[first:end])],
+        "further_problems": lambda: FurtherProblems(lambda: SPLIT[first:end]),
     }
     answers, metrics = mdp.assert_ranks_agree(ranks, roll_out, **factories)
     assert len({answer.id for answer in answers}) == len(answers), "no problem twice"
@@ -237,7 +235,7 @@ class PartialRun:
         self, context: RolloutContext, new_problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
         carried: list[Trajectory] = []
-        context = context.with_services(CarryOver(self.carried, carried.extend))
+        context = replace(context, carry_over=CarryOver(self.carried, carried.extend))
         trajectories, metrics = answered(self.rollout.run(context, new_problems))
         return trajectories, carried, metrics
 

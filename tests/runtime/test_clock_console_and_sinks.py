@@ -1,8 +1,17 @@
-"""Seconds by phase, lines for people, and mirrors of the metrics that a run can lose."""
+"""The clock of a run's phases, its console, and the mirrors of its metrics (W&B, TensorBoard, trackio).
+
+Promises that these tests hold:
+
+* The seconds of the phases and of everything else add up to the total.
+* Without a terminal, the console prints plain lines, and says during long phases how far they are.
+* A mirror that fails is given up with a warning, and the run goes on.
+* After kills and resumes, and when it is switched on late, a mirror has every iteration exactly once.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -14,7 +23,7 @@ from typing import Any
 
 import pytest
 
-import treetune.parts  # noqa: F401  (registers the groups of numbers that a line tells)
+import treetune.parts  # noqa: F401  (registers the groups of numbers that a line of the console shows)
 from tests.engine.stubs import until
 from treetune.config.jsonnet import load
 from treetune.rollouts.storage import write_trajectories
@@ -41,8 +50,8 @@ from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 ROOT = Path(__file__).parents[2]
 
 
-class Hands:
-    """A clock that moves when told to."""
+class FakeTime:
+    """Stands in for the module `time`: its clock moves when a test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -52,22 +61,22 @@ class Hands:
 
 
 @pytest.fixture
-def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
-    hands = Hands()
-    monkeypatch.setattr(console_module, "time", hands)
-    return hands
+def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake_time = FakeTime()
+    monkeypatch.setattr(console_module, "time", fake_time)
+    return fake_time
 
 
-def test_phases_and_other_add_up_to_the_whole(hands: Hands) -> None:
-    """A phase that fails is counted too; what an earlier process did counts, and is not other."""
+def test_phases_and_other_add_up_to_the_total(fake_time: FakeTime) -> None:
+    """A phase that fails is counted, and so are the seconds of an earlier process, which are not 'other'."""
     clock = Clock()
     clock.add_earlier("generation", 10.0)
     for phase, seconds in (("generation", 2.0), ("training", 3.0), ("generation", 1.0)):
         with clock.phase(phase):
-            hands.now += seconds
-        hands.now += 0.25
+            fake_time.now += seconds
+        fake_time.now += 0.25
     with pytest.raises(ValueError), clock.phase("sync"):  # noqa: PT012 (the block is what is measured)
-        hands.now += 4.0
+        fake_time.now += 4.0
         raise ValueError
     counted = {"generation": 13.0, "training": 3.0, "sync": 4.0, "other": 0.75, "total": 20.75}
     expected = {f"seconds/{name}": counted.get(name, 0.0) for name in (*PHASES, "other", "total")}
@@ -95,31 +104,39 @@ def test_without_a_terminal_there_are_plain_lines_and_failures_go_to_the_log_alo
     assert all(part in log for part in ("INFO iteration 1 is done", "Traceback", "the disk is full"))
 
 
-def test_without_a_terminal_a_long_phase_says_how_far_it_is(
+def test_without_a_terminal_a_long_phase_prints_its_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A batch job's output is all that there is to see, and a phase can take an hour."""
+    """A user sees only the output of a batch job, and a phase can take an hour."""
     monkeypatch.setattr(console_module, "PRINT_EVERY_S", 0.01)
-    heard = threading.Event()
+    was_printed = threading.Event()
+
+    def watch(record: logging.LogRecord) -> bool:
+        if " of 512" in record.getMessage():
+            was_printed.set()
+        return True
+
     console = Console(None, visible=True)
-    console.log.addFilter(lambda record: not (" of 512" in record.getMessage() and heard.set()))
+    console.log.addFilter(watch)
     with console.phase("iteration 3: sampling", "answers", lambda: "90 tokens/s") as show:
         show(128, 512)
-        assert heard.wait(60)
+        assert was_printed.wait(60)
     console.close()
     console.log.filters.clear()
     assert "iteration 3: sampling  128 of 512 answers  90 tokens/s  for 0 s  " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
+    ("seconds", "expected"),
     [(0.2, "0 s"), (99, "99 s"), (150, "2 min"), (3600, "60 min"), (6100, "1.7 h"), (200_000, "55.6 h")],
 )
-def test_a_duration_is_in_the_unit_that_says_it_best(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+def test_a_duration_is_written_in_seconds_minutes_or_hours_by_its_length(
+    seconds: float, expected: str
+) -> None:
+    assert duration(seconds) == expected
 
 
-def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
+def test_the_line_of_an_iteration_has_rewards_evaluations_and_times() -> None:
     row = {
         "iteration": 2,
         "episodes/reward": 0.5,
@@ -133,51 +150,53 @@ def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
         assert part in line
     assert "\n" not in line
     assert line.endswith("4 min left")
-    assert "left" not in summary_line(row, iterations=3), "it is over"
+    assert "left" not in summary_line(row, iterations=3), "it was the last iteration"
     assert "threads" not in line
     row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
     assert "  with threads 43%  longest thread 61.4  " in summary_line(row, iterations=10)
 
 
-class Broken(Sink):
-    """Fails where it is told to."""
+class BrokenSink(Sink):
+    """A sink whose method `failing_method` fails."""
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, failing_method: str) -> None:
+        self.failing_method = failing_method
         self.logged: list[int] = []
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
-        return self._at("open")
+        return self._fail_in("open")
 
     def log(self, handle: Any, iteration: int, metrics: Mapping[str, float]) -> None:
-        self._at("log")
+        self._fail_in("log")
         self.logged.append(iteration)
 
     def close(self, handle: Any) -> None:
-        self._at("close")
+        self._fail_in("close")
 
-    def _at(self, place: str) -> None:
-        if place == self.where:
+    def _fail_in(self, method: str) -> None:
+        if method == self.failing_method:
             raise RuntimeError("no connection")
 
 
-@pytest.mark.parametrize("where", ["open", "log", "close"])
-def test_a_sink_that_fails_is_lost_with_a_warning_and_the_others_go_on(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing_method", ["open", "log", "close"])
+def test_a_sink_that_fails_is_given_up_with_a_warning_and_the_others_go_on(
+    failing_method: str, tmp_path: Path
+) -> None:
     console = Console(tmp_path / "run.log", visible=False)
-    broken, sound = Broken(where), Broken("nowhere")
-    mirrors = Mirrors((broken, sound), tmp_path, "name", {})
+    broken, working = BrokenSink(failing_method), BrokenSink("none")
+    mirrors = Mirrors((broken, working), tmp_path, "name", {})
     mirrors.log(0, {"train/loss": 1.0})
     mirrors.log(1, {"train/loss": 1.0})
     mirrors.close()
     console.close()
-    assert sound.logged == [0, 1]
-    assert broken.logged == ([0, 1] if where == "close" else [])
+    assert working.logged == [0, 1]
+    assert broken.logged == ([0, 1] if failing_method == "close" else [])
     (warning,) = (tmp_path / "run.log").read_text().splitlines()
-    assert "WARNING Broken" in warning
+    assert "WARNING BrokenSink" in warning
     assert "no connection" in warning
 
 
-def written(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def scalars_of_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder / "tensorboard"))
@@ -186,7 +205,7 @@ def written(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
-def test_tensorboard_gets_every_number_and_has_the_names_of_a_fragment_where_there_are_such_metrics(
+def test_tensorboard_gets_every_number_also_under_the_further_names_of_a_fragment(
     tmp_path: Path,
 ) -> None:
     row = {
@@ -200,24 +219,29 @@ def test_tensorboard_gets_every_number_and_has_the_names_of_a_fragment_where_the
     }
     (of_fragment,) = load([str(ROOT / "configs/sinks/threadweaver_tensorboard.jsonnet")]).data["sinks"]
     both = TensorboardSink(further_names=of_fragment["further_names"])
-    for name, sink in (("own", TensorboardSink()), ("both", both)):
+    for name, sink in (("plain", TensorboardSink()), ("both", both)):
         mirrors = Mirrors((sink,), tmp_path / name, "name", {})
         mirrors.log(0, row)
         del row["critic/loss"]
         mirrors.log(1, row)
         mirrors.close()
         row["critic/loss"] = 3.0
-    own = {key: [(i, value) for i in range(1 if key == "critic/loss" else 2)] for key, value in row.items()}
-    assert written(tmp_path / "own") == own
-    names = (
+    points = {}
+    for key, value in row.items():
+        iterations = range(1) if key == "critic/loss" else range(2)
+        points[key] = [(iteration, value) for iteration in iterations]
+    assert scalars_of_tensorboard(tmp_path / "plain") == points
+    further_names = (
         "reward/mean",
         "reward/std",
         "metrics/correct_rate",
         "metrics/acceleration_ratio",
         "metrics/parallel_usage",
+        "loss/policy_loss",
+        "loss/value_loss",
     )
-    names += ("loss/policy_loss", "loss/value_loss")
-    assert written(tmp_path / "both") == own | dict(zip(names, own.values(), strict=True))
+    points_of_further_names = dict(zip(further_names, points.values(), strict=True))
+    assert scalars_of_tensorboard(tmp_path / "both") == points | points_of_further_names
 
 
 @pytest.mark.parametrize(
@@ -265,21 +289,21 @@ def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(run.glob("*.wandb"))
 
 
-def test_trackio_is_begun_with_name_and_configuration_and_gets_each_iteration(
+def test_trackio_gets_name_configuration_and_each_iteration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a stand-in that has the signatures of trackio 0.43, with which it was tried by hand."""
-    said: list[object] = []
+    """The stand-in has the signatures of trackio 0.43, with which the sink was tried by hand."""
+    calls: list[object] = []
 
     class Run:
         def log(self, metrics: dict, step: int | None = None) -> None:
-            said.append((step, metrics))
+            calls.append((step, metrics))
 
         def finish(self) -> None:
-            said.append("finished")
+            calls.append("finished")
 
     def init(project: str, name: str | None = None, config: dict | None = None, **settings: object) -> Run:
-        said.append((project, name, config, settings))
+        calls.append((project, name, config, settings))
         return Run()
 
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init))
@@ -287,11 +311,11 @@ def test_trackio_is_begun_with_name_and_configuration_and_gets_each_iteration(
     mirrors.log(0, {"train/loss": 0.5})
     mirrors.close()
     begun = ("treetune", "quickstart/vineppo", {"seed": 1}, {"resume": "allow", "embed": False})
-    assert said == [begun, (0, {"train/loss": 0.5}), "finished"]
+    assert calls == [begun, (0, {"train/loss": 0.5}), "finished"]
 
 
 def history_of_wandb(folder: Path) -> list[dict[str, Any]]:
-    """The logged points, by the keys of W&B's file."""
+    """Reads the logged points, with the keys of W&B's file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     from treetune.runtime.sinks import _records_in
@@ -301,15 +325,15 @@ def history_of_wandb(folder: Path) -> list[dict[str, Any]]:
         for content in _records_in(file.read_bytes()):
             record = Record.FromString(content)
             if record.WhichOneof("record_type") == "history":
-                items = record.history.item
-                points.append(
-                    {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
-                )
+                point = {}
+                for item in record.history.item:
+                    point[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+                points.append(point)
     return points
 
 
 @pytest.mark.usefixtures("offline")
-def test_wandb_gets_further_names_and_a_table_of_answers_where_they_are_due(tmp_path: Path) -> None:
+def test_wandb_gets_further_names_and_a_table_of_answers_every_few_iterations(tmp_path: Path) -> None:
     directory = ExperimentDirectory(tmp_path)
     for iteration in range(2):
         problem = Problem(id=f"train/{iteration}", prompt="1+2=", gold="3")
@@ -357,9 +381,9 @@ def test_a_run_mirrors_itself_if_the_environment_names_a_run_or_a_key_of_wandb()
         assert with_mirrors_of_environment((), {variable: "x", "WANDB_MODE": "disabled"}) == ()
 
 
-# Mirrors are whole: after a kill, and where they are switched on late
+# Mirrors have every point once: after a kill, and when they are switched on late
 
-KILLED = """
+TRAINING_PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
@@ -367,8 +391,8 @@ from treetune.runtime.mirrors import Mirrors
 from treetune.runtime.sinks import TensorboardSink, WandbSink
 
 folder, first, last, ends = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-known = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}
-mirrors = Mirrors(tuple(known[name] for name in sys.argv[5:]), folder, "a/run", {"seed": 1}, done=first)
+sinks = {"wandb": WandbSink(), "tensorboard": TensorboardSink()}
+mirrors = Mirrors(tuple(sinks[name] for name in sys.argv[5:]), folder, "a/run", {"seed": 1}, done=first)
 for iteration in range(first, last):
     row = metrics_row(iteration, 1000.0 + iteration, {"train/loss": 1 / (iteration + 1)})
     ExperimentDirectory(folder).append_metrics(row)
@@ -381,7 +405,7 @@ mirrors.close()
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # A process that has used W&B gives its service on to its children, which would outlive their kill.
+    # Children would inherit the service of a process that has used W&B, and it would outlive their kill.
     for name in ("WANDB_API_KEY", "WANDB_RUN_ID", "WANDB_SERVICE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
@@ -389,10 +413,10 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_SILENT", "true")
 
 
-def train(folder: Path, first: int, last: int, ends: str, *names: str) -> None:
-    command = [sys.executable, "-c", KILLED, str(folder), str(first), str(last), ends, *names]
+def train(folder: Path, first: int, last: int, end: str, *names: str) -> None:
+    command = [sys.executable, "-c", TRAINING_PROGRAM, str(folder), str(first), str(last), end, *names]
     code = subprocess.run(command, check=False).returncode
-    assert code == (-signal.SIGKILL if ends == "killed" else 0)
+    assert code == (-signal.SIGKILL if end == "killed" else 0)
 
 
 def steps_of_wandb(folder: Path) -> list[int]:
@@ -409,7 +433,9 @@ def test_a_killed_run_goes_on_as_one_run_of_each_mirror_with_every_point_once(tm
     ids = {folder.name.rpartition("-")[2] for folder in tmp_path.glob("wandb/offline-run-*")}
     assert len(ids) == 1
     assert steps_of_wandb(tmp_path) == list(range(7))
-    assert written(tmp_path)["train/loss"] == [(i, pytest.approx(1 / (i + 1))) for i in range(7)]
+    assert scalars_of_tensorboard(tmp_path)["train/loss"] == [
+        (i, pytest.approx(1 / (i + 1))) for i in range(7)
+    ]
 
 
 @pytest.mark.usefixtures("offline")
@@ -417,11 +443,11 @@ def test_a_mirror_that_is_switched_on_late_gets_the_points_from_before(tmp_path:
     train(tmp_path, 0, 3, "killed")
     train(tmp_path, 3, 5, "well", "wandb", "tensorboard")
     assert steps_of_wandb(tmp_path) == list(range(5))
-    assert [step for step, _ in written(tmp_path)["train/loss"]] == list(range(5))
+    assert [step for step, _ in scalars_of_tensorboard(tmp_path)["train/loss"]] == list(range(5))
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "null", "{", '{"other": {"id": "b"}}'])
-def test_a_record_of_mirrors_with_another_content_is_begun_anew(content: str, tmp_path: Path) -> None:
+def test_a_damaged_record_of_mirrors_is_written_anew(content: str, tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text(content)
     _MirrorState.read(tmp_path, "wandb", name="run").write(id="a")
     entries = json.loads((tmp_path / RECORD).read_text())
@@ -430,17 +456,17 @@ def test_a_record_of_mirrors_with_another_content_is_begun_anew(content: str, tm
 
 
 @pytest.mark.usefixtures("offline")
-def test_an_iteration_that_is_done_again_is_no_second_point(tmp_path: Path) -> None:
+def test_an_iteration_that_is_repeated_is_no_second_point(tmp_path: Path) -> None:
     train(tmp_path, 0, 5, "killed", "wandb", "tensorboard")
     train(tmp_path, 2, 6, "well", "wandb", "tensorboard")
     assert steps_of_wandb(tmp_path) == list(range(6))
-    assert [step for step, _ in written(tmp_path)["train/loss"]] == list(range(6))
+    assert [step for step, _ in scalars_of_tensorboard(tmp_path)["train/loss"]] == list(range(6))
 
 
-def test_wandb_run_id_names_another_run_and_a_server_says_where_that_stands(
+def test_wandb_run_id_chooses_the_run_which_gets_the_points_that_its_server_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a stand-in that has the interface of wandb 0.31: `init` with an id, `starting_step`."""
+    """The stand-in has the interface of wandb 0.31: `init` with an id, and `starting_step`."""
     servers: dict[str, list[int]] = {}
 
     class Run:
@@ -451,7 +477,7 @@ def test_wandb_run_id_names_another_run_and_a_server_says_where_that_stands(
 
         def log(self, metrics: dict[str, float], step: int | None = None) -> None:
             assert step is not None
-            assert not self.steps or step > self.steps[-1], "W&B drops what is no later step"
+            assert not self.steps or step > self.steps[-1], "W&B drops a step that is not later than the last"
             self.steps.append(step)
 
         def finish(self) -> None: ...
@@ -478,8 +504,10 @@ def test_wandb_run_id_names_another_run_and_a_server_says_where_that_stands(
     assert servers["chosen"] == [0, 1, 2, 3, 4]
 
 
-def test_trackio_is_asked_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """trackio 0.43 writes in the background: of a killed process it lacks the last points."""
+def test_trackio_gets_the_points_that_a_kill_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """trackio 0.43 writes in the background, so that it lacks the last points of a killed process."""
     stored: list[int] = []
 
     class Run:
@@ -527,26 +555,29 @@ def test_a_run_of_the_same_name_in_another_directory_is_another_run(
     assert begun == ["allow", "never", "allow"] and steps == [0, 0]
 
 
-def test_a_point_of_many_numbers_is_read_where_it_spans_the_blocks_of_the_file(tmp_path: Path) -> None:
+def test_a_point_that_spans_several_blocks_of_wandbs_file_is_read(tmp_path: Path) -> None:
     from wandb.proto.wandb_internal_pb2 import HistoryRecord, Record
 
-    def chunks(content: bytes, place: int) -> bytes:
-        made, first = b"", True
+    # A chunk has a whole record, or its first, a middle or its last part.
+    kinds = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}
+
+    def chunks(content: bytes, offset: int) -> bytes:
+        """Cuts a record into chunks as W&B does, for a file that has `offset` bytes already."""
+        cut, is_first = b"", True
         while True:
-            left = WANDB_BLOCK - place % WANDB_BLOCK
-            if left < WANDB_CHUNK.size:
-                made, place = made + b"\0" * left, place + left
+            left_in_block = WANDB_BLOCK - offset % WANDB_BLOCK
+            if left_in_block < WANDB_CHUNK.size:
+                cut += b"\0" * left_in_block
+                offset += left_in_block
                 continue
-            room = left - WANDB_CHUNK.size
+            room = left_in_block - WANDB_CHUNK.size
             part, content = content[:room], content[room:]
-            kind = {(True, True): 1, (True, False): 2, (False, False): 3, (False, True): 4}[
-                first, not content
-            ]
-            made += WANDB_CHUNK.pack(0, len(part), kind) + part
-            place += WANDB_CHUNK.size + len(part)
-            if not content:
-                return made
-            first = False
+            is_last = not content
+            cut += WANDB_CHUNK.pack(0, len(part), kinds[is_first, is_last]) + part
+            offset += WANDB_CHUNK.size + len(part)
+            if is_last:
+                return cut
+            is_first = False
 
     written_bytes = b":W&B\xbe\xe1\x00"
     for step in range(3):

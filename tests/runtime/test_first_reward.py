@@ -1,4 +1,8 @@
-"""`treetune check` tries a reward function on the reference answer, and says what None means."""
+"""`treetune check` tries a reward function on the reference answer of the first problem.
+
+The tests hold that it shows the reward, warns of None in every form of the answer, and refuses functions that
+raise or return nothing.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,9 @@ def _rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.pop("tried_rewards", None)
 
 
-def described(name: str) -> str:
+def describe(name: str) -> str:
+    """Describes the first reward of a function of `REWARDS`."""
+
     def refuse(*_: object) -> str:
         raise ValueError("there are no demonstrations")
 
@@ -98,17 +104,17 @@ def described(name: str) -> str:
 
 
 def test_the_reward_of_the_reference_answer_is_shown() -> None:
-    assert described("bare") == "tried_rewards:bare gives the reference answer of train/0 the reward 1"
+    assert describe("bare") == "tried_rewards:bare gives the reference answer of train/0 the reward 1"
 
 
-def test_a_function_that_looks_for_a_form_gets_the_answer_in_that_form() -> None:
-    line = described("boxed")
+def test_a_function_that_expects_a_boxed_answer_gets_a_boxed_one() -> None:
+    line = describe("boxed")
     assert "finds no answer (None) in the bare reference answer of train/0" in line
     assert line.endswith(r"gives '\\boxed{4}' the reward 1")
 
 
-def test_none_in_every_form_is_a_warning_that_says_what_a_run_will_do() -> None:
-    line = described("in_words")
+def test_none_for_every_form_is_a_warning_that_names_the_consequence_for_a_run() -> None:
+    line = describe("in_words")
     assert line.startswith(
         "warning: tried_rewards:in_words returned None (no answer) for the reference answer"
     )
@@ -118,7 +124,7 @@ def test_none_in_every_form_is_a_warning_that_says_what_a_run_will_do() -> None:
 
 def test_an_exception_is_an_error_of_the_configuration() -> None:
     with pytest.raises(ConfigError, match="can't grade the reference answer of train/0"):
-        described("raises")
+        describe("raises")
 
 
 @pytest.mark.parametrize("name", ["forgets", "forgets_in_a_branch"])

@@ -1,5 +1,12 @@
-"""One run at a time works in a directory, one process at a time measures a set, a dead one's work is taken
-over; what enters the directory enters whole."""
+"""Locks and claims: which process works in a directory, and which measures an evaluation set.
+
+Promises that these tests hold:
+
+* One run at a time has the lock of a directory, and a killed one loses it.
+* One process at a time has the claim of an evaluation set; when it dies, on any machine, the next takes over.
+* Only whole checkpoints and whole lines of metrics are read.
+* The processes of a run are those of its launcher.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextmanager
 def killed_holder(program: str, folder: Path) -> Iterator[str]:
-    """What a process printed that has something of the folder's until this ends, when it is killed."""
+    """Runs a program on a folder, yields the line that it prints, and kills it at the end."""
     holder = subprocess.Popen(
         [sys.executable, "-c", program, str(folder)],
         env={"PYTHONPATH": str(ROOT / "src")},
@@ -56,23 +63,23 @@ def directory(tmp_path: Path) -> ExperimentDirectory:
 def checkpoint(
     directory: ExperimentDirectory, number: int, *, state: bool = True, trainer: bool = True
 ) -> None:
-    place = directory.checkpoint(number)
-    place.mkdir(parents=True)
+    folder = directory.checkpoint(number)
+    folder.mkdir(parents=True)
     if state:
-        (place / "state.json").write_text("{}")
+        (folder / "state.json").write_text("{}")
     if trainer:
-        (place / "trainer").mkdir()
+        (folder / "trainer").mkdir()
 
 
-LOCKING = (
+LOCKING_PROGRAM = (
     "import sys\nfrom pathlib import Path\nfrom treetune.runtime.directory import ExperimentDirectory\n"
     "with ExperimentDirectory(Path(sys.argv[1])).locked():\n"
     "    print('locked', flush=True)\n    sys.stdin.read()\n"
 )
 
 
-def test_a_second_run_is_refused_and_told_what_to_do(directory: ExperimentDirectory) -> None:
-    with killed_holder(LOCKING, directory.path) as printed:
+def test_a_second_run_in_a_directory_is_refused_with_a_remedy(directory: ExperimentDirectory) -> None:
+    with killed_holder(LOCKING_PROGRAM, directory.path) as printed:
         assert printed == "locked\n"
         assert directory.is_running()
         with (
@@ -93,26 +100,26 @@ def test_a_job_that_was_queued_again_waits_for_its_last_start_to_end(
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     assert patience_for_last_start() == 0
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    had = []
-    last = contextlib.ExitStack()
-    last.enter_context(directory.locked())
+    locked_after_the_end = []
+    lock_of_last_start = contextlib.ExitStack()
+    lock_of_last_start.enter_context(directory.locked())
+    last_start_has_ended = threading.Event()
 
     def start() -> None:
         with directory.locked("run", patience_for_last_start()):
-            had.append(last_has_ended.is_set())
+            locked_after_the_end.append(last_start_has_ended.is_set())
 
-    last_has_ended = threading.Event()
-    again = threading.Thread(target=start)
-    again.start()
-    again.join(3 * LOCK_TRIES * LOCK_TRY_S)
-    assert again.is_alive(), "it neither gives up nor goes on"
-    last_has_ended.set()
-    last.close()
-    again.join()
-    assert had == [True]
+    second_start = threading.Thread(target=start)
+    second_start.start()
+    second_start.join(3 * LOCK_TRIES * LOCK_TRY_S)
+    assert second_start.is_alive(), "it neither gives up nor goes on"
+    last_start_has_ended.set()
+    lock_of_last_start.close()
+    second_start.join()
+    assert locked_after_the_end == [True]
 
 
-def test_checkpoints_are_those_that_are_whole_and_a_run_goes_on_from_the_newest_with_a_trainer(
+def test_only_whole_checkpoints_count_and_a_run_resumes_from_the_newest_with_a_trainer(
     directory: ExperimentDirectory,
 ) -> None:
     assert not directory.is_running()
@@ -129,7 +136,7 @@ def test_checkpoints_are_those_that_are_whole_and_a_run_goes_on_from_the_newest_
     assert directory.resumable() == 8
 
 
-def test_a_line_of_metrics_that_a_crash_tore_is_left_out(directory: ExperimentDirectory) -> None:
+def test_a_line_of_metrics_that_a_crash_cut_off_is_left_out(directory: ExperimentDirectory) -> None:
     directory.path.mkdir()
     rows = [metrics_row(i, 1.5, {"train/loss": 0.123456789}) for i in range(2)]
     for row in rows:
@@ -143,14 +150,14 @@ def test_a_line_of_metrics_that_a_crash_tore_is_left_out(directory: ExperimentDi
 # Claims
 
 
-def claimed_elsewhere(folder: Path, number: int = 0) -> Path:
+def write_claim_of_another_machine(folder: Path, number: int = 0) -> Path:
     folder.mkdir(exist_ok=True)
     file = folder / f"{number:04d}"
     file.write_text(json.dumps({"machine": "another", "host": "node7", "pid": 12, "started": "1"}))
     return file
 
 
-def taken(claim: Claim | None) -> Claim:
+def not_none(claim: Claim | None) -> Claim:
     assert claim is not None
     return claim
 
@@ -162,17 +169,17 @@ def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
     return condition()
 
 
-def test_what_one_holds_another_does_not_get_until_it_is_released(tmp_path: Path) -> None:
-    first = taken(Claims().take(tmp_path / "set"))
+def test_a_claim_is_exclusive_until_it_is_released(tmp_path: Path) -> None:
+    first = not_none(Claims().take(tmp_path / "set"))
     assert Claims().take(tmp_path / "set") is None
     assert f"process {os.getpid()} on" in Claims().holder(tmp_path / "set")
-    assert taken(Claims().take(tmp_path / "another set")).number == 0
+    assert not_none(Claims().take(tmp_path / "another set")).number == 0
     first.release()
     first.release()
-    assert taken(Claims().take(tmp_path / "set")).number == 1
+    assert not_none(Claims().take(tmp_path / "set")).number == 1
 
 
-def test_of_many_who_take_at_once_one_gets_it(tmp_path: Path) -> None:
+def test_one_of_many_simultaneous_threads_gets_the_claim(tmp_path: Path) -> None:
     for round_ in range(20):
         with ThreadPoolExecutor(8) as pool:
             claims = [claim for claim in pool.map(lambda _: Claims().take(tmp_path), range(8)) if claim]
@@ -182,7 +189,7 @@ def test_of_many_who_take_at_once_one_gets_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, which stands still."""
+    """The monotonic time, which stands still unless a test changes it."""
     clock = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     return clock
@@ -192,8 +199,8 @@ def test_a_holder_on_another_machine_is_dead_when_its_file_has_not_changed_for_t
     tmp_path: Path, now: list[float]
 ) -> None:
     claims = Claims(lease_s=10, beat_s=1)
-    file = claimed_elsewhere(tmp_path / "set")
-    os.utime(file, (5, 5))  # that machine's clock is far behind
+    file = write_claim_of_another_machine(tmp_path / "set")
+    os.utime(file, (5, 5))  # the clock of the other machine is far behind
     assert claims.take(tmp_path / "set") is None
     assert claims.holder(tmp_path / "set") == "process 12 on node7"
     now[0] += 9
@@ -201,42 +208,42 @@ def test_a_holder_on_another_machine_is_dead_when_its_file_has_not_changed_for_t
     os.utime(file, (6, 6))
     for _ in range(2):
         now[0] += 9
-        assert claims.take(tmp_path / "set") is None, "it has beaten since"
+        assert claims.take(tmp_path / "set") is None, "its file has changed since"
         now[0] += 1
     now[0] += 1
-    assert taken(claims.take(tmp_path / "set")).number == 1
+    assert not_none(claims.take(tmp_path / "set")).number == 1
 
 
-def test_a_claim_that_its_maker_never_wrote_to_ends_with_the_lease(tmp_path: Path, now: list[float]) -> None:
+def test_a_claim_whose_file_stays_empty_ends_with_the_lease(tmp_path: Path, now: list[float]) -> None:
     claims = Claims(lease_s=10, beat_s=1)
     (tmp_path / "0003").touch()
     assert claims.take(tmp_path) is None
     now[0] += 11
-    assert taken(claims.take(tmp_path)).number == 4
+    assert not_none(claims.take(tmp_path)).number == 4
 
 
-def test_a_holder_shows_signs_of_life_and_learns_that_it_was_taken_over(tmp_path: Path) -> None:
-    claim = taken(Claims(beat_s=0.01).take(tmp_path))
+def test_a_holder_renews_its_claim_and_notices_a_takeover(tmp_path: Path) -> None:
+    claim = not_none(Claims(beat_s=0.01).take(tmp_path))
     os.utime(claim.file, (5, 5))
     assert until(lambda: claim.file.stat().st_mtime > 5)
     assert not claim.is_lost()
-    claimed_elsewhere(tmp_path, number=1)
+    write_claim_of_another_machine(tmp_path, number=1)
     assert claim.is_lost()
     claim.release()
-    assert Claims().take(tmp_path) is None, "a late release frees nothing of its successor's"
+    assert Claims().take(tmp_path) is None, "a late release does not free the claim of the successor"
 
 
-CLAIMING = (
+CLAIMING_PROGRAM = (
     "import sys\nfrom pathlib import Path\nfrom treetune.runtime.claims import Claims\n"
     "claim = Claims().take(Path(sys.argv[1]))\nprint(claim.number, flush=True)\nsys.stdin.read()\n"
 )
 
 
-def test_a_killed_holder_on_this_machine_is_succeeded_at_once(tmp_path: Path) -> None:
-    with killed_holder(CLAIMING, tmp_path) as printed:
+def test_the_claim_of_a_killed_process_on_this_machine_is_free_at_once(tmp_path: Path) -> None:
+    with killed_holder(CLAIMING_PROGRAM, tmp_path) as printed:
         assert printed == "0\n"
         assert Claims().take(tmp_path) is None
-    assert taken(Claims().take(tmp_path)).number == 1
+    assert not_none(Claims().take(tmp_path)).number == 1
 
 
 # The machine
@@ -249,10 +256,10 @@ def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run() -> None:
     ) as sibling:
         assert sibling.stdin is not None and sibling.stdout is not None
         grandchild = int(sibling.stdout.readline())
-        found = {process.pid for process in processes_of_the_run({})}
+        pids = {process.pid for process in processes_of_the_run({})}
         sibling.stdin.close()
-    assert {os.getpid(), sibling.pid, grandchild} <= found
-    assert os.getppid() not in found
+    assert {os.getpid(), sibling.pid, grandchild} <= pids
+    assert os.getppid() not in pids
 
 
 @pytest.mark.parametrize(
@@ -267,6 +274,6 @@ def test_a_rank_counts_from_its_launcher(environment: dict[str, str]) -> None:
 
 
 def test_a_process_without_a_launcher_counts_from_itself_after_it_has_joined_the_ranks() -> None:
-    """`Ranks.join` sets these variables. The parent is the user's shell, which may run other programs."""
+    """`Ranks.join` sets these variables. The parent is the user's shell, which may run other programs too."""
     environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     assert processes_of_the_run(environment)[0] == psutil.Process(os.getpid())

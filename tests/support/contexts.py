@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -13,8 +12,7 @@ LOG = [field.name for field in fields(Log)]
 
 
 def context_of(task: Any, engine: Any, grader: Any, codec: Any, **given: Any) -> RolloutContext:
-    """A context with `services`, whose settings and log are given by the names of their fields."""
-    services: Sequence[object] = given.pop("services", ())
+    """A context whose settings and log are given by the names of their fields."""
     settings = {name: given.pop(name) for name in SETTINGS if name in given}
     log = {name: given.pop(name) for name in LOG if name in given}
     return RolloutContext(
@@ -24,6 +22,5 @@ def context_of(task: Any, engine: Any, grader: Any, codec: Any, **given: Any) ->
         codec=codec,
         settings=AnswerSettings(**{"context_length": 64, **settings}),
         log=Log(**log),
-        services=(*services, ShapingMemory()),
-        **{"seed": 1, "iteration": 0, **given},
+        **{"seed": 1, "iteration": 0, "shaping_memory": ShapingMemory(), **given},
     )

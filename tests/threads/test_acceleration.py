@@ -242,9 +242,9 @@ def test_a_running_length_follows_the_iterations_and_is_remembered_for_each_prob
     ]
     numbers_by_iteration = []
     for iteration, group in enumerate(rounds):
-        context = threads.context(services=[memory], iteration=iteration)
+        context = threads.context(shaping_memory=memory, iteration=iteration)
         numbers_by_iteration.append(shaping.assess(context, group)[1])
-        memory = ShapingMemory(json.loads(json.dumps(context.get(ShapingMemory))))
+        memory = ShapingMemory(json.loads(json.dumps(context.shaping_memory)))
     assert [numbers["reference_tokens"] for numbers in numbers_by_iteration] == [
         [50, 50],
         [50, 30],
@@ -275,7 +275,8 @@ def test_all_ranks_remember_the_same_lengths(world_size: int) -> None:
             ]
         )
         shapings = [make_acceleration(Running(), floor=-0.9)]
-        earned, metrics = answered(apply_shaping(context.with_services(memory), shapings, trees))
+        context = replace(context, shaping_memory=memory)
+        earned, metrics = answered(apply_shaping(context, shapings, trees))
         return [answer_of_problem.bonus for answer_of_problem in earned], (metrics, memory)
 
     _, (_, memory) = mdp.assert_ranks_agree(world_size, run_share, codec=lambda: threads.CODEC)

@@ -54,7 +54,7 @@ class TextPool:
 def sampling_context(engine: Engine, rollout: ParallelThreads, pool: TextPool) -> RolloutContext:
     """Returns a context in which the rollout samples with the engine, and the pool grades."""
     return context(
-        engine=engine, context_length=4096, grader=pool, sampling=rollout.sampling, services=[rollout]
+        engine=engine, context_length=4096, grader=pool, sampling=rollout.sampling, rollout=rollout
     )
 
 

@@ -1,5 +1,7 @@
-"""Deals a model of files out over two ranks, as each of several settings says, and writes how much memory
-that took: run by a test."""
+"""Loads a model from its files on two ranks with each of several settings, and writes the memory it took.
+
+A test runs this program.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from pathlib import Path
 from torch import nn
 
 
-def anonymous_bytes() -> int:
-    """Of this process, now: what is no file's."""
+def private_bytes() -> int:
+    """Returns the bytes of this process now that belong to no file."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
@@ -33,44 +35,44 @@ def main(cuts: str, small_folder: Path, model_folder: Path, out: Path) -> None:
 
     ranks = Ranks.join(300.0)
     peaks: list[int] = []
-    real = InTurn.parameters
+    read_parameters = InTurn.parameters
 
-    def watched(self: InTurn, recurse: bool = True) -> Iterator[nn.Parameter]:
-        for parameter in real(self, recurse):
-            peaks.append(anonymous_bytes())
+    def record_parameters(self: InTurn, recurse: bool = True) -> Iterator[nn.Parameter]:
+        for parameter in read_parameters(self, recurse):
+            peaks.append(private_bytes())
             yield parameter
-            peaks.append(anonymous_bytes())
+            peaks.append(private_bytes())
 
-    def watched_read(parameter: nn.Parameter) -> torch.Tensor:
-        peaks.append(anonymous_bytes())
+    def record_read(parameter: nn.Parameter) -> torch.Tensor:
+        peaks.append(private_bytes())
         return read(parameter)
 
-    InTurn.parameters = watched  # type: ignore[method-assign]
-    read, shards._read = shards._read, watched_read
+    InTurn.parameters = record_parameters  # type: ignore[method-assign]
+    read, shards._read = shards._read, record_read
 
-    def dealt_out(folder: Path, settings: Trainer) -> DeepSpeedModel:
+    def load_on_ranks(folder: Path, settings: Trainer) -> DeepSpeedModel:
         model = PretrainedModel(name_or_path=str(folder)).load_in_parts(torch.float32)
-        peaks.append(anonymous_bytes())
+        peaks.append(private_bytes())
         return DeepSpeedModel(PolicyModule(model), settings, ranks)
 
-    taken = []
+    peak_bytes = []
     for cut in json.loads(cuts):
         settings = Trainer(objective=MaximumLikelihood(), learning_rate=1e-3, **cut)
         assert settings.reads_in_parts
-        dealt_out(small_folder, settings)  # what is imported for it is no weight
+        load_on_ranks(small_folder, settings)  # imports everything, so that only weights are counted below
         gc.collect()
         peaks.clear()
-        before = anonymous_bytes()
-        weights = dealt_out(model_folder, settings).state_dict()
+        before = private_bytes()
+        weights = load_on_ranks(model_folder, settings).state_dict()
         if ranks.is_first:
             expected = load_file(model_folder / "model.safetensors")
             assert {name.removeprefix("model.") for name in weights} == expected.keys()
             for name, weight in weights.items():
                 assert torch.equal(weight, expected[name.removeprefix("model.")]), name
         del weights
-        taken.append(ranks.exchange("taken", max(peaks) - before))
+        peak_bytes.append(ranks.exchange("peak bytes", max(peaks) - before))
     if ranks.is_first:
-        out.write_text(json.dumps(taken))
+        out.write_text(json.dumps(peak_bytes))
 
 
 if __name__ == "__main__":

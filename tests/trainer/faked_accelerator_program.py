@@ -1,5 +1,8 @@
-"""Imports DeepSpeed as on a machine with eight H100 and no CUDA compiler. Standard input: a list of trainers'
-settings; standard output: what DeepSpeed made of the accelerator and of each."""
+"""Imports DeepSpeed as on a machine with eight H100 and no CUDA compiler.
+
+It reads a list of trainers' settings from standard input, and writes what DeepSpeed makes of the accelerator
+and of each of them to standard output.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from types import SimpleNamespace
 import torch
 
 
-def fake() -> None:
+def fake_eight_h100() -> None:
     h100 = SimpleNamespace(name="NVIDIA H100 80GB HBM3", major=9, minor=0, total_memory=85_017_624_576)
     torch.version.cuda = "13.0"
     torch.cuda.is_available = lambda: True
@@ -19,7 +22,7 @@ def fake() -> None:
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_properties = lambda device=None: h100
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    torch.cuda.is_bf16_supported = lambda *given: True
+    torch.cuda.is_bf16_supported = lambda *arguments: True
     os.environ.pop("CUDA_HOME", None)
 
 
@@ -34,7 +37,7 @@ def main() -> None:
 
     accelerator = get_accelerator()
     builder = accelerator.create_op_builder("CPUAdamBuilder")
-    told = [
+    results = [
         {
             "accelerator": accelerator.device_name(),
             "ranks talk by": accelerator.communication_backend_name(),
@@ -45,21 +48,21 @@ def main() -> None:
     ]
     for settings in json.load(sys.stdin):
         trainer = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, **settings)
-        made = DeepSpeedConfig(_config(trainer, Ranks(0, 1, torch.device("cuda"), 60)))
-        zero = made.zero_config
-        told.append(
+        config = DeepSpeedConfig(_config(trainer, Ranks(0, 1, torch.device("cuda"), 60)))
+        zero = config.zero_config
+        results.append(
             {
                 "stage": zero.stage,
-                "bfloat16": made.bfloat16_config.enabled,
-                "gradients add up in": made.grad_accum_dtype,
-                "fused": made.optimizer_params.get("fused", False),
-                "own Adam": not made.optimizer_params["torch_adam"],
+                "bfloat16": config.bfloat16_config.enabled,
+                "gradients add up in": config.grad_accum_dtype,
+                "fused": config.optimizer_params.get("fused", False),
+                "own Adam": not config.optimizer_params["torch_adam"],
                 "pinned": bool(zero.offload_optimizer and zero.offload_optimizer.pin_memory),
             }
         )
-    sys.stdout.write("\n" + json.dumps(told))
+    sys.stdout.write("\n" + json.dumps(results))
 
 
 if __name__ == "__main__":
-    fake()
+    fake_eight_h100()
     main()

@@ -1,4 +1,4 @@
-"""A tiny model, made-up episodes, and the launch of several ranks, for tests of the trainer."""
+"""A tiny model, random episodes, and the launch of several ranks, for tests of the trainer."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def tiny_model(seed: int = 0, tied: bool = False, kv_heads: int = 1, vocabulary:
 
 
 def episodes(count: int = 16, seed: int = 0, with_injected: bool = True) -> list[Episode]:
-    """Episodes of all lengths, some with injected (untrained) tokens, with random advantages."""
+    """Returns episodes of all lengths with random advantages; some have injected, untrained tokens."""
     draw = random.Random(seed)
-    made = []
+    rows = []
     for i in range(count):
         prompt = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 6)))
         response = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 20)))
         trained = [not with_injected or draw.random() < 0.8 for _ in response]
         trained[-1] = True
-        made.append(
+        rows.append(
             Episode(
                 prompt_ids=prompt,
                 response_ids=response,
@@ -60,33 +60,33 @@ def episodes(count: int = 16, seed: int = 0, with_injected: bool = True) -> list
                 behaviour_logprobs=tuple(-3 + 0.1 * draw.random() for _ in response),
             )
         )
-    return made
+    return rows
 
 
 def paired_episodes(pairs: int = 12, seed: int = 0, of: Sequence[Episode] | None = None) -> list[Episode]:
-    """Pairs of the episodes above, or of others, in which some answers come more than once."""
+    """Returns pairs of the episodes above, or of others; some answers are in more than one pair."""
     draw = random.Random(seed)
     rows = episodes(16, seed) if of is None else list(of)
-    drawn = [draw.sample(rows, 2) for _ in range(pairs)]
-    return [
-        dataclasses.replace(row, pair=number, chosen=is_chosen)
-        for number, (better, other) in enumerate(drawn)
-        for row, is_chosen in ((better, True), (other, False))
-    ]
+    pairs_of_rows = [draw.sample(rows, 2) for _ in range(pairs)]
+    rows_of_pairs = []
+    for number, (better, worse) in enumerate(pairs_of_rows):
+        rows_of_pairs.append(dataclasses.replace(better, pair=number, chosen=True))
+        rows_of_pairs.append(dataclasses.replace(worse, pair=number, chosen=False))
+    return rows_of_pairs
 
 
 def with_teacher_prompts(rows: Sequence[Episode]) -> list[Episode]:
-    """The rows with longer prompts for a teacher; every third row has none."""
-    made = []
+    """Returns the rows with longer prompts for a teacher; every third row has none."""
+    result = []
     for number, row in enumerate(rows):
         prompt = (7, number % 5, *row.prompt_ids.tolist(), 3)
-        made.append(row if number % 3 == 2 else dataclasses.replace(row, teacher_prompt_ids=prompt))
-    return made
+        result.append(row if number % 3 == 2 else dataclasses.replace(row, teacher_prompt_ids=prompt))
+    return result
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What was written in one go, and all that stood before it."""
+    """Tokens that were written in one go, and all tokens before them."""
 
     context: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -95,11 +95,12 @@ class Call:
 
 
 def threaded_episodes(count: int = 12, seed: int = 0) -> list[tuple[Episode, list[Call]]]:
-    """Episodes whose answers fork and join, some of them in threads of threads, beside the calls that made
-    them. Answers to one problem (four each) begin alike, the second has 50 threads, the third none.
+    """Returns episodes whose answers fork and join, some in threads of threads, and the calls of each.
+
+    The four answers to a problem begin alike. The second answer has 50 threads, and the third none.
     """
     draw = random.Random(seed)
-    made = []
+    episodes_and_calls = []
     prompts = [tuple(draw.randrange(VOCABULARY) for _ in range(3)) for _ in range(-(-count // 4))]
     for i in range(count):
         prompt = prompts[i // 4]
@@ -122,8 +123,8 @@ def threaded_episodes(count: int = 12, seed: int = 0) -> list[tuple[Episode, lis
             if i != 2
             else (),
         )
-        made.append((episode, calls))
-    return made
+        episodes_and_calls.append((episode, calls))
+    return episodes_and_calls
 
 
 def _write(
@@ -134,7 +135,7 @@ def _write(
     depth: int,
     threads: int | None = None,
 ) -> tuple[int, ...]:
-    """Text with blocks of threads in between, as calls; all of it in one."""
+    """Writes text with blocks of threads in between as calls, and returns all of it in one line."""
     joined: tuple[int, ...] = ()
 
     def say(token_ids: tuple[int, ...], trained: bool) -> None:
@@ -150,17 +151,17 @@ def _write(
         say((20,), False)
         before = context + joined
         for thread in range(threads or draw.randint(2, 3)):
-            own = (*branch, (block, thread))
+            thread_branch = (*branch, (block, thread))
             header = (21, 2 + thread % 16)
-            calls.append(Call(before, header, False, own))
-            joined += header + _write(draw, calls, before + header, own, depth - 1)
+            calls.append(Call(before, header, False, thread_branch))
+            joined += header + _write(draw, calls, before + header, thread_branch, depth - 1)
         say((22,), False)
     say(text(), draw.random() < 0.9 or not branch)
     return joined
 
 
 def dense_mask(subtree_last_T):
-    """Which node of a prefix tree (row) sees which (column), pair by pair."""
+    """Returns which node of a prefix tree (row) sees which other one (column), pair by pair."""
     import torch
 
     places_T = torch.arange(len(subtree_last_T))
@@ -168,7 +169,7 @@ def dense_mask(subtree_last_T):
 
 
 def critic_of(credit) -> dict:
-    """What a trainer is given of a credit that leaves its advantages to it; None: nothing."""
+    """Returns a trainer's arguments for a credit that leaves its advantages to the trainer."""
     if credit is None:
         return {}
     if credit.trained_reward_model is not None:
@@ -192,7 +193,7 @@ def policy_trainer(
     objective=None, credit=None, load=tiny_model, iterations=1, temperature=0.8, nucleus=None, restarts=False,
     load_reference=None, load_reward_model=None, **settings,
 ):  # fmt: skip
-    """A trainer of the tiny model on one rank; its policy gradient or another objective, and settings."""
+    """Returns a trainer of the tiny model on one rank, with the policy gradient or another objective."""
     import torch
 
     from treetune.objectives.policy_gradient import ClippedPolicyGradient
@@ -217,36 +218,40 @@ def policy_trainer(
     )
 
 
-def trained(objective=None, rows=None, **more):
-    """A trainer after its first iteration, and that one's metrics."""
-    trainer = policy_trainer(objective, **more)
+def trained(objective=None, rows=None, **settings):
+    """Returns a trainer after its first iteration, and the metrics of that iteration."""
+    trainer = policy_trainer(objective, **settings)
     return trainer, trainer.train(0, rows or episodes(16))
 
 
-def weights_of(trained_one) -> dict:
-    """Of a trainer or a model, which may go on to change its own."""
-    of_model = dict(trained_one.named_parameters()) if hasattr(trained_one, "named_parameters") else None
-    weights = trained_one.weights() if of_model is None else of_model
+def weights_of(trainer_or_model) -> dict:
+    """Returns a copy of the weights of a trainer or a model, which further training does not change."""
+    parameters = (
+        dict(trainer_or_model.named_parameters()) if hasattr(trainer_or_model, "named_parameters") else None
+    )
+    weights = trainer_or_model.weights() if parameters is None else parameters
     return {name: tensor.detach().clone() for name, tensor in weights.items()}
 
 
-def assert_close(one, other, atol: float = 1e-6) -> None:
-    """That all weights are the same but for rounding, of trainers or models or weights."""
-    one, other = (given if isinstance(given, dict) else weights_of(given) for given in (one, other))
-    assert one.keys() == other.keys()
-    for name, tensor in one.items():
-        assert (tensor.float() - other[name].float()).abs().max() <= atol, name
+def assert_close(first, second, atol: float = 1e-6) -> None:
+    """Asserts that the weights of two trainers, models or dictionaries differ by no more than rounding."""
+    first, second = (side if isinstance(side, dict) else weights_of(side) for side in (first, second))
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert (tensor.float() - second[name].float()).abs().max() <= atol, name
 
 
-def are_same(one, other) -> bool:
-    """Whether all weights are, to the bit."""
-    one, other = (given if isinstance(given, dict) else weights_of(given) for given in (one, other))
-    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+def are_same(first, second) -> bool:
+    """Tells whether the weights of two trainers, models or dictionaries are the same bits."""
+    first, second = (side if isinstance(side, dict) else weights_of(side) for side in (first, second))
+    return first.keys() == second.keys() and all((first[name] == second[name]).all() for name in first)
 
 
 def row_logprobs(model, row: Episode, temperature: float = 0.8):
-    """Of every token of the vocabulary at each place of the answer, in one forward pass; and those of the
-    answer's own tokens."""
+    """Returns the log-probs of the whole vocabulary at each token of the answer, and those of its own tokens.
+
+    They are from one plain forward pass.
+    """
     import torch
 
     logits = model(torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])).logits
@@ -255,7 +260,7 @@ def row_logprobs(model, row: Episode, temperature: float = 0.8):
 
 
 def assert_is(plain_loss, loss, logprobs_N) -> None:
-    """That a loss is a plain function of floats in value and gradient, the latter by finite differences."""
+    """Asserts that a loss is a plain function of floats in value and gradient, by finite differences."""
     import pytest
 
     plain, step = logprobs_N.tolist(), 1e-6
@@ -269,7 +274,7 @@ def assert_is(plain_loss, loss, logprobs_N) -> None:
 
 
 def plain_step(model, loss, optimiser=None):
-    """One step of AdamW with a bounded norm, which is returned, as every trainer here takes it."""
+    """Takes one step of AdamW with a bounded norm, as every trainer here does, and returns the norm."""
     import torch
 
     optimiser = optimiser or torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
@@ -284,16 +289,20 @@ def plain_step(model, loss, optimiser=None):
 
 def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
     """Runs a Python program on several ranks with DeepSpeed's node launcher."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    of_others = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    environment = {name: value for name, value in os.environ.items() if name not in of_others}
+    environment |= {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
+    }
     world = base64.urlsafe_b64encode(json.dumps({"localhost": [*range(ranks)]}).encode()).decode()
     command = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", "--no_local_rank"]
     command += ["--master_addr=127.0.0.1", f"--master_port={free_port()}"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, str(program), *arguments],
         env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
 
 
 def free_port() -> int:

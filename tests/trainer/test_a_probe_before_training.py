@@ -1,6 +1,11 @@
-"""Promises: a policy whose log-probs are not its model's own is refused where the trainer is made, by name;
-the probe draws no random number and changes no weight; a ratio of probabilities that float32 can't hold
-leaves gradients finite."""
+"""The probe before training, and ratios of probabilities beyond float32.
+
+These tests promise:
+
+* A policy whose log-probs are not its model's own is refused where the trainer is made, by name.
+* The probe draws no random number and changes no weight.
+* A ratio that float32 can't hold leaves gradients finite.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +57,7 @@ class OtherInTraining(nn.Module):
 
 
 def with_layer(layer: type[nn.Module]) -> Any:
-    """A maker of tiny models with this around the first MLP, sure enough of their tokens to show it."""
+    """Returns a maker of tiny models with this layer around the first MLP, whose effect log-probs show."""
 
     def load() -> nn.Module:
         model = tiny_model()
@@ -68,15 +73,15 @@ def with_layer(layer: type[nn.Module]) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("layer", "words"),
+    ("layer", "message"),
     [
         (Noisy, "LlamaForCausalLM computes different log-probs of the same tokens each time"),
         (OtherInTraining, "differ from those of LlamaForCausalLM's own forward pass"),
         (Leaky, "depend on the other rows of its batch"),
     ],
 )
-def test_a_policy_that_is_not_its_model_is_refused(layer: type[nn.Module], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_policy_that_differs_from_its_model_is_refused(layer: type[nn.Module], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         policy_trainer(load=with_layer(layer))
 
 
@@ -121,7 +126,7 @@ def test_adapters_pass_and_are_trained() -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_ratio_is_the_plain_one_to_the_bit_where_that_means_something() -> None:
+def test_a_ratio_is_the_plain_one_to_the_bit_wherever_that_is_finite() -> None:
     log_ratio = torch.linspace(-100, 40, 1001, requires_grad=True)
     plain = log_ratio.detach().clone().requires_grad_()
     ratio_of(log_ratio).sum().backward()
@@ -136,7 +141,7 @@ def test_a_ratio_is_the_plain_one_to_the_bit_where_that_means_something() -> Non
 def test_a_token_that_moved_beyond_float32_leaves_the_others_gradient_finite(
     objective: type[Any], advantage: float, log_ratio: float
 ) -> None:
-    made = objective(kl_coef=0.01, kl_clamp=(0.0, 10.0))
+    objective_with_kl = objective(kl_coef=0.01, kl_clamp=(0.0, 10.0))
     old_N = torch.tensor([-1.0, -1.0, -1.0])
     logprobs_N = torch.tensor([-1.1, -1.0 + log_ratio, -0.9], requires_grad=True)
     batch = TokenBatch(
@@ -146,12 +151,12 @@ def test_a_token_that_moved_beyond_float32_leaves_the_others_gradient_finite(
         old_logprobs_N=old_N,
         ref_logprobs_N=old_N,
     )
-    loss, metrics = made.loss(batch, logprobs_N)
+    loss, metrics = objective_with_kl.loss(batch, logprobs_N)
     loss.backward()
     assert torch.isfinite(loss) and torch.isfinite(logprobs_N.grad).all()
     assert all(torch.isfinite(metric) for metric in metrics.values())
     # The other tokens have the gradient that they have without it.
-    others_N = torch.tensor([-1.1, -0.9], requires_grad=True)
+    other_logprobs_N = torch.tensor([-1.1, -0.9], requires_grad=True)
     without = TokenBatch(
         weights_N=torch.full((2,), 1 / 3),
         lengths=(1, 1),
@@ -160,8 +165,8 @@ def test_a_token_that_moved_beyond_float32_leaves_the_others_gradient_finite(
         old_logprobs_N=old_N[:2],
         ref_logprobs_N=old_N[:2],
     )
-    made.loss(without, others_N)[0].backward()
-    assert torch.allclose(logprobs_N.grad[[0, 2]], others_N.grad)
+    objective_with_kl.loss(without, other_logprobs_N)[0].backward()
+    assert torch.allclose(logprobs_N.grad[[0, 2]], other_logprobs_N.grad)
 
 
 @pytest.mark.parametrize("difference", [90.0, -90.0, -200.0])

@@ -1,4 +1,8 @@
-"""LoRA in the trainer: the update of a plain loop over peft's own model, and a state that continues."""
+"""LoRA in the trainer.
+
+These tests promise that the update is that of a plain loop over peft's own model, and that a saved state
+continues bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from treetune.trainer.base import Warmup
 from treetune.trainer.core import PolicyTrainer
 
 
-def trainer(**settings: object) -> PolicyTrainer:
+def make_trainer(**settings: object) -> PolicyTrainer:
     return policy_trainer(
         ClippedPolicyGradient(kl_coef=0.1, kl_reduction="token_mean"),
         **{"learning_rate": 1e-2, "lora": Lora(rank=4, alpha=8.0), "iterations": 3} | settings,
@@ -30,7 +34,7 @@ def trainer(**settings: object) -> PolicyTrainer:
 def test_two_steps_equal_a_plain_loop_with_peft_and_a_reference_of_its_own() -> None:
     from peft import LoraConfig, get_peft_model
 
-    ours, rows = trainer(), episodes(16)
+    ours, rows = make_trainer(), episodes(16)
     start = {name: weight.clone() for name, weight in ours.adapters().items()}
     for iteration in range(2):
         metrics = ours.train(iteration, rows)
@@ -65,26 +69,28 @@ def test_two_steps_equal_a_plain_loop_with_peft_and_a_reference_of_its_own() -> 
 
 @pytest.mark.parametrize("zero_stage", [2, 3])
 def test_sharding_changes_no_adapter_and_a_saved_state_continues_bit_for_bit(tmp_path, zero_stage) -> None:
-    plain, sharded = trainer(), trainer(zero_stage=zero_stage)
-    for one in (plain, sharded):
-        one.train(0, episodes(16))
+    plain, sharded = make_trainer(), make_trainer(zero_stage=zero_stage)
+    for lora_trainer in (plain, sharded):
+        lora_trainer.train(0, episodes(16))
     assert_close(plain.adapters(), sharded.adapters())
     settings = {"zero_stage": zero_stage, "schedule": Warmup(steps=2), "minibatch_size": 8}
-    through, resumed = trainer(**settings), trainer(**settings)
+    through, resumed = make_trainer(**settings), make_trainer(**settings)
     through.train(0, episodes(16))
     through.save(tmp_path)
     resumed.load(tmp_path)
-    for one in (through, resumed):
-        one.train(1, episodes(16, seed=1))
+    for lora_trainer in (through, resumed):
+        lora_trainer.train(1, episodes(16, seed=1))
     assert are_same(through, resumed)
 
 
 def test_the_optimiser_holds_the_adapters_alone() -> None:
-    one = trainer()
-    held = [p for group in one.policy.engine.optimizer.param_groups for p in group["params"]]
-    assert sum(p.numel() for p in held) == sum(weight.numel() for weight in one.adapters().values())
+    lora_trainer = make_trainer()
+    parameters = [p for group in lora_trainer.policy.engine.optimizer.param_groups for p in group["params"]]
+    assert sum(p.numel() for p in parameters) == sum(
+        weight.numel() for weight in lora_trainer.adapters().values()
+    )
 
 
 def test_a_reference_that_is_the_policy_itself_is_not_offloaded() -> None:
     with pytest.raises(ValueError, match="nothing to offload"):
-        trainer(offload_reference=True)
+        make_trainer(offload_reference=True)

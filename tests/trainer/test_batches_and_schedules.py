@@ -1,7 +1,12 @@
-"""Every sequence runs once on some rank, and each step has the learning rate of its schedule."""
+"""Micro-batches and schedules.
+
+These tests promise that every sequence runs once on some rank, within the budget, and that each step has the
+learning rate of its schedule.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -14,9 +19,9 @@ from treetune.trainer.batches import Unit, plan_micro_batches
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 
 
-def units(lengths: list[int], together: int) -> list[Unit]:
-    """Sequences alone, or two by two where there is a second one."""
-    return [tuple(range(i, min(i + together, len(lengths)))) for i in range(0, len(lengths), together)]
+def make_units(lengths: list[int], unit_size: int) -> list[Unit]:
+    """Returns units of one sequence, or of two where there is a second one."""
+    return [tuple(range(i, min(i + unit_size, len(lengths)))) for i in range(0, len(lengths), unit_size)]
 
 
 @given(
@@ -28,29 +33,30 @@ def units(lengths: list[int], together: int) -> list[Unit]:
     st.sampled_from(["padded", "packed"]),
 )
 def test_every_sequence_runs_exactly_once_within_the_budget(
-    lengths, together, ranks, tokens, sequences, layout
+    lengths, unit_size, ranks, tokens, sequences, layout
 ):
-    work = units(lengths, together)
+    work = make_units(lengths, unit_size)
     planned = plan_micro_batches(
         lengths, work, ranks=ranks, max_tokens=tokens, max_rows=sequences, layout=layout
     )
-    batches = [batch for of_rank in planned for batch in of_rank]
-    real = [index for batch in batches if not batch.is_dummy for index in batch.indices]
+    batches = list(itertools.chain.from_iterable(planned))
+    real_batches = [batch for batch in batches if not batch.is_dummy]
+    real = itertools.chain.from_iterable(batch.indices for batch in real_batches)
     assert sorted(real) == list(range(len(lengths)))
-    assert len({len(of_rank) for of_rank in planned}) == 1, "every rank runs equally often"
+    assert len({len(batches_of_rank) for batches_of_rank in planned}) == 1, "every rank runs equally often"
     for batch in batches:
-        own = [lengths[i] for i in batch.indices]
-        cost = max(own) * len(own) if layout == "padded" else sum(own)
+        lengths_of_batch = [lengths[i] for i in batch.indices]
+        cost = max(lengths_of_batch) * len(lengths_of_batch) if layout == "padded" else sum(lengths_of_batch)
         assert cost <= tokens or batch.indices in work
-        assert sequences is None or len(own) <= sequences or batch.indices in work
+        assert sequences is None or len(lengths_of_batch) <= sequences or batch.indices in work
 
 
 @given(LENGTHS, st.integers(1, 4))
 def test_no_pair_is_separated(lengths, ranks):
-    work = units(lengths, 2)
+    work = make_units(lengths, 2)
     planned = plan_micro_batches(lengths, work, ranks=ranks, max_tokens=300, max_rows=3, layout="padded")
-    for of_rank in planned:
-        for batch in of_rank:
+    for batches_of_rank in planned:
+        for batch in batches_of_rank:
             start = 0
             while start < len(batch.indices):
                 unit = next(unit for unit in work if unit[0] == batch.indices[start])
@@ -59,17 +65,18 @@ def test_no_pair_is_separated(lengths, ranks):
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(2, 4))
-def test_ranks_carry_about_the_same_number_of_tokens(lengths, together, ranks):
-    work = units(lengths, together)
+def test_ranks_carry_about_the_same_number_of_tokens(lengths, unit_size, ranks):
+    work = make_units(lengths, unit_size)
     planned = plan_micro_batches(lengths, work, ranks=ranks, max_tokens=10**9, max_rows=None, layout="packed")
-    load = [
-        sum(lengths[i] for batch in of_rank if not batch.is_dummy for i in batch.indices)
-        for of_rank in planned
-    ]
+    load = []
+    for batches_of_rank in planned:
+        real_batches = [batch for batch in batches_of_rank if not batch.is_dummy]
+        indices = itertools.chain.from_iterable(batch.indices for batch in real_batches)
+        load.append(sum(lengths[index] for index in indices))
     assert max(load) - min(load) <= max(sum(lengths[i] for i in unit) for unit in work)
 
 
-def test_the_rate_warms_up_from_the_first_step_and_ends_where_the_decay_says():
+def test_the_rate_warms_up_from_the_first_step_and_decays_to_its_end():
     linear = Warmup(steps=4, decay="linear")
     assert [linear.factor(step, 8) for step in range(8)] == [0.25, 0.5, 0.75, 1.0, 1.0, 0.75, 0.5, 0.25]
     assert Warmup(ratio=0.03, decay="constant").factor(0, 100) == pytest.approx(1 / 3)
@@ -81,7 +88,7 @@ def test_the_rate_warms_up_from_the_first_step_and_ends_where_the_decay_says():
     assert paper.factor(16_000, 16_000) == 0.0
 
 
-def test_the_schedule_of_the_papers_code_jumps_rests_and_rises_with_the_logarithm():
+def test_the_schedule_of_the_papers_code_jumps_to_0_and_rises_with_the_logarithm():
     factors = [DeepSpeedWarmupDecay(ratio=0.1).factor(step, 100) for step in range(100)]
     assert factors[:2] == [1.0, 0.0]
     assert factors[2:4] == pytest.approx([math.log(2) / math.log(10), math.log(3) / math.log(10)])

@@ -1,4 +1,4 @@
-"""What DeepSpeed makes of our settings where it sees NVIDIA GPUs, as far as it goes without one."""
+"""DeepSpeed's reading of our settings on a machine with NVIDIA GPUs, as far as a CPU can test it."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def told() -> list[dict[str, Any]]:
-    # A test before this one may have said that it is a CPU's machine.
-    here = {
-        key: one for key, one in os.environ.items() if key not in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES")
+def results() -> list[dict[str, Any]]:
+    # An earlier test may have declared this machine to have no GPU.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES")
     }
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        input=json.dumps(SETTINGS), capture_output=True, text=True, timeout=300, check=False, env=here,
+        input=json.dumps(SETTINGS), capture_output=True, text=True, timeout=300, check=False, env=environment,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr[-3000:]
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def test_it_takes_the_gpus_and_needs_no_cuda_compiler(told: list[dict[str, Any]]) -> None:
-    assert told[0] == {
+def test_deepspeed_takes_the_gpus_and_needs_no_cuda_compiler(results: list[dict[str, Any]]) -> None:
+    assert results[0] == {
         "accelerator": "cuda",
         "ranks talk by": "nccl",
         "bfloat16": True,
-        # Not the builder that compares nvcc's version with PyTorch's.
+        # This is not the builder that compares the version of nvcc with PyTorch's.
         "Adam on the CPU is built by": "deepspeed.ops.op_builder.cpu.cpu_adam",
         "can be": True,
     }
 
 
 @pytest.mark.parametrize("number", range(len(SETTINGS)))
-def test_it_reads_our_settings_as_they_are_meant(number: int, told: list[dict[str, Any]]) -> None:
+def test_deepspeed_reads_each_setting_as_it_is_meant(number: int, results: list[dict[str, Any]]) -> None:
     settings = SETTINGS[number]
     on_the_cpu = "offload_optimizer" in settings
-    assert told[1 + number] == {
+    assert results[1 + number] == {
         "stage": settings["zero_stage"],
         "bfloat16": "precision" in settings,
         "gradients add up in": "fp32",

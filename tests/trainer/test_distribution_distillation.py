@@ -1,6 +1,11 @@
-"""Self-distillation on distributions: divergences and gradients are those of plain loops; the sampled-token
-form has the whole distribution's gradient in expectation; a step of the trainer is that of the formula, with
-each teacher; a moving average resumes with the same bits; `check` refuses what makes no sense."""
+"""Self-distillation on distributions.
+
+These tests promise:
+
+* Divergences, their gradients and a step of the trainer are those of plain loops, with each teacher.
+* The sampled-token form has the gradient of the whole distribution in expectation.
+* A moving average resumes with the same bits, and `check` refuses settings that make no sense.
+"""
 
 from __future__ import annotations
 
@@ -82,13 +87,13 @@ def plain_divergence(o: DistributionDistillation, logits: list[float], of_teache
     return total
 
 
-def slopes(function: Callable[[list[float]], float], at: list[float], step: float = 1e-6) -> list[float]:
-    found = []
-    for i, value in enumerate(at):
-        up, down = at.copy(), at.copy()
+def slopes(function: Callable[[list[float]], float], values: list[float], step: float = 1e-6) -> list[float]:
+    result = []
+    for i, value in enumerate(values):
+        up, down = values.copy(), values.copy()
         up[i], down[i] = value + step, value - step
-        found.append((function(up) - function(down)) / (2 * step))
-    return found
+        result.append((function(up) - function(down)) / (2 * step))
+    return result
 
 
 def random_logits(count: int = 5, vocabulary: int = 7, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -113,28 +118,28 @@ def test_divergence_and_gradient_are_those_of_a_plain_loop(divergence: Any, sett
     logits_CV, teacher_CV = random_logits()
     divergence_C, teacher_kl_C = objective.compare(logits_CV, teacher_CV)
     divergence_C.sum().backward()
-    whole_kl = DistributionDistillation()
-    for row, of_teacher, found, kl, gradient in zip(
+    forward_kl = DistributionDistillation()
+    for row, of_teacher, divergence_of_row, teacher_kl, gradient in zip(
         logits_CV.tolist(), teacher_CV.tolist(), divergence_C.tolist(), teacher_kl_C.tolist(), logits_CV.grad
     ):
-        assert found == pytest.approx(plain_divergence(objective, row, of_teacher))
-        assert kl == pytest.approx(plain_divergence(whole_kl, row, of_teacher))
+        assert divergence_of_row == pytest.approx(plain_divergence(objective, row, of_teacher))
+        assert teacher_kl == pytest.approx(plain_divergence(forward_kl, row, of_teacher))
         expected = slopes(partial(plain_divergence, objective, of_teacher=of_teacher), row)
         assert gradient.tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_example_of_the_page() -> None:
+def test_the_example_of_the_documents_is_right() -> None:
     p, q = torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([[0.8, 0.1, 0.1]]).log()
     assert float(DistributionDistillation().compare(p, q)[0]) == pytest.approx(0.23, abs=0.005)
     assert float(DistributionDistillation(top_k=1).compare(p, q)[0]) == pytest.approx(0.22, abs=0.005)
 
 
 def test_the_sampled_token_form_has_the_gradient_of_the_reverse_kl_in_expectation() -> None:
-    """By enumeration: each token of the vocabulary with its probability, credited as `self_distillation` does
-    and trained by the policy gradient."""
+    """By enumeration: each token counts with its probability. `self_distillation` gives it credit, and the
+    policy gradient trains it."""
     logits_CV, teacher_CV = random_logits()
     DistributionDistillation(divergence="reverse_kl").compare(logits_CV, teacher_CV)[0].sum().backward()
-    of_distributions = logits_CV.grad.clone()
+    expected_gradient = logits_CV.grad.clone()
     logits_CV.grad = None
     logp_CV = logits_CV.log_softmax(-1)
     differences_CV = (teacher_CV.log_softmax(-1) - logp_CV).detach()
@@ -143,29 +148,34 @@ def test_the_sampled_token_form_has_the_gradient_of_the_reverse_kl_in_expectatio
         batch = TokenBatch(weights_N=chances_CV[:, token], advantages_N=differences_CV[:, token])
         loss, _ = ClippedPolicyGradient().loss(batch, logp_CV[:, token])
         loss.backward(retain_graph=True)
-    assert torch.allclose(logits_CV.grad, of_distributions, atol=1e-12)
-    assert of_distributions.abs().max() > 0.05
+    assert torch.allclose(logits_CV.grad, expected_gradient, atol=1e-12)
+    assert expected_gradient.abs().max() > 0.05
 
 
 def test_the_tail_of_one_token_and_the_ends_of_the_jensen_shannon_divergence() -> None:
     logits_CV, teacher_CV = random_logits()
 
-    def of(**settings: Any) -> list[float]:
+    def divergences(**settings: Any) -> list[float]:
         return DistributionDistillation(**settings).compare(logits_CV, teacher_CV)[0].tolist()
 
     vocabulary = logits_CV.shape[-1]
     for divergence in ("forward_kl", "reverse_kl", "jsd"):
-        whole = of(divergence=divergence)
-        assert of(divergence=divergence, top_k=vocabulary - 1) == pytest.approx(whole)
-        assert of(divergence=divergence, top_k=vocabulary + 5) == pytest.approx(whole)
-        fewer = of(divergence=divergence, top_k=2)  # outcomes that are put together are less different
-        assert all(0 <= few <= all_of for few, all_of in zip(fewer, whole, strict=True))
+        uncut = divergences(divergence=divergence)
+        assert divergences(divergence=divergence, top_k=vocabulary - 1) == pytest.approx(uncut)
+        assert divergences(divergence=divergence, top_k=vocabulary + 5) == pytest.approx(uncut)
+        fewer = divergences(
+            divergence=divergence, top_k=2
+        )  # outcomes that are put together are less different
+        assert all(
+            0 <= fewer_outcomes <= all_outcomes
+            for fewer_outcomes, all_outcomes in zip(fewer, uncut, strict=True)
+        )
     small = 1e-4
-    assert of(divergence="jsd", jsd_beta=small) == pytest.approx(
-        [small * kl for kl in of(divergence="forward_kl")], rel=0.01
+    assert divergences(divergence="jsd", jsd_beta=small) == pytest.approx(
+        [small * kl for kl in divergences(divergence="forward_kl")], rel=0.01
     )
-    assert of(divergence="jsd", jsd_beta=1 - small) == pytest.approx(
-        [small * kl for kl in of(divergence="reverse_kl")], rel=0.01
+    assert divergences(divergence="jsd", jsd_beta=1 - small) == pytest.approx(
+        [small * kl for kl in divergences(divergence="reverse_kl")], rel=0.01
     )
 
 
@@ -201,9 +211,9 @@ def test_the_loss_leaves_out_answers_without_a_teacher_and_weighs_tokens_by_impo
     assert float(metrics["train/teacher_kl"]) == pytest.approx((0.1 + 0.2 + 0.3) / 4)
     assert float(metrics["train/with_teacher"]) == 0.75
     with_policy_gradient = DistributionDistillation(advantage_weight=0.5)
-    both, _ = with_policy_gradient.loss(batch, logprobs_N)
+    with_both, _ = with_policy_gradient.loss(batch, logprobs_N)
     policy_loss, _ = ClippedPolicyGradient().loss(batch, logprobs_N)
-    assert float(both) == pytest.approx((0.4 + 0.8 + 1.2) / 4 + 0.5 * float(policy_loss))
+    assert float(with_both) == pytest.approx((0.4 + 0.8 + 1.2) / 4 + 0.5 * float(policy_loss))
 
 
 # A step of the trainer
@@ -212,7 +222,7 @@ def test_the_loss_leaves_out_answers_without_a_teacher_and_weighs_tokens_by_impo
 def divergences_of_rows(
     objective: DistributionDistillation, model: Any, teacher: Any, rows: list[Episode]
 ) -> torch.Tensor:
-    """Of all trained tokens, from one plain forward pass for each row and model."""
+    """Returns the divergence at each trained token, from one plain forward pass for each row and model."""
     divergences = []
     for row in rows:
         all_TV, _ = row_logprobs(model, row, TEMPERATURE)
@@ -231,15 +241,15 @@ def test_steps_of_the_trainer_are_those_of_the_formula(teacher: Teacher) -> None
     rows = with_teacher_prompts(episodes(6))
     objective = DistributionDistillation(divergence="jsd", top_k=4, teacher=teacher)
 
-    def other_model() -> Any:
+    def make_reference() -> Any:
         return tiny_model(seed=1)
 
-    trainer = policy_trainer(objective, load_reference=other_model, temperature=TEMPERATURE, epochs=3)
+    trainer = policy_trainer(objective, load_reference=make_reference, temperature=TEMPERATURE, epochs=3)
     trainer.train(0, rows)
 
     model = tiny_model()
     average = tiny_model()
-    model_of_teacher = {"reference": other_model(), "policy": model, "average": average}[teacher.weights]
+    model_of_teacher = {"reference": make_reference(), "policy": model, "average": average}[teacher.weights]
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
     for _ in range(3):
         loss = divergences_of_rows(objective, model, model_of_teacher, rows).mean()
@@ -265,13 +275,13 @@ def test_the_update_depends_neither_on_the_cut_nor_on_chunks(
 ) -> None:
     rows = with_teacher_prompts(episodes(12))
     objective = DistributionDistillation(teacher=AVERAGE)
-    whole, whole_metrics = trained(objective, rows, minibatch_size=6)
+    padded, padded_metrics = trained(objective, rows, minibatch_size=6)
     monkeypatch.setattr(models_logprobs, "LOGITS_PER_CHUNK", 3 * 24)
-    other, metrics = trained(objective, rows, minibatch_size=6, **cut)
-    assert_close(whole, other, atol=1e-5)
-    assert metrics["train/divergence"] == pytest.approx(whole_metrics["train/divergence"], abs=1e-7)
-    assert whole_metrics["train/divergence"] > 1e-5
-    assert whole_metrics["train/teacher_kl"] == pytest.approx(whole_metrics["train/divergence"])
+    cut_trainer, metrics = trained(objective, rows, minibatch_size=6, **cut)
+    assert_close(padded, cut_trainer, atol=1e-5)
+    assert metrics["train/divergence"] == pytest.approx(padded_metrics["train/divergence"], abs=1e-7)
+    assert padded_metrics["train/divergence"] > 1e-5
+    assert padded_metrics["train/teacher_kl"] == pytest.approx(padded_metrics["train/divergence"])
 
 
 def test_threads_have_a_teacher_at_each_of_their_rows() -> None:
@@ -341,26 +351,26 @@ def test_nothing_is_learned_from_a_minibatch_without_a_teacher() -> None:
 def test_a_moving_teacher_resumes_with_the_same_bits(tmp_path: Path) -> None:
     rows = with_teacher_prompts(episodes(8))
     objective = DistributionDistillation(teacher=AVERAGE)
-    whole = policy_trainer(objective, iterations=2)
-    whole.train(0, rows)
-    whole.save(tmp_path)
-    whole.train(1, rows)
+    uninterrupted = policy_trainer(objective, iterations=2)
+    uninterrupted.train(0, rows)
+    uninterrupted.save(tmp_path)
+    uninterrupted.train(1, rows)
     resumed = policy_trainer(objective, iterations=2)
     resumed.load(tmp_path)
     resumed.train(1, rows)
-    assert whole.average is not None and resumed.average is not None
-    assert are_same(whole, resumed)
-    assert are_same(whole.average.module, resumed.average.module)
-    assert not are_same(whole.average.module, whole.policy.module)
+    assert uninterrupted.average is not None and resumed.average is not None
+    assert are_same(uninterrupted, resumed)
+    assert are_same(uninterrupted.average.module, resumed.average.module)
+    assert not are_same(uninterrupted.average.module, uninterrupted.policy.module)
 
 
 def test_a_state_without_a_moving_average_is_refused(tmp_path: Path) -> None:
     rows = with_teacher_prompts(episodes(4))
     trainer, _ = trained(DistributionDistillation(), rows)
     trainer.save(tmp_path)
-    other = policy_trainer(DistributionDistillation(teacher=AVERAGE))
+    averaging_trainer = policy_trainer(DistributionDistillation(teacher=AVERAGE))
     with pytest.raises(RuntimeError, match="without a moving average of the weights"):
-        other.load(tmp_path)
+        averaging_trainer.load(tmp_path)
 
 
 def test_in_half_precision_the_average_is_kept_in_float32(tmp_path: Path) -> None:
@@ -427,7 +437,7 @@ def errors(experiment: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", ["methods/opsd", "methods/sdpo"])
-def test_check_takes_the_presets(preset: str) -> None:
+def test_check_accepts_the_presets(preset: str) -> None:
     experiment = experiment_of(f"quickstart/grpo,{preset}")
     assert errors(experiment) == []
     assert experiment.credit == NoCredit()
@@ -437,7 +447,7 @@ def test_check_takes_the_presets(preset: str) -> None:
     assert without_metric.keeps_reference is (objective.teacher.weights == "reference")
 
 
-def test_check_refuses_what_makes_no_sense() -> None:
+def test_check_refuses_settings_that_make_no_sense() -> None:
     experiment = experiment_of("quickstart/grpo,methods/opsd")
     trainer = experiment.trainer
 
@@ -452,8 +462,8 @@ def test_check_refuses_what_makes_no_sense() -> None:
     of_answers = DistributionDistillation(teacher=Teacher(context="right_answer"))
     (message,) = errors_with(of_answers, rollout=one_answer)
     assert "it shows the teacher another answer" in message
-    other = Distillation(teacher=TinyModel())
-    messages = errors_with(DistributionDistillation(), credit=other)
+    another_teacher = Distillation(teacher=TinyModel())
+    messages = errors_with(DistributionDistillation(), credit=another_teacher)
     assert any("puts another model in its place" in message for message in messages)
     other_messages = errors_with(DistributionDistillation(), restart="every_iteration")
     messages = errors_with(DistributionDistillation(teacher=AVERAGE), restart="every_iteration")
@@ -469,7 +479,7 @@ def test_check_refuses_what_makes_no_sense() -> None:
         ({"offload_reference": True}, "the objective's teacher is the reference"),
     ],
 )
-def test_a_trainer_that_can_not_run_the_teacher_is_refused(settings: dict[str, Any], message: str) -> None:
+def test_a_trainer_that_cannot_run_the_teacher_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Trainer(objective=DistributionDistillation(), learning_rate=1e-3, **settings)
 

@@ -1,5 +1,8 @@
-"""The distributions that the trainer computes for the credit are those of a plain forward pass, in every
-layout, however the rows are cut into micro-batches and the vocabulary into chunks."""
+"""Distributions that the trainer computes for the credit.
+
+These tests promise that they are those of a plain forward pass, in every layout and every cut into
+micro-batches and chunks.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ CUTS = [
 TEMPERATURE = 0.8
 
 
-def other_model():
+def make_reference():
     return tiny_model(seed=1)
 
 
@@ -29,7 +32,7 @@ def other_model():
 def trainer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 5 * 24)  # chunks of five positions
     return policy_trainer(
-        temperature=TEMPERATURE, load_reference=other_model, measure_kl=True, **request.param
+        temperature=TEMPERATURE, load_reference=make_reference, measure_kl=True, **request.param
     )
 
 
@@ -38,30 +41,32 @@ def test_entropies_and_squares_are_those_of_a_plain_forward_pass(trainer) -> Non
     sequences = Sequences.of(rows)
     squares_N, entropies_N = trainer.distributions(sequences)
     for number, row in enumerate(rows):
-        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        tokens_of_row = slice(sequences.starts[number], sequences.starts[number + 1])
         with torch.no_grad():
             logprobs_TV = row_logprobs(model, row, TEMPERATURE)[0][torch.from_numpy(row.trained)]
         chances_TV = logprobs_TV.exp()
-        assert squares_N[place].tolist() == pytest.approx(chances_TV.square().sum(-1).tolist(), abs=1e-5)
+        assert squares_N[tokens_of_row].tolist() == pytest.approx(
+            chances_TV.square().sum(-1).tolist(), abs=1e-5
+        )
         expected = -(chances_TV * logprobs_TV).sum(-1)
-        assert entropies_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert entropies_N[tokens_of_row].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 def test_distances_compare_whole_distributions_with_the_reference(trainer) -> None:
-    rows, model, reference = episodes(16), tiny_model(), other_model()
+    rows, model, reference = episodes(16), tiny_model(), make_reference()
     sequences = Sequences.of(rows)
     distances_N, entropies_N = trainer.reference_distances(sequences)
     for number, row in enumerate(rows):
-        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        tokens_of_row = slice(sequences.starts[number], sequences.starts[number + 1])
         trained = torch.from_numpy(row.trained)
         with torch.no_grad():
             ours_TV = row_logprobs(model, row, TEMPERATURE)[0][trained].exp()
             theirs_TV = row_logprobs(reference, row, TEMPERATURE)[0][trained].exp()
         expected = 1 - (ours_TV * theirs_TV).sqrt().sum(-1)
         assert expected.min() > 1e-5
-        assert distances_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert distances_N[tokens_of_row].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
         entropies = -(ours_TV * ours_TV.log()).sum(-1) / math.log(24)
-        assert entropies_N[place].tolist() == pytest.approx(entropies.tolist(), abs=1e-5)
+        assert entropies_N[tokens_of_row].tolist() == pytest.approx(entropies.tolist(), abs=1e-5)
 
 
 def test_divergences_compare_each_distribution_with_the_mean_of_its_group(trainer) -> None:
@@ -77,23 +82,23 @@ def test_divergences_compare_each_distribution_with_the_mean_of_its_group(traine
     for number, (row, chances_TV) in enumerate(zip(rows, chances_by_row, strict=True)):
         expected = []
         for position in row.trained.nonzero()[0]:
-            of_group = [
+            chances_of_group = [
                 other_TV[position]
                 for other, other_TV in zip(rows, chances_by_row, strict=True)
                 if other.group == row.group and len(other.trained) > position and other.trained[position]
             ]
-            has_group |= len(of_group) > 1
-            mean_V, chances_V = torch.stack(of_group).mean(0), chances_TV[position]
+            has_group |= len(chances_of_group) > 1
+            mean_V, chances_V = torch.stack(chances_of_group).mean(0), chances_TV[position]
             mixture_V = (mean_V + chances_V) / 2
             kl_of_chances = (chances_V * (chances_V / mixture_V).log()).sum()
             kl_of_mean = (mean_V * (mean_V / mixture_V).log()).sum()
             expected.append(float(kl_of_chances + kl_of_mean) / 2)
-        place = slice(sequences.starts[number], sequences.starts[number + 1])
-        assert divergences_N[place].tolist() == pytest.approx(expected, abs=2e-6)
+        tokens_of_row = slice(sequences.starts[number], sequences.starts[number + 1])
+        assert divergences_N[tokens_of_row].tolist() == pytest.approx(expected, abs=2e-6)
     assert has_group and divergences_N.max() > 1e-4
 
 
-def test_threads_have_the_distributions_that_they_were_sampled_from(trainer) -> None:
+def test_threads_have_the_distributions_from_which_they_were_sampled(trainer) -> None:
     episode, calls = threaded_episodes()[0]
     sequences = Sequences.of([episode])
     _, entropies_N = trainer.distributions(sequences)
@@ -119,14 +124,14 @@ def test_with_adapters_the_reference_is_the_policy_without_them() -> None:
 
 
 def test_the_kl_to_the_reference_is_that_of_whole_distributions(trainer) -> None:
-    rows, model, reference = episodes(16), tiny_model(), other_model()
+    rows, model, reference = episodes(16), tiny_model(), make_reference()
     sequences = Sequences.of(rows)
     kl_N = trainer.reference_kl(sequences)
     for number, row in enumerate(rows):
-        place = slice(sequences.starts[number], sequences.starts[number + 1])
+        tokens_of_row = slice(sequences.starts[number], sequences.starts[number + 1])
         trained = torch.from_numpy(row.trained)
         with torch.no_grad():
             ours_TV = row_logprobs(model, row, TEMPERATURE)[0][trained]
             theirs_TV = row_logprobs(reference, row, TEMPERATURE)[0][trained]
         expected = (ours_TV.exp() * (ours_TV - theirs_TV)).sum(-1)
-        assert kl_N[place].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
+        assert kl_N[tokens_of_row].tolist() == pytest.approx(expected.tolist(), abs=1e-5)

@@ -1,4 +1,8 @@
-"""The objective `spo`: gradients against the analytic table and finite differences, bounds, sums."""
+"""The objective `spo`.
+
+These tests promise that its gradients are those of the analytic table and of finite differences, that its
+distances are bounded and finite, and that wrong answers change only the divisor of the sum.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ def rows(seed: int, count: int = 6, size: int = 7, scale: float = 1.5) -> tuple[
     return logits, labels
 
 
-def gradient(objective: CorrectPaths, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def gradient_of(objective: CorrectPaths, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     logits = logits.clone().requires_grad_()
     objective.terms(logits, labels)[0].sum().backward()
     assert logits.grad is not None
@@ -40,8 +44,8 @@ def gradient(objective: CorrectPaths, logits: torch.Tensor, labels: torch.Tensor
 
 
 def plain_divergence(kind: str, target: list[float], policy: list[float]) -> float:
-    def kl(one: list[float], other: list[float]) -> float:
-        return sum(a * math.log(a / b) for a, b in zip(one, other, strict=True) if a > 0)
+    def kl(first: list[float], second: list[float]) -> float:
+        return sum(a * math.log(a / b) for a, b in zip(first, second, strict=True) if a > 0)
 
     if kind == "kl":
         return kl(target, policy)
@@ -62,13 +66,13 @@ def plain_target(objective: CorrectPaths, p: list[float], c: int) -> list[float]
         moved[c], moved[order[0]] = p[order[0]], p[c]
         return moved
     moved[c] = p[order[0]]
-    for place in range(rank):
-        moved[order[place]] = p[order[place + 1]]
+    for index in range(rank):
+        moved[order[index]] = p[order[index + 1]]
     return moved
 
 
 def plain_cost(objective: CorrectPaths, logits: list[float], c: int, at: list[float]) -> float:
-    """In Python floats; `at` are the logits that the target is made of."""
+    """Computes the cost in Python floats; `at` are the logits from which the target is made."""
 
     def softmax(z: list[float]) -> list[float]:
         total = math.fsum(math.exp(x) for x in z)
@@ -85,7 +89,7 @@ def plain_cost(objective: CorrectPaths, logits: list[float], c: int, at: list[fl
 def test_every_variant_equals_its_formula_and_finite_differences(objective, seed):
     logits, labels = rows(seed)
     cost, p_c, p_m = objective.terms(logits, labels)
-    found = gradient(objective, logits, labels)
+    gradients = gradient_of(objective, logits, labels)
     for i, (row, c) in enumerate(zip(logits.tolist(), labels.tolist(), strict=True)):
         assert float(cost[i]) == pytest.approx(plain_cost(objective, row, c, row), abs=1e-12)
         for k in range(len(row)):
@@ -94,7 +98,7 @@ def test_every_variant_equals_its_formula_and_finite_differences(objective, seed
             down[k] -= STEP
             above = plain_cost(objective, up, c, row if objective.detach_target else up)
             below = plain_cost(objective, down, c, row if objective.detach_target else down)
-            assert float(found[i, k]) == pytest.approx((above - below) / (2 * STEP), abs=1e-6)
+            assert float(gradients[i, k]) == pytest.approx((above - below) / (2 * STEP), abs=1e-6)
     assert bool((p_c <= p_m).all())
 
 
@@ -141,13 +145,13 @@ def table(variant: str, p: torch.Tensor, c: int) -> torch.Tensor:
 def test_gradients_agree_with_the_analytic_table(variant, objective):
     for seed in range(20):
         logits, labels = rows(seed, scale=3.0)
-        found = gradient(objective, logits, labels)
+        gradients = gradient_of(objective, logits, labels)
         for i, c in enumerate(labels.tolist()):
             p = logits[i].softmax(-1)
             if objective.target == "max" and c == int(p.argmax()):
-                assert bool((found[i] == 0).all()), "the first choice itself is left alone, exactly"
+                assert bool((gradients[i] == 0).all()), "the first choice itself is left alone, exactly"
             else:
-                torch.testing.assert_close(found[i], table(variant, p, c), atol=1e-9, rtol=1e-9)
+                torch.testing.assert_close(gradients[i], table(variant, p, c), atol=1e-9, rtol=1e-9)
 
 
 @settings(max_examples=60)
@@ -163,11 +167,11 @@ def test_the_jensen_shannon_distances_lie_between_zero_and_log_two(numbers, labe
 
 @settings(max_examples=60)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=9), st.data())
-def test_costs_and_gradients_are_finite_however_sure_the_policy_is(numbers, data):
+def test_costs_and_gradients_are_finite_even_if_the_policy_is_certain(numbers, data):
     label = data.draw(st.integers(0, len(numbers) - 1))
     objective = data.draw(st.sampled_from(VARIANTS))
-    found = gradient(objective, torch.tensor([numbers]), torch.tensor([label]))
-    assert bool(found.isfinite().all())
+    gradients = gradient_of(objective, torch.tensor([numbers]), torch.tensor([label]))
+    assert bool(gradients.isfinite().all())
 
 
 def test_a_token_as_likely_as_the_first_choice_costs_nothing_and_ties_reach_the_sampled_one():
@@ -177,21 +181,23 @@ def test_a_token_as_likely_as_the_first_choice_costs_nothing_and_ties_reach_the_
         for target in ("max", "rank"):
             objective = CorrectPaths(target=target, divergence=divergence)
             assert float(objective.terms(logits, labels)[0][0]) == 0
-            found = gradient(objective, logits, labels)
-            assert bool((found[0] == 0).all())
-            assert float(found[1, 2]) < 0 < float(found[1, 0]), "descent makes the sampled token likelier"
+            gradients = gradient_of(objective, logits, labels)
+            assert bool((gradients[0] == 0).all())
+            assert float(gradients[1, 2]) < 0 < float(gradients[1, 0]), (
+                "descent makes the sampled token likelier"
+            )
 
 
 @pytest.mark.parametrize(
-    ("mask", "kept"), [("above", [True, False]), ("below", [False, True]), ("none", [True, True])]
+    ("mask", "is_kept"), [("above", [True, False]), ("below", [False, True]), ("none", [True, True])]
 )
-def test_masks_keep_positions_on_their_side_of_one_half(mask, kept):
+def test_masks_keep_positions_on_their_side_of_one_half(mask, is_kept):
     logits = torch.tensor([[2.0, 0.0, 0.0], [2.0, 0.0, 0.0]], dtype=torch.float64)
     cost = CorrectPaths(target="fixed", mask=mask).terms(logits, torch.tensor([0, 1]))[0]
-    assert (cost > 0).tolist() == kept
+    assert (cost > 0).tolist() == is_kept
 
 
-def test_sums_are_divided_by_the_batch_or_by_the_correct_ones():
+def test_sums_are_divided_by_the_batch_or_by_the_correct_answers():
     lengths, scores = [2, 4, 5, 1], [1.0, 0.0, 1.0, 0.0]
     by_batch = CorrectPaths(normalise_by="batch").sequence_weights(lengths, scores)
     assert by_batch == pytest.approx([1 / 8, 0, 1 / 20, 0])
@@ -203,11 +209,11 @@ def test_sums_are_divided_by_the_batch_or_by_the_correct_ones():
         CorrectPaths(loss_on="all", normalise_by="correct")
 
 
-def test_wrong_answers_change_nothing_but_what_the_sum_is_divided_by():
-    some = episodes(16)
-    correct = [row for row in some if row.score >= 1]
-    assert 0 < len(correct) < len(some)
-    by_correct, _ = trained(CorrectPaths(normalise_by="correct"), some)
+def test_wrong_answers_change_only_the_divisor_of_the_sum():
+    rows = episodes(16)
+    correct = [row for row in rows if row.score >= 1]
+    assert 0 < len(correct) < len(rows)
+    by_correct, _ = trained(CorrectPaths(normalise_by="correct"), rows)
     alone, _ = trained(CorrectPaths(normalise_by="batch"), correct)
     assert_close(by_correct, alone)
 

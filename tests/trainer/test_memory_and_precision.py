@@ -1,5 +1,11 @@
-"""Settings that trade memory for speed train the same model, as far as a CPU can show; and between two steps
-a trainer gives its memory to an engine, can be scored and exported, and goes on with the same bits."""
+"""Settings of memory and precision.
+
+These tests promise:
+
+* Settings that trade memory for speed train the same model, as far as a CPU can show.
+* Between two steps a trainer gives its memory to an engine, can be scored and exported, and goes on with the
+  same bits.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +59,12 @@ def test_bfloat16_trains_close_to_float32(plain, zero_stage):
 
 @pytest.mark.parametrize("zero_stage", [1, 2, 3])
 def test_many_micro_batches_in_bfloat16_add_up_to_the_gradient_of_one(zero_stage):
-    """Added up in bfloat16, the last of 256 alike would hardly count."""
+    """If they were added up in bfloat16, the last of 256 equal gradients would hardly count."""
     rows = [dataclasses.replace(row, trajectory=f"p#{i}") for i in range(256) for row in episodes(1)]
     settings = {"precision": "bfloat16", "zero_stage": zero_stage}
-    _, whole = trained(rows=rows, **settings)
+    _, in_one_batch = trained(rows=rows, **settings)
     _, cut = trained(rows=rows, sequences_per_micro_batch=1, **settings)
-    assert cut["train/grad_norm"] == pytest.approx(whole["train/grad_norm"], rel=0.01)
+    assert cut["train/grad_norm"] == pytest.approx(in_one_batch["train/grad_norm"], rel=0.01)
 
 
 def test_bfloat16_without_sharding_is_refused_with_the_remedy():
@@ -92,22 +98,24 @@ def test_on_a_gpu_adam_is_fused_and_heads_run_on_larger_chunks(monkeypatch):
         ranks = dataclasses.replace(one_rank(), device=torch.device(device))
         return _config(trainer, ranks)["optimizer"]["params"]
 
-    own = {"lr", "betas", "eps", "weight_decay", "torch_adam"}
-    assert set(adam("cpu")) == own
+    adam_settings = {"lr", "betas", "eps", "weight_decay", "torch_adam"}
+    assert set(adam("cpu")) == adam_settings
     assert adam("cuda") == {**adam("cpu"), "fused": True}
     offloaded = adam("cuda", zero_stage=2, offload_optimizer=True)
-    assert set(offloaded) == own and not offloaded["torch_adam"], "DeepSpeed's own, on the CPU"
+    assert set(offloaded) == adam_settings and not offloaded["torch_adam"], "DeepSpeed's own, on the CPU"
 
     def chunks(is_cuda: bool) -> int:
-        seen = []
+        chunk_counts = []
         module = PolicyModule(tiny_model())
         monkeypatch.setattr(logprobs, "_hidden_at_positions", lambda backbone, inputs: None)
         monkeypatch.setattr(
-            module, "_score_in_chunks", lambda score, hidden, labels, n_chunks, teacher: seen.append(n_chunks)
+            module,
+            "_score_in_chunks",
+            lambda score, hidden, labels, n_chunks, teacher: chunk_counts.append(n_chunks),
         )
         inputs = ModelInputs(SimpleNamespace(is_cuda=is_cuda), None, torch.zeros(100))
         module(inputs, 1.0)
-        return seen[0]
+        return chunk_counts[0]
 
     monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 24 * 10)
     monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK_ON_A_GPU", 24 * 50)
@@ -119,8 +127,8 @@ def test_on_a_gpu_adam_is_fused_and_heads_run_on_larger_chunks(monkeypatch):
 PAIRS = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9))]
 
 
-def size_of(tensors: list[Tensor]) -> int:
-    """Bytes of memory below them; DeepSpeed keeps tensors without any, too."""
+def memory_of(tensors: list[Tensor]) -> int:
+    """Returns the bytes of the tensors' memory; DeepSpeed also keeps tensors without any."""
     storages = [tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu"]
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
@@ -144,22 +152,24 @@ def test_memory_of_training_is_given_back_and_taken_again(settings: dict[str, An
         trainer.train(iteration, episodes(16, seed=iteration))
         scores, exported = trainer.score(PAIRS, 1.0), weights_of(trainer)
         engine = trainer.policy.engine
-        held = size_of(training_state(engine))
-        assert held >= 8 * sum(weight.numel() for weight in exported.values()), "Adam's two means at least"
+        training_bytes = memory_of(training_state(engine))
+        assert training_bytes >= 8 * sum(weight.numel() for weight in exported.values()), (
+            "Adam's two means at least"
+        )
 
         trainer.offload()
-        assert trainer.policy.offloaded_bytes == held
-        assert size_of(training_state(engine)) == 0
+        assert trainer.policy.offloaded_bytes == training_bytes
+        assert memory_of(training_state(engine)) == 0
         assert trainer.score(PAIRS, 1.0) == scores
         assert are_same(trainer, exported)
         trainer.offload()  # what is aside already stays
         trainer.reload()
-        assert size_of(training_state(engine)) == held
+        assert memory_of(training_state(engine)) == training_bytes
     assert are_same(trainer, undisturbed)
 
 
 @pytest.mark.parametrize("settings", [{}, {"zero_stage": 3, "precision": "bfloat16"}], ids=name_of)
-def test_a_critic_leaves_with_its_weights(settings: dict[str, Any]) -> None:
+def test_the_weights_of_a_critic_are_offloaded_and_reloaded(settings: dict[str, Any]) -> None:
     undisturbed, trainer = (
         policy_trainer(credit=Gae(), minibatch_size=8, iterations=3, **settings) for _ in range(2)
     )
@@ -168,20 +178,20 @@ def test_a_critic_leaves_with_its_weights(settings: dict[str, Any]) -> None:
         trainer.train(iteration, episodes(8, seed=iteration, with_injected=False))
         trainer.offload()
         assert trainer.critic is not None
-        assert size_of(parameters_of(trainer.critic.model.module)) == 0
+        assert memory_of(parameters_of(trainer.critic.model.module)) == 0
         trainer.reload()
     assert are_same(trainer.critic_weights(), undisturbed.critic_weights())
 
 
 def test_a_reference_on_the_cpu_visits_the_device_and_is_never_copied_back() -> None:
-    """What is on the device `meta` can't be copied anywhere."""
+    """A tensor on the device `meta` can't be copied anywhere."""
     module = torch.nn.Linear(3, 2)
     module.register_buffer("frequencies", torch.arange(3.0))
     before = {name: (p.data_ptr(), p.clone()) for name, p in module.named_parameters()}
     reference = keep_on_cpu(module, torch.device("meta"))
     for _ in range(2):
-        with reference() as there:
-            assert there is module
+        with reference() as visiting:
+            assert visiting is module
             assert {p.device.type for p in module.parameters()} == {"meta"}
         for name, parameter in module.named_parameters():
             assert parameter.data_ptr() == before[name][0]

@@ -1,4 +1,8 @@
-"""Each loss against a plain loop over tokens, in value and gradient; estimators against exact values."""
+"""Losses of objectives.
+
+These tests promise that each loss, and its gradient, equals a plain loop over tokens, and that estimators
+equal their exact values.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ def batch(seed: int, spread: float = 0.6) -> tuple[TokenBatch, torch.Tensor]:
 
 
 def mean_log_ratio(tokens: TokenBatch, logprobs: list[float], position: int) -> float:
-    """Of the sequence that the token belongs to."""
+    """Returns the mean log-ratio of the sequence to which the token belongs."""
     start = 0
     for length in tokens.lengths:
         if position < start + length:
@@ -82,7 +86,7 @@ def clipped_log_ratio(o: GeometricMean, advantage: float, log_ratio: float) -> f
 
 
 def geometric_mean_loss(o: GeometricMean, tokens: TokenBatch, logprobs: list[float]) -> float:
-    """Answer by answer; the advantages of an answer's tokens are equal."""
+    """Computes the loss answer by answer; the advantages of an answer's tokens are equal."""
     loss, start = 0.0, 0
     for length in tokens.lengths:
         clipped = [
@@ -95,7 +99,7 @@ def geometric_mean_loss(o: GeometricMean, tokens: TokenBatch, logprobs: list[flo
 
 
 def is_masked(o: DivergenceBounded, advantage: float, old: float, now: float) -> bool:
-    """Of a token with these probabilities."""
+    """Tells whether a token with these probabilities has no gradient."""
     if o.divergence == "tv":
         distance = abs(now - old)
     else:
@@ -106,7 +110,7 @@ def is_masked(o: DivergenceBounded, advantage: float, old: float, now: float) ->
 
 
 def surrogate(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixed: list[float], i: int):
-    """A token's policy term; `fixed` are the log-probs where the formula stops the gradient."""
+    """Returns a token's policy term; `fixed` are the log-probs where the formula stops the gradient."""
     advantage, old = float(tokens.advantages_N[i]), float(tokens.old_logprobs_N[i])
     if isinstance(o, ClippedImportance):
         weight = min(max(math.exp(fixed[i] - old), 1 - o.clip_low), 1 + o.clip_high)
@@ -136,13 +140,13 @@ def surrogate(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixe
 
 
 def engine_log_ratios(tokens: TokenBatch) -> list[float]:
-    """Of the old policy, cut as the engine's distribution is, to the engine."""
+    """Returns log-ratios of the old policy, cut as the engine's distribution is, to the engine."""
     columns = tokens.old_logprobs_N, tokens.log_mass_N, tokens.behaviour_logprobs_N
     return [float(old - mass - engine) for old, mass, engine in zip(*columns, strict=True)]
 
 
 def reference_loss(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixed: list[float]):
-    """Token by token, with Python floats."""
+    """Computes the loss token by token, with Python floats."""
     loss = 0.0
     for i, logprob in enumerate(logprobs):
         weight = float(tokens.weights_N[i])
@@ -218,7 +222,7 @@ def test_a_policy_gradient_equals_a_loop_over_tokens(objective: PolicyGradient, 
 def shared_advantages(
     tokens: TokenBatch, objective: PolicyGradient, advantages: Sequence[float]
 ) -> TokenBatch:
-    """The batch with an advantage to each answer, and the objective's own weights."""
+    """Returns the batch with one advantage for each answer, and the objective's weights."""
     lengths = torch.tensor(LENGTHS)
     weights = objective.sequence_weights(LENGTHS, [1.0] * len(LENGTHS))
     return dataclasses.replace(
@@ -268,13 +272,13 @@ def test_clip_cov_marks_some_covariances_within_bounds() -> None:
     objective = ClipCovariance(share=0.05, least_covariance=0.2, largest_covariance=1.0)
     within_N = (covariances_N > 0.2) & (covariances_N < 1.0)
     assert int(within_N.sum()) > 10
-    first, again, other = (
+    first, same_seed, other_seed = (
         objective.marked_tokens(logprobs_N, advantages_N, random.Random(seed)) for seed in (0, 0, 1)
     )
     assert int(first.sum()) == 10 and bool(within_N[first].all())
-    assert first.tolist() == again.tolist() != other.tolist()
-    none = ClipCovariance(least_covariance=1e6, largest_covariance=1e7)
-    assert not none.marked_tokens(logprobs_N, advantages_N, random.Random(0)).any()
+    assert first.tolist() == same_seed.tolist() != other_seed.tolist()
+    without_candidates = ClipCovariance(least_covariance=1e6, largest_covariance=1e7)
+    assert not without_candidates.marked_tokens(logprobs_N, advantages_N, random.Random(0)).any()
 
 
 def test_with_one_advantage_to_an_answer_gspo_by_tokens_has_the_gradient_of_the_answers_ratio():
@@ -288,18 +292,18 @@ def test_with_one_advantage_to_an_answer_gspo_by_tokens_has_the_gradient_of_the_
     tokens = dataclasses.replace(tokens, advantages_N=shared_N, weights_N=weights_N)
     by_tokens = logprobs.clone().requires_grad_()
     SequencePolicyGradient(clip_low=0.2, clip_high=0.2).loss(tokens, by_tokens)[0].backward()
-    whole = logprobs.clone().requires_grad_()
+    by_answers = logprobs.clone().requires_grad_()
     loss = torch.zeros((), dtype=torch.float64)
     for part, old, advantage in zip(
-        whole.split(LENGTHS), tokens.old_logprobs_N.split(LENGTHS), (1.5, -0.4, 0.3), strict=True
+        by_answers.split(LENGTHS), tokens.old_logprobs_N.split(LENGTHS), (1.5, -0.4, 0.3), strict=True
     ):
         ratio = (part - old).mean().exp()
         loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) / len(LENGTHS)
     loss.backward()
-    torch.testing.assert_close(by_tokens.grad, whole.grad)
+    torch.testing.assert_close(by_tokens.grad, by_answers.grad)
 
 
-def test_tokens_that_moved_far_keep_their_gradient_where_the_importance_weight_is_clipped():
+def test_only_clipped_importance_keeps_the_gradient_of_tokens_that_moved_far():
     tokens, logprobs = batch(7, spread=2.0)
     for objective, all_learn in ((ClippedImportance(), True), (ClippedPolicyGradient(), False)):
         inputs = logprobs.clone().requires_grad_()
@@ -326,7 +330,7 @@ def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient():
         torch.testing.assert_close(inputs.grad, -tokens.weights_N * tokens.advantages_N)
 
 
-def test_each_aggregation_weighs_tokens_as_it_says():
+def test_each_aggregation_gives_tokens_its_weights():
     lengths, scores = [2, 3, 5], [1.0, 0.0, 1.0]
     by_token = ClippedPolicyGradient().sequence_weights(lengths, scores)
     assert by_token == pytest.approx([0.1, 0.1, 0.1])
@@ -345,7 +349,7 @@ def test_each_aggregation_weighs_tokens_as_it_says():
         ({"kl_coef": 0.1, "kl_placement": "reward", "kl_clamp": (0.0, 10.0)}, "for kl_placement 'loss'"),
     ],
 )
-def test_settings_that_mean_nothing_together_are_refused(settings, message):
+def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         ClippedPolicyGradient(**settings)
 
@@ -405,7 +409,7 @@ def test_the_critics_advantages_with_lambda_one_are_return_minus_value():
         assert advantages == pytest.approx([reward - value for value in values[a:b].tolist()])
 
 
-def test_a_penalty_in_the_reward_weighs_on_a_token_and_all_before_it_in_its_sequence():
+def test_a_penalty_in_the_reward_counts_for_a_token_and_all_before_it_in_its_sequence():
     result = rewards_to_come([0, 3, 5], torch.tensor([0.1, 0.0, 0.3, 0.0, 0.2]))
     torch.testing.assert_close(result, torch.tensor([0.4, 0.3, 0.3, 0.2, 0.2]))
 
@@ -433,7 +437,7 @@ def test_the_weights_of_truncated_importance_are_reported_before_and_beyond_the_
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.7])
-def test_an_engine_that_agrees_with_the_trainer_is_not_corrected_whatever_top_p_cuts(top_p: float) -> None:
+def test_an_engine_that_agrees_with_the_trainer_is_not_corrected_with_any_top_p(top_p: float) -> None:
     """The engine reports log-probs of what the cut leaves, made to sum to 1 again."""
     logits_CV = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
     labels_C = logits_CV.argmax(-1)

@@ -1,4 +1,8 @@
-"""Losses over pairs against plain ones, in value and gradient, and against TRL's where it has them."""
+"""Losses over pairs.
+
+These tests promise that each loss, and its gradient, equals a plain loop over pairs, and TRL's where TRL has
+the loss.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +50,12 @@ def log_sigmoid(x: float) -> float:
 
 
 def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float]) -> float:
-    """Answer by answer, with Python floats; the hinge as the bare maximum."""
+    """Computes the loss answer by answer, with Python floats; the hinge is the bare maximum."""
     rows: list[tuple[float, float, int]] = []
     start = 0
     for length in tokens.lengths:
-        place = slice(start, start + length)
-        rows.append((sum(logprobs[place]), sum(tokens.ref_logprobs_N.tolist()[place]), length))
+        span = slice(start, start + length)
+        rows.append((sum(logprobs[span]), sum(tokens.ref_logprobs_N.tolist()[span]), length))
         start += length
     loss = 0.0
     for (p_a, ref_a, n_a), (p_r, ref_r, n_r) in zip(rows[::2], rows[1::2], strict=True):
@@ -105,9 +109,9 @@ def test_a_loss_equals_a_loop_over_pairs_in_value_and_gradient(objective: Prefer
 
 
 @pytest.mark.parametrize("band", [0.0, BAND])
-def test_at_a_tie_half_of_the_penalty_s_slope_is_passed_on(band: float) -> None:
-    """At the start of training, where every pair is at the kink: with λ = 50 the better answer's slope is
-    26 times the other's, neither 1 nor 51 times."""
+def test_at_a_tie_half_of_the_slope_of_the_penalty_counts(band: float) -> None:
+    """At the start of training every pair is at the kink. With λ = 50 the better answer's slope is 26 times
+    the other's, and neither 1 nor 51 times."""
     tokens, _ = batch(0)
     objective = DpoPositive(beta=0.1, positive_penalty=50.0, penalty_band=band)
     logprobs_N = tokens.ref_logprobs_N.clone().requires_grad_()
@@ -120,10 +124,10 @@ def test_at_a_tie_half_of_the_penalty_s_slope_is_passed_on(band: float) -> None:
 
 @given(st.floats(-0.05, 0.05), st.floats(1e-3, 2e-2))
 def test_the_rounded_kink_is_the_maximum_outside_of_its_band_and_has_no_jump(x: float, band: float) -> None:
-    place = torch.tensor([x], dtype=torch.float64, requires_grad=True)
-    value = hinge(place, band)
+    input_x = torch.tensor([x], dtype=torch.float64, requires_grad=True)
+    value = hinge(input_x, band)
     value.backward()
-    slope, excess = float(place.grad), float(value.detach()) - max(0.0, x)
+    slope, excess = float(input_x.grad), float(value.detach()) - max(0.0, x)
     assert 0 <= excess <= band / 4 + 1e-12
     assert slope == pytest.approx(min(1.0, max(0.0, 0.5 + x / (2 * band))), abs=1e-9)
     if abs(x) >= band:
@@ -131,7 +135,7 @@ def test_the_rounded_kink_is_the_maximum_outside_of_its_band_and_has_no_jump(x: 
 
 
 @pytest.mark.parametrize("noise", [1e-6, -1e-6])
-def test_rounding_does_not_decide_on_which_side_of_a_tie_training_begins(noise: float) -> None:
+def test_rounding_at_a_tie_does_not_change_the_gradient(noise: float) -> None:
     tokens, _ = batch(0)
     objective = DpoPositive()
 
@@ -143,7 +147,7 @@ def test_rounding_does_not_decide_on_which_side_of_a_tie_training_begins(noise: 
     torch.testing.assert_close(gradient(noise), gradient(0.0), rtol=2e-3, atol=0)
 
 
-def test_metrics_say_what_the_policy_prefers() -> None:
+def test_metrics_describe_the_preferences_of_the_policy() -> None:
     tokens = TokenBatch(
         weights_N=torch.full((4,), 0.25),
         ref_logprobs_N=torch.tensor([-1.0, -2.0, -3.0, -1.0]),
@@ -188,8 +192,8 @@ def test_smoothing_of_ipo_is_refused() -> None:
 
 
 @pytest.mark.parametrize("form", ["sigmoid", "ipo"])
-def test_dpo_and_ipo_equal_trl_s_in_value_and_gradient(form: str) -> None:
-    """Its trainer's method on a model that gives these log-probs; DPO-positive it doesn't have."""
+def test_dpo_and_ipo_equal_those_of_trl_in_value_and_gradient(form: str) -> None:
+    """TRL's method runs on a model that gives these log-probs. It has no DPO-positive."""
     dpo_trainer = pytest.importorskip("trl.trainer.dpo_trainer", reason="TRL is in requirements-peers.txt")
     tokens, logprobs_N = batch(5)
     ours_N, theirs_N = logprobs_N.clone().requires_grad_(), logprobs_N.clone().requires_grad_()

@@ -1,3 +1,9 @@
+"""Prefix trees of training rows.
+
+These tests promise that a tree holds each prefix of its rows exactly once, and that its mask lets each
+token see exactly its prefix.
+"""
+
 from __future__ import annotations
 
 import numpy as np
@@ -12,25 +18,25 @@ from treetune.trainer.tokens import Sequences
 from treetune.vocabulary import Episode, Stretch
 
 ROWS = st.lists(st.lists(st.integers(0, 2), max_size=12), min_size=1, max_size=12)
-"""Of few kinds of tokens, so that many begin alike, and some are whole beginnings of others."""
+"""Rows of few kinds of tokens, so that many begin alike, and some are prefixes of others."""
 
 
-def tree_of(rows: list[list[int]]) -> PrefixTree:
+def make_tree(rows: list[list[int]]) -> PrefixTree:
     return PrefixTree.of([np.array(row, np.int64) for row in rows])
 
 
 def ancestors(tree: PrefixTree, node: int) -> list[int]:
-    """From the root down to the node."""
-    way = []
+    """Returns the nodes from the root to this one."""
+    path = []
     while node >= 0:
-        way.append(node)
+        path.append(node)
         node = int(tree.parents_T[node])
-    return way[::-1]
+    return path[::-1]
 
 
 @given(ROWS)
-def test_every_row_is_found_again_on_the_way_from_the_root(rows):
-    tree = tree_of(rows)
+def test_every_row_is_a_path_from_the_root(rows):
+    tree = make_tree(rows)
     for row, path in zip(rows, tree.paths, strict=True):
         assert [int(tree.token_ids_T[node]) for node in path] == row
         if row:
@@ -38,20 +44,21 @@ def test_every_row_is_found_again_on_the_way_from_the_root(rows):
 
 
 @given(ROWS)
-def test_nothing_stands_twice_and_nothing_stands_there_that_no_row_has(rows):
-    tree = tree_of(rows)
+def test_each_prefix_is_there_once_and_nothing_else_is(rows):
+    tree = make_tree(rows)
     beginnings = {tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)}
-    found = [
-        tuple(int(tree.token_ids_T[i]) for i in ancestors(tree, n)) for n in range(len(tree.token_ids_T))
+    prefixes = [
+        tuple(int(tree.token_ids_T[path_node]) for path_node in ancestors(tree, node))
+        for node in range(len(tree.token_ids_T))
     ]
-    assert len(found) == len(beginnings)
-    assert set(found) == beginnings
-    assert [len(beginning) - 1 for beginning in found] == tree.depths_T.tolist()
+    assert len(prefixes) == len(beginnings)
+    assert set(prefixes) == beginnings
+    assert [len(beginning) - 1 for beginning in prefixes] == tree.depths_T.tolist()
 
 
 @given(ROWS)
 def test_the_mask_is_the_relation_of_ancestors(rows):
-    tree = tree_of(rows)
+    tree = make_tree(rows)
     count = len(tree.token_ids_T)
     mask = dense_mask(torch.from_numpy(tree.subtree_last_T))
     assert [mask[node].nonzero().squeeze(-1).tolist() for node in range(count)] == [
@@ -64,11 +71,11 @@ def test_a_growing_tree_knows_its_size_at_any_time(rows):
     growing = GrowingTree()
     for number, row in enumerate(rows):
         growing.add(np.array(row, np.int64))
-        assert growing.size == len(tree_of(rows[: number + 1]).token_ids_T)
+        assert growing.size == len(make_tree(rows[: number + 1]).token_ids_T)
 
 
 def test_branches_stand_in_the_order_in_which_they_came():
-    tree = tree_of([[5, 1], [5, 0, 7], [5, 1, 4], [3]])
+    tree = make_tree([[5, 1], [5, 0, 7], [5, 1, 4], [3]])
     assert tree.token_ids_T.tolist() == [5, 1, 4, 0, 7, 3]
     assert tree.parents_T.tolist() == [-1, 0, 1, 0, 3, -1]
     assert tree.subtree_last_T.tolist() == [4, 2, 2, 4, 4, 5]
@@ -76,8 +83,11 @@ def test_branches_stand_in_the_order_in_which_they_came():
 
 
 def test_a_joined_answer_and_its_threads():
-    """The worked example of ThreadWeaver's packing: 27 nodes; the second thread stands once behind its
-    sibling, in the joined answer, and once without it; what it was sampled as is learnt there."""
+    """This is the worked example of ThreadWeaver's packing, with 27 nodes.
+
+    The second thread is there once after its sibling, in the joined answer, and once without it, where it is
+    trained as it was sampled.
+    """
     joined = ["Q", "A", "<P>", "\n", "<O>", "</O>", "\n", "<T>", "\n", "1:", "a1", "a2", "</T>"]
     joined += ["<T>", "\n", "2:", "b1", "b2", "</T>", "\n", "</P>", "post", "EOS"]
     names = sorted(set(joined))

@@ -1,4 +1,8 @@
-"""What is made before the first step: with which models, and from which of their scores."""
+"""Preparation of an iteration before the first step.
+
+These tests promise that an objective gets exactly the tensors that it needs, that no model runs for anything
+else, and that penalties and normalisation are applied in their order.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,11 @@ PENALISED = [
 ]
 OBJECTIVES = [part() for part in Objective.registered().values()] + PENALISED
 PENALTY = 0.1 * 0.5
-"""Of each token, by the models below."""
+"""The penalty of each token, by the models below."""
 
 
-class Models:
-    """Says the same of every token, and which models were run."""
+class RecordingModels:
+    """Gives every token the same numbers, and records which models were run."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -55,11 +59,11 @@ class Models:
         return torch.full((sequences.n_tokens,), 0.25)
 
 
-def prepared(
+def prepare_iteration(
     objective: Objective, several: bool = False, gae: Gae | None = None, **settings: object
 ) -> tuple[IterationTensors, list[str]]:
     trainer = Trainer(objective=objective, learning_rate=1e-3, **settings)
-    models = Models()
+    models = RecordingModels()
     tensors = prepare(
         trainer,
         EPISODES,
@@ -72,12 +76,16 @@ def prepared(
     return tensors, models.ran
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda one: f"{type(one).__name__}-{one.kl_placement}")
-def test_every_objective_is_given_what_it_needs_and_nothing_else(objective):
-    for gae, several, how, measure in itertools.product(
+@pytest.mark.parametrize(
+    "objective", OBJECTIVES, ids=lambda objective: f"{type(objective).__name__}-{objective.kl_placement}"
+)
+def test_every_objective_gets_the_tensors_that_it_needs(objective):
+    for gae, several, normalisation, measures_kl in itertools.product(
         (None, Gae()), (False, True), ("none", "whiten"), (False, True)
     ):
-        tensors, _ = prepared(objective, several, gae, advantage_normalisation=how, measure_kl=measure)
+        tensors, _ = prepare_iteration(
+            objective, several, gae, advantage_normalisation=normalisation, measure_kl=measures_kl
+        )
         assert (tensors.advantages_N is not None) == objective.needs_advantages
         assert not objective.needs_reference or tensors.ref_logprobs_N is not None
         assert not (objective.needs_advantages and several) or tensors.old_logprobs_N is not None
@@ -96,25 +104,25 @@ def test_every_objective_is_given_what_it_needs_and_nothing_else(objective):
         (PENALISED[1], {"measure_kl": False}, False, ["reference", "policy"]),
     ],
 )
-def test_no_model_is_run_for_what_nobody_needs(objective, settings, several, models):
-    assert prepared(objective, several, **settings)[1] == models
+def test_no_model_runs_without_need(objective, settings, several, models):
+    assert prepare_iteration(objective, several, **settings)[1] == models
 
 
 def test_penalties_are_taken_from_rewards_before_and_from_advantages_after_normalisation():
-    plain, _ = prepared(PENALISED[0])
+    plain, _ = prepare_iteration(PENALISED[0])
     assert torch.equal(plain.advantages_N, plain.credit_advantages_N)
-    in_reward, _ = prepared(PENALISED[1])
+    in_reward, _ = prepare_iteration(PENALISED[1])
     to_come = [2, 1, 3, 2, 1, 1, 1, 1]
     torch.testing.assert_close(
         in_reward.advantages_N, plain.advantages_N - PENALTY * torch.tensor(to_come).float()
     )
-    whitened, _ = prepared(PENALISED[0], advantage_normalisation="whiten")
-    in_advantage, _ = prepared(PENALISED[2], advantage_normalisation="whiten")
+    whitened, _ = prepare_iteration(PENALISED[0], advantage_normalisation="whiten")
+    in_advantage, _ = prepare_iteration(PENALISED[2], advantage_normalisation="whiten")
     torch.testing.assert_close(in_advantage.advantages_N, whitened.advantages_N - PENALTY)
 
 
-def test_credit_makes_advantages_and_returns_of_values_and_rewards_less_penalties():
-    tensors, ran = prepared(PENALISED[1], gae=Gae(lam=0.0))
+def test_credit_turns_values_and_rewards_minus_penalties_into_advantages_and_returns():
+    tensors, ran = prepare_iteration(PENALISED[1], gae=Gae(lam=0.0))
     assert ran == ["reference", "policy", "critic"]
     begin, end = 0.25 - PENALTY - 0.25, -PENALTY - 0.25
     expected = torch.tensor([begin, end, begin, begin, end, end, end, end])
@@ -122,8 +130,8 @@ def test_credit_makes_advantages_and_returns_of_values_and_rewards_less_penaltie
     torch.testing.assert_close(tensors.returns_N, expected + 0.25)
 
 
-def test_a_critic_that_credit_has_asked_learns_rewards_without_penalties():
-    models, objective = Models(), PENALISED[1]
+def test_a_critic_that_credit_has_used_learns_rewards_without_penalties():
+    models, objective = RecordingModels(), PENALISED[1]
     trainer = Trainer(objective=objective, learning_rate=1e-3)
     sequences = Sequences.of(EPISODES)
     tensors = prepare(trainer, EPISODES, sequences, models, scores_old=True, critic=True)
@@ -131,8 +139,8 @@ def test_a_critic_that_credit_has_asked_learns_rewards_without_penalties():
     assert torch.equal(tensors.returns_N, torch.zeros(sequences.n_tokens))
 
 
-def episode(domain: str, advantages: tuple[float, ...]) -> Episode:
-    """Its first token is injected."""
+def make_episode(domain: str, advantages: tuple[float, ...]) -> Episode:
+    """Returns an episode whose first token is injected."""
     response = (5,) * (len(advantages) + 1)
     return Episode(
         prompt_ids=(1,),
@@ -148,28 +156,32 @@ def episode(domain: str, advantages: tuple[float, ...]) -> Episode:
 
 
 EPISODES = [
-    episode("sums", (1.0, 3.0)),
-    episode("code", (0.2, 0.2, 0.5)),
-    episode("sums", (-2.0,)),
-    episode("code", (-0.1,)),
-    episode("alone", (7.0,)),
+    make_episode("sums", (1.0, 3.0)),
+    make_episode("code", (0.2, 0.2, 0.5)),
+    make_episode("sums", (-2.0,)),
+    make_episode("code", (-0.1,)),
+    make_episode("alone", (7.0,)),
 ]
 
 
-@pytest.mark.parametrize("how", ["whiten", "scale"])
-def test_normalising_by_domain_is_normalising_each_by_itself(how):
-    """Against the formula written out, over each domain's trained tokens."""
-    tensors, _ = prepared(ClippedPolicyGradient(), advantage_normalisation=how, normalise_by_domain=True)
+@pytest.mark.parametrize("normalisation", ["whiten", "scale"])
+def test_normalising_by_domain_normalises_each_domain_by_itself(normalisation):
+    """The expected values are from the formula, over each domain's trained tokens."""
+    tensors, _ = prepare_iteration(
+        ClippedPolicyGradient(), advantage_normalisation=normalisation, normalise_by_domain=True
+    )
     expected = {}
-    for domain, own in {"sums": [1.0, 3.0, -2.0], "code": [0.2, 0.2, 0.5, -0.1]}.items():
-        centre, scale = mean(own), math.sqrt(variance(own) + 1e-8)
-        expected[domain] = iter([(a - centre * (how == "whiten")) / scale for a in own])
+    for domain, domain_advantages in {"sums": [1.0, 3.0, -2.0], "code": [0.2, 0.2, 0.5, -0.1]}.items():
+        centre, scale = mean(domain_advantages), math.sqrt(variance(domain_advantages) + 1e-8)
+        expected[domain] = iter(
+            [(a - centre * (normalisation == "whiten")) / scale for a in domain_advantages]
+        )
     expected["alone"] = iter([7.0])  # one token has no spread
-    plain = [next(expected[e.domain]) for e in EPISODES for _ in range(int(e.trained.sum()))]
+    plain = [next(expected[row.domain]) for row in EPISODES for _ in range(int(row.trained.sum()))]
     assert tensors.advantages_N.tolist() == pytest.approx(plain, rel=1e-6, abs=1e-6)
     assert tensors.credit_advantages_N.tolist() == pytest.approx([1.0, 3.0, 0.2, 0.2, 0.5, -2.0, -0.1, 7.0])
 
 
 def test_normalising_by_domain_needs_a_normalisation():
     with pytest.raises(ValueError, match="normalise_by_domain is true, and advantage_normalisation"):
-        prepared(ClippedPolicyGradient(), normalise_by_domain=True)
+        prepare_iteration(ClippedPolicyGradient(), normalise_by_domain=True)

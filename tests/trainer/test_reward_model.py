@@ -1,5 +1,8 @@
-"""The reward model of PRIME learns the outcomes of answers as a plain model with a plain loss does. Its
-rewards become the advantages of the paper's formula, and its training resumes with the same bits."""
+"""The trained reward model of PRIME.
+
+These tests promise that it learns the outcomes of answers as a plain model with a plain loss does, that its
+rewards become the advantages of the paper's formula, and that its training resumes with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -58,10 +61,10 @@ def summed_rewards(model, reference) -> list[torch.Tensor]:
     """β Σ_t log(π_φ/π_ref) over the trained tokens of each row."""
     sums = []
     for row in ROWS:
-        trained = torch.from_numpy(row.trained)
+        is_trained = torch.from_numpy(row.trained)
         with torch.no_grad():
             of_reference = row_logprobs(reference, row)[1]
-        sums.append(BETA * (row_logprobs(model, row)[1] - of_reference)[trained].sum())
+        sums.append(BETA * (row_logprobs(model, row)[1] - of_reference)[is_trained].sum())
     return sums
 
 
@@ -99,7 +102,7 @@ def test_a_step_is_that_of_the_cross_entropy_of_the_outcomes(settings) -> None:
     assert metrics["reward_model/return"] == pytest.approx(fmean(returns), abs=1e-4)
 
 
-def test_epochs_and_minibatches_are_steps_of_their_own() -> None:
+def test_each_minibatch_of_each_epoch_is_a_step() -> None:
     trainer = prime_trainer(
         replace(PRIME, reward_model=replace(PRIME.reward_model, epochs=2)), minibatch_size=6
     )
@@ -128,9 +131,11 @@ def test_advantages_are_those_of_the_rewards_that_the_model_gives(scores) -> Non
         rewards.append((BETA * ratios_T[trained]).tolist())
     expected = []
     for number, row in enumerate(ROWS):
-        others = [other for other in range(len(ROWS)) if ROWS[other].group == row.group and other != number]
-        process_baseline = fmean(fmean(rewards[other]) for other in others)
-        outcome = row.reward - fmean(ROWS[other].reward for other in others)
+        other_numbers = [
+            other for other in range(len(ROWS)) if ROWS[other].group == row.group and other != number
+        ]
+        process_baseline = fmean(fmean(rewards[other]) for other in other_numbers)
+        outcome = row.reward - fmean(ROWS[other].reward for other in other_numbers)
         for t in range(len(rewards[number])):
             later = enumerate(rewards[number][t:])
             process = sum(0.9**steps * (reward - process_baseline) for steps, reward in later)
@@ -157,16 +162,16 @@ def test_a_penalty_in_the_reward_is_subtracted_from_the_advantages() -> None:
 
 
 def test_a_stored_reward_model_learns_on_with_the_same_bits(tmp_path: Path) -> None:
-    whole = prime_trainer(minibatch_size=8)
-    whole.train(0, ROWS)
-    whole.save(tmp_path)
+    uninterrupted = prime_trainer(minibatch_size=8)
+    uninterrupted.train(0, ROWS)
+    uninterrupted.save(tmp_path)
     resumed = prime_trainer(minibatch_size=8)
     resumed.load(tmp_path)
-    metrics = [trainer.train(1, ROWS) for trainer in (whole, resumed)]
+    metrics = [trainer.train(1, ROWS) for trainer in (uninterrupted, resumed)]
     assert metrics[0] == metrics[1]
     assert metrics[0]["reward_model/loss"] < math.log(2)
     for name in ("weights", "reward_model_weights"):
-        first, second = (getattr(trainer, name)() for trainer in (whole, resumed))
+        first, second = (getattr(trainer, name)() for trainer in (uninterrupted, resumed))
         assert all(torch.equal(weight, second[key]) for key, weight in first.items())
 
 

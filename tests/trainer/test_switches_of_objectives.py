@@ -1,4 +1,7 @@
-"""Where entropy, KL, groups without spread and ratios that are too large meet the trainer."""
+"""Switches of objectives in the trainer: entropy, KL, groups without spread, and ratios that are too large.
+
+These tests promise that each switch changes an update as its formula says, and none if nothing reaches it.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,16 @@ def without_advantage(rows: list[Episode]) -> list[Episode]:
 
 
 def mean_entropy(rows: list[Episode], model: torch.nn.Module) -> torch.Tensor:
-    """Over trained tokens alone."""
-    found = []
+    """Returns the mean entropy over trained tokens alone."""
+    entropies = []
     for row in rows:
         logprobs_TV = row_logprobs(model, row)[0]
-        found.append(-(logprobs_TV.exp() * logprobs_TV).sum(-1)[torch.tensor(row.trained)])
-    return torch.cat(found).mean()
+        entropies.append(-(logprobs_TV.exp() * logprobs_TV).sum(-1)[torch.tensor(row.trained)])
+    return torch.cat(entropies).mean()
 
 
 @pytest.mark.parametrize("coefficient", [0.3, -0.3])
-def test_the_entropy_of_trained_tokens_goes_where_the_coefficients_sign_says(coefficient):
+def test_the_entropy_of_trained_tokens_moves_with_the_sign_of_the_coefficient(coefficient):
     rows = without_advantage(episodes(16))
     trainer, metrics = trained(ClippedPolicyGradient(entropy_coef=coefficient), rows, measure_kl=False)
     model = tiny_model()
@@ -56,13 +59,13 @@ def test_the_entropy_of_trained_tokens_goes_where_the_coefficients_sign_says(coe
     assert (float(mean_entropy(rows, model).detach()) > float(before.detach())) is (coefficient > 0)
 
 
-def test_the_coefficient_rises_while_entropy_lacks_and_stays_within_its_bounds():
+def test_the_coefficient_rises_while_entropy_is_too_low_and_stays_within_its_bounds():
     coefficient = EntropyCoefficient(0.0, EntropyTarget(target=0.5, rate=0.1, lowest=0.0, highest=0.03))
-    seen = []
+    coefficients = []
     for entropy in (0.4, 0.4, 0.1, 0.9, 0.9):
         coefficient.observe(entropy)
-        seen.append(coefficient.value)
-    assert seen == pytest.approx([0.01, 0.02, 0.03, 0.0, 0.0])
+        coefficients.append(coefficient.value)
+    assert coefficients == pytest.approx([0.01, 0.02, 0.03, 0.0, 0.0])
 
 
 def test_a_resumed_run_goes_on_with_the_coefficient_that_it_had(tmp_path):
@@ -70,17 +73,17 @@ def test_a_resumed_run_goes_on_with_the_coefficient_that_it_had(tmp_path):
     through, first = trained(**settings)
     assert 0 < first["train/entropy_coef"] < through.entropy.value
     through.save(tmp_path)
-    again = through.train(1, episodes(16))
+    expected_metrics = through.train(1, episodes(16))
     resumed, _ = trained(**settings)
     resumed.train(1, episodes(16))
     resumed.load(tmp_path)
-    assert resumed.train(1, episodes(16)) == again
+    assert resumed.train(1, episodes(16)) == expected_metrics
     (tmp_path / "entropy.json").unlink()
     with pytest.raises(RuntimeError, match="written without entropy_target"):
         resumed.load(tmp_path)
 
 
-def test_an_entropy_target_that_can_not_be_held_is_refused():
+def test_an_impossible_entropy_target_is_refused():
     with pytest.raises(ValueError, match="must be below highest"):
         EntropyTarget(target=0.5, lowest=0.1, highest=0.1)
     for objective, message in (
@@ -119,7 +122,7 @@ def test_the_guard_sees_groups_without_spread_behind_whitening_and_penalties():
 # KL
 
 
-def test_kl_in_the_advantage_takes_each_tokens_own_estimate():
+def test_kl_in_the_advantage_subtracts_the_estimate_of_each_token():
     """After one step the policy has left its reference; the second step's advantages know it."""
     rows, coefficient = episodes(16), 0.7
     objective = ClippedPolicyGradient(kl_coef=coefficient, kl_estimator="k1", kl_placement="advantage")
@@ -129,9 +132,11 @@ def test_kl_in_the_advantage_takes_each_tokens_own_estimate():
     penalised = []
     with torch.no_grad():
         for row in rows:
-            apart_T = row_logprobs(policy, row)[1] - row_logprobs(tiny_model(), row)[1]
-            taken = [a - coefficient * d for a, d in zip(row.advantages, apart_T.tolist(), strict=True)]
-            penalised.append(dataclasses.replace(row, advantages=tuple(taken)))
+            log_ratios_T = row_logprobs(policy, row)[1] - row_logprobs(tiny_model(), row)[1]
+            advantages = [
+                a - coefficient * d for a, d in zip(row.advantages, log_ratios_T.tolist(), strict=True)
+            ]
+            penalised.append(dataclasses.replace(row, advantages=tuple(advantages)))
     plain, _ = trained(ClippedPolicyGradient(kl_coef=coefficient, kl_placement="advantage"), iterations=2)
     plain.settings = dataclasses.replace(plain.settings, objective=ClippedPolicyGradient())
     plain.train(1, penalised)
@@ -145,15 +150,15 @@ def test_kl_in_the_advantage_takes_each_tokens_own_estimate():
 RATE, EPOCHS, SIZE, KL, THRESHOLD = 3e-3, 4, 8, 0.05, 1.02
 
 
-def bounded(threshold: float | None, **settings: object):
+def train_with_threshold(threshold: float | None, **settings: object):
     objective = ClippedPolicyGradient(kl_coef=KL, ratio_threshold=threshold)
-    given = {"learning_rate": RATE, "minibatch_size": SIZE, "epochs": EPOCHS} | settings
-    return trained(objective, advantage_normalisation="none", **given)
+    trainer_settings = {"learning_rate": RATE, "minibatch_size": SIZE, "epochs": EPOCHS} | settings
+    return trained(objective, advantage_normalisation="none", **trainer_settings)
 
 
 @cache
 def reference() -> tuple[torch.nn.Module, list[float], list[float]]:
-    """A plain loop: the model that it comes to, each step's ratio and each step's loss."""
+    """Trains in a plain loop; returns the model, and the ratio and loss of each step."""
     model, rows = tiny_model(), episodes(16)
     optimiser = torch.optim.AdamW(model.parameters(), lr=RATE, eps=1e-4, weight_decay=0.0)
 
@@ -166,16 +171,16 @@ def reference() -> tuple[torch.nn.Module, list[float], list[float]]:
         order = [(index,) for index in range(16)]
         derived_random(0, 0, "minibatches", epoch).shuffle(order)
         for start in range(0, 16, SIZE):
-            terms, of_tokens = [], []
+            terms, token_ratios = [], []
             for (index,) in order[start : start + SIZE]:
                 advantages = torch.tensor(rows[index].advantages[rows[index].trained], dtype=torch.float32)
-                away = logprobs(rows[index]) - old[index]
-                ratio, k3 = away.exp(), (-away).exp() - 1 + away
+                log_ratio = logprobs(rows[index]) - old[index]
+                ratio, k3 = log_ratio.exp(), (-log_ratio).exp() - 1 + log_ratio
                 terms.append(
                     torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.2)) + KL * k3
                 )
-                of_tokens.append(ratio.detach())
-            ratios.append(float(torch.cat(of_tokens).mean()))
+                token_ratios.append(ratio.detach())
+            ratios.append(float(torch.cat(token_ratios).mean()))
             loss = torch.cat(terms).mean() * (0.0 if ratios[-1] > THRESHOLD else 1.0)
             losses.append(float(loss.detach()))
             plain_step(model, loss, optimiser)
@@ -191,7 +196,7 @@ def test_a_skipped_step_equals_a_plain_loop_with_no_loss(settings: dict[str, int
     model, ratios, losses = reference()
     skipped = [ratio > THRESHOLD for ratio in ratios]
     assert 0 < sum(skipped) < len(skipped), ratios
-    trainer, metrics = bounded(THRESHOLD, **settings)
+    trainer, metrics = train_with_threshold(THRESHOLD, **settings)
     assert_close(model, trainer, atol=1e-5)
     assert metrics["train/skipped_by_ratio"] == sum(skipped) / len(skipped)
     assert metrics["train/ratio"] == pytest.approx(sum(ratios) / len(ratios), abs=1e-5)
@@ -199,7 +204,7 @@ def test_a_skipped_step_equals_a_plain_loop_with_no_loss(settings: dict[str, int
 
 
 def test_a_bound_that_nothing_reaches_changes_no_bit() -> None:
-    (with_bound, metrics), (without, _) = bounded(10.0), bounded(None)
+    (with_bound, metrics), (without, _) = train_with_threshold(10.0), train_with_threshold(None)
     assert metrics["train/skipped_by_ratio"] == 0.0
     assert are_same(with_bound, without)
     with pytest.raises(AssertionError):
@@ -210,15 +215,19 @@ def test_a_bound_that_nothing_reaches_changes_no_bit() -> None:
 def test_in_bfloat16_a_skipped_step_without_momentum_leaves_the_weights(zero_stage: int) -> None:
     settings = {"precision": "bfloat16", "zero_stage": zero_stage, "minibatch_size": None}
     settings |= {"adam_betas": (0.0, 0.9)}
-    once, _ = bounded(None, **settings, epochs=1)
-    skipped, metrics = bounded(1.0001, **settings, epochs=2)
-    moved, _ = bounded(None, **settings, epochs=2)
+    once, _ = train_with_threshold(None, **settings, epochs=1)
+    skipped, metrics = train_with_threshold(1.0001, **settings, epochs=2)
+    moved, _ = train_with_threshold(None, **settings, epochs=2)
     assert metrics["train/skipped_by_ratio"] == 0.5
     assert are_same(once, skipped) and not are_same(once, moved)
 
 
-def test_a_ratio_that_is_no_number_leaves_no_loss_and_other_objectives_know_no_ratio() -> None:
+def test_a_ratio_that_is_not_a_number_leaves_no_loss_and_other_objectives_have_no_ratio() -> None:
     metrics = {"train/ratio": float("nan"), "train/loss": float("nan"), "train/clip_fraction": 0.5}
-    found = without_skipped(ClippedPolicyGradient(ratio_threshold=10.0), metrics)
-    assert (found["train/loss"], found["train/skipped_by_ratio"], found["train/clip_fraction"]) == (0, 1, 0.5)
+    metrics_without_loss = without_skipped(ClippedPolicyGradient(ratio_threshold=10.0), metrics)
+    assert (
+        metrics_without_loss["train/loss"],
+        metrics_without_loss["train/skipped_by_ratio"],
+        metrics_without_loss["train/clip_fraction"],
+    ) == (0, 1, 0.5)
     assert without_skipped(MaximumLikelihood(), {"train/loss": 2.0}) == {"train/loss": 2.0}

@@ -1,4 +1,8 @@
-"""Design rule 2: micro-batch size, number of ranks, layout and sharding change speed, never the update."""
+"""Updates of one and of two ranks.
+
+These tests promise that the size of micro-batches, the number of ranks, the layout and sharding change the
+speed of an update, and never the update.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ SETTINGS = {
 TOLERANCE = 1e-6
 
 
-def updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[str, tuple[dict, dict]]:
-    """Makes several updates in the same processes. Returns the weights and the metrics of each."""
+def run_updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[str, tuple[dict, dict]]:
+    """Carries out several updates in the same processes, and returns the weights and metrics of each."""
     outs = {name: tmp_path / f"{name}.safetensors" for name in changes}
     settings = json.dumps([SETTINGS | changed for changed in changes.values()])
     arguments = [settings, *map(str, outs.values())]
@@ -36,16 +40,18 @@ def updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[st
     }
 
 
-def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
-    assert one[0].keys() == other[0].keys()
-    for name, tensor in one[0].items():
-        assert (tensor - other[0][name]).abs().max() <= TOLERANCE, name
+def assert_same_update(first: tuple[dict, dict], second: tuple[dict, dict]) -> None:
+    assert first[0].keys() == second[0].keys()
+    for name, tensor in first[0].items():
+        assert (tensor - second[0][name]).abs().max() <= TOLERANCE, name
     for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "train/clip_fraction"):
-        assert one[1].get(name) == pytest.approx(other[1].get(name), abs=5e-5), name
-    assert one[1]["scores"] == pytest.approx(other[1]["scores"], abs=1e-5)
-    found, expected = one[1]["distributions"], other[1]["distributions"]
-    shared = min(len(found), len(expected))  # ranks that share a sequence compare with no reference
-    assert shared and found[:shared] == pytest.approx(expected[:shared], abs=1e-4)
+        assert first[1].get(name) == pytest.approx(second[1].get(name), abs=5e-5), name
+    assert first[1]["scores"] == pytest.approx(second[1]["scores"], abs=1e-5)
+    distributions, expected_distributions = first[1]["distributions"], second[1]["distributions"]
+    shared = min(
+        len(distributions), len(expected_distributions)
+    )  # ranks that share a sequence compare with no reference
+    assert shared and distributions[:shared] == pytest.approx(expected_distributions[:shared], abs=1e-4)
 
 
 RANK = {"type": "spo", "target": "rank", "divergence": "jsd", "max_rank": 8}
@@ -124,25 +130,25 @@ THREADS = {
 }
 
 
-ALONE = {
+ON_ONE_RANK = {
     "ppo": {"sequences_per_micro_batch": 8},
     # Large enough that ZeRO-3 deals it out, and run in chunks of three positions.
     "large head": {"model": {"vocabulary": 4096}, "logits_per_chunk": 3 * 4096},
     **{
         f"objective {name}": {
-            "objective": given,
+            "objective": objective,
             "minibatch_size": 5,  # one rank has three sequences or pairs, the other two
             "advantage_normalisation": "none",
             **({"correct": 1, "minibatch_size": None} if name == "one correct answer" else {}),
         }
-        for name, given in OBJECTIVES.items()
+        for name, objective in OBJECTIVES.items()
     },
     **{f"shared {name}": changed for name, changed in SEQUENCES_SHARED.items()},
     **{f"threads {name}": {"threads": True, **changed} for name, changed in THREADS.items()},
 }
 CUT = {"sequences_per_micro_batch": 3, "layout": "packed"}
 ON_TWO_RANKS = {
-    # How it is called: of which of the above, and how the work was cut.
+    # By name: the update on one rank that it must equal, and how the work is cut.
     "packed": ("ppo", CUT),
     "sharded gradients": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 2}),
     "sharded large head": ("large head", {"sequences_per_micro_batch": 1, "zero_stage": 3}),
@@ -150,7 +156,9 @@ ON_TWO_RANKS = {
     **{
         name: (name, CUT | {"sequences_per_micro_batch": 2, "zero_stage": stage})
         for name, stage in zip(
-            [name for name in ALONE if name.startswith("objective ")], itertools.cycle((0, 2)), strict=False
+            [name for name in ON_ONE_RANK if name.startswith("objective ")],
+            itertools.cycle((0, 2)),
+            strict=False,
         )
     },
     **{
@@ -181,9 +189,9 @@ ON_TWO_RANKS = {
     },
 }
 
-KEPT = {
-    # What ranks do that have the tokens of the rows that they run alone: from a file that the first one
-    # writes, and with a reference that scored some answers ahead.
+KEEPING_RULES = {
+    # Each rank keeps the tokens of the rows that it runs, and reads them from a file of the first rank.
+    # A reference that scores answers ahead has scored some.
     "critic": {"gae": True, "epochs": 2},
     "pairs": {"objective": {"type": "dpo_positive"}, "advantage_normalisation": "none"},
     "threads": {"threads": True, "layout": "packed", "zero_stage": 2},
@@ -193,48 +201,63 @@ KEPT = {
 
 @pytest.fixture(scope="module")
 def by_one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
-    return updates(tmp_path_factory.mktemp("one"), ALONE)
+    return run_updates(tmp_path_factory.mktemp("one"), ON_ONE_RANK)
 
 
 @pytest.fixture(scope="module")
 def by_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
-    kept = {name: {"sequences_per_micro_batch": 3} | changes for name, changes in KEPT.items()}
+    keeping_settings = {
+        name: {"sequences_per_micro_batch": 3} | changes for name, changes in KEEPING_RULES.items()
+    }
     changes = (
-        {f"part {name}": given | {"stored": True, "heard": True} for name, given in kept.items()}
-        | {f"all {name}": given | {"keeps_all": True} for name, given in kept.items()}
-        | {name: ALONE[of] | cut for name, (of, cut) in ON_TWO_RANKS.items()}
+        {
+            f"part {name}": rank_settings | {"stored": True, "heard": True}
+            for name, rank_settings in keeping_settings.items()
+        }
+        | {
+            f"all {name}": rank_settings | {"keeps_all": True}
+            for name, rank_settings in keeping_settings.items()
+        }
+        | {
+            name: ON_ONE_RANK[name_on_one_rank] | cut
+            for name, (name_on_one_rank, cut) in ON_TWO_RANKS.items()
+        }
     )
-    return updates(tmp_path_factory.mktemp("two"), changes, ranks=2)
+    return run_updates(tmp_path_factory.mktemp("two"), changes, ranks=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ON_TWO_RANKS)
 def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
-    """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
-    every backward pass, so that ranks with unequal work must not drift apart; and where they share each
-    sequence (Ulysses): with a critic, with sequences of one row kept apart, for losses of whole answers.
-    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut.
+    """Covers each objective, also where a rank has no correct answer, and each stage of ZeRO.
+
+    ZeRO reduces in every backward pass, so ranks with unequal work must not drift apart. Ranks that share
+    each sequence (Ulysses) are tested with a critic, with sequences of one row kept apart, and with losses of
+    whole answers. Answers with threads, one of which has 50, run row by row and as prefix trees that are cut.
     """
-    assert_same(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
+    assert_same_update(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
 
 
-def test_no_objective_is_left_out_of_the_above():
-    assert {given["type"] for given in OBJECTIVES.values()} == set(Objective.registered())
+def test_every_registered_objective_is_tested_on_two_ranks():
+    assert {objective["type"] for objective in OBJECTIVES.values()} == set(Objective.registered())
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_ranks_that_keep_what_they_run_come_to_the_bits_of_ranks_that_keep_everything(name, by_two_ranks):
-    """With scoring before training, two epochs and a critic, with pairs of rows that come twice, with
-    threads, and with a reference that scored some answers ahead."""
+@pytest.mark.parametrize("name", KEEPING_RULES)
+def test_ranks_that_keep_only_their_rows_make_the_bits_of_ranks_that_keep_everything(name, by_two_ranks):
+    """Covers scoring before training, two epochs with a critic, pairs whose rows come twice, threads, and a
+    reference that scored some answers ahead."""
     (weights, metrics), (all_weights, all_metrics) = (
         by_two_ranks[f"{kind} {name}"] for kind in ("part", "all")
     )
     assert weights.keys() == all_weights.keys()
     assert all((tensor == all_weights[name]).all() for name, tensor in weights.items())
-    own = {AHEAD, SECONDS}
-    shares = [one.get(AHEAD, 0.0) for one in (metrics, all_metrics)]
+    timing_names = {AHEAD, SECONDS}
+    shares = [metrics_of_rank.get(AHEAD, 0.0) for metrics_of_rank in (metrics, all_metrics)]
     assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0)
-    assert all((one.get(SECONDS, 0.0) > 0) == (name == "ahead") for one in (metrics, all_metrics))
-    assert {k: v for k, v in metrics.items() if k not in own} == {
-        k: v for k, v in all_metrics.items() if k not in own
+    assert all(
+        (metrics_of_rank.get(SECONDS, 0.0) > 0) == (name == "ahead")
+        for metrics_of_rank in (metrics, all_metrics)
+    )
+    assert {metric: value for metric, value in metrics.items() if metric not in timing_names} == {
+        metric: value for metric, value in all_metrics.items() if metric not in timing_names
     }

@@ -1,4 +1,11 @@
-"""What the trainer does to weights and metrics, in one process: against plain loops, however work is cut."""
+"""Updates of a trainer in one process.
+
+These tests promise:
+
+* A step equals a plain loop over sequences or pairs, and no cut of the work changes it.
+* Saved states continue bit for bit, also after a restart.
+* Rows from which an objective can't learn are refused with the remedy.
+"""
 
 from __future__ import annotations
 
@@ -82,48 +89,48 @@ CLIP_COV = ClipCovariance(share=0.3, least_covariance=0.0, largest_covariance=10
     ],
 )
 def test_neither_layout_nor_micro_batches_change_an_update(objective, settings, cuts):
-    """In two epochs of several steps, so with old log-probs."""
-    whole, whole_metrics = trained(objective, **settings, epochs=2)
-    assert whole_metrics["train/steps"] == (6 if "rows" in settings else 4)
+    """There are two epochs of several steps, so that log-probs become old."""
+    uncut, uncut_metrics = trained(objective, **settings, epochs=2)
+    assert uncut_metrics["train/steps"] == (6 if "rows" in settings else 4)
     for cut in cuts:
-        other, metrics = trained(objective, **settings, **cut, epochs=2)
-        assert_close(whole, other)
+        cut_trainer, metrics = trained(objective, **settings, **cut, epochs=2)
+        assert_close(uncut, cut_trainer)
         different = {"train/computed_tokens", "train/micro_batches"}
-        assert metrics.keys() == whole_metrics.keys()
+        assert metrics.keys() == uncut_metrics.keys()
         for name in metrics.keys() - different:
-            assert metrics[name] == pytest.approx(whole_metrics[name], abs=2e-5), name
+            assert metrics[name] == pytest.approx(uncut_metrics[name], abs=2e-5), name
 
 
-def test_in_an_only_step_tokens_are_marked_by_the_engines_log_probs():
-    whole, metrics = trained(CLIP_COV, measure_kl=False)
+def test_in_a_single_step_tokens_are_marked_by_the_log_probs_of_the_engine():
+    uncut, metrics = trained(CLIP_COV, measure_kl=False)
     cut, _ = trained(CLIP_COV, measure_kl=False, sequences_per_micro_batch=3, layout="packed")
     assert metrics["train/steps"] == 1
     assert 0 < metrics["train/clip_fraction"] <= 0.3
-    assert_close(whole, cut)
+    assert_close(uncut, cut)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_the_critics_update_does_not_depend_on_the_cut_either(size):
-    whole, whole_metrics = trained(credit=Gae(), minibatch_size=8)
+def test_the_update_of_the_critic_does_not_depend_on_the_cut(size):
+    uncut, uncut_metrics = trained(credit=Gae(), minibatch_size=8)
     cut, cut_metrics = trained(credit=Gae(), minibatch_size=8, sequences_per_micro_batch=size)
-    assert_close(whole.critic_weights(), cut.critic_weights())
-    assert cut_metrics["critic/loss"] == pytest.approx(whole_metrics["critic/loss"], abs=1e-6)
-    assert whole_metrics["critic/loss"] > 0
+    assert_close(uncut.critic_weights(), cut.critic_weights())
+    assert cut_metrics["critic/loss"] == pytest.approx(uncut_metrics["critic/loss"], abs=1e-6)
+    assert uncut_metrics["critic/loss"] > 0
 
 
 def test_a_step_equals_a_plain_loop_over_sequences():
-    """A loss written down once more, token by token, without any batching; and the gap to the engine."""
+    """The loss is written out again, token by token, without any batching; so is the gap to the engine."""
     trainer, metrics = trained(advantage_normalisation="none")
     model, rows = tiny_model(), episodes(16)
     total = sum(sum(row.trained) for row in rows)
     loss, gaps = torch.zeros(()), []
     for row in rows:
         logprobs_T = row_logprobs(model, row)[1]
-        for place, is_trained in enumerate(row.trained):
+        for position, is_trained in enumerate(row.trained):
             if is_trained:
-                ratio = (logprobs_T[place] - logprobs_T[place].detach()).exp()
-                loss = loss - float(row.advantages[place]) * ratio / total
-                gaps.append(abs(float(logprobs_T[place].detach()) - row.behaviour_logprobs[place]))
+                ratio = (logprobs_T[position] - logprobs_T[position].detach()).exp()
+                loss = loss - float(row.advantages[position]) * ratio / total
+                gaps.append(abs(float(logprobs_T[position].detach()) - row.behaviour_logprobs[position]))
     norm = plain_step(model, loss)
     assert metrics["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
     assert metrics["train/grad_norm"] == pytest.approx(norm, abs=1e-5)
@@ -134,20 +141,20 @@ def test_a_step_equals_a_plain_loop_over_sequences():
 
 
 def test_a_step_from_pairs_equals_a_plain_loop_over_them():
-    """DPO written down once more, from a policy that is not its reference."""
+    """DPO is written out again, from a policy that is not its reference."""
     rows = paired_episodes()
     trainer, _ = trained(DirectPreference(beta=0.5), rows=rows, iterations=2)
     model, reference = tiny_model(), tiny_model()
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
 
-    def logprob(of, row):
-        return (row_logprobs(of, row)[1] * torch.tensor(row.trained)).sum()
+    def logprob(model_or_reference, row):
+        return (row_logprobs(model_or_reference, row)[1] * torch.tensor(row.trained)).sum()
 
     for _ in range(2):
         loss = torch.zeros(())
-        for better, other in zip(rows[::2], rows[1::2], strict=True):
-            given = (logprob(reference, better) - logprob(reference, other)).detach()
-            margin = logprob(model, better) - logprob(model, other) - given
+        for better, worse in zip(rows[::2], rows[1::2], strict=True):
+            reference_margin = (logprob(reference, better) - logprob(reference, worse)).detach()
+            margin = logprob(model, better) - logprob(model, worse) - reference_margin
             loss = loss - torch.nn.functional.logsigmoid(0.5 * margin) / (len(rows) / 2)
         plain_step(model, loss, optimiser)
     metrics = trainer.train(1, rows)
@@ -165,14 +172,14 @@ def test_rows_that_an_objective_cannot_learn_from_are_refused_with_the_remedy():
         trained(rows=[dataclasses.replace(row, advantages=None) for row in episodes(4)])
 
 
-def test_after_a_restart_training_is_what_it_was_at_the_very_beginning():
+def test_after_a_restart_training_repeats_the_very_beginning():
     settings = {"minibatch_size": 8, "schedule": Warmup(steps=2, decay="linear")}
     trainer, first = trained(MaximumLikelihood(), iterations=3, restarts=True, **settings)
-    begun = weights_of(trainer)
+    after_first = weights_of(trainer)
     trainer.restart()
     assert_close(trainer, tiny_model())
     assert trainer.train(0, episodes(16)) == first
-    assert are_same(trainer, begun)
+    assert are_same(trainer, after_first)
     trainer.restart()
     assert trainer.train(2, episodes(16))["train/learning_rate"] == first["train/learning_rate"]
 
@@ -190,10 +197,10 @@ def test_log_probs_in_chunks_equal_those_of_the_whole_block(monkeypatch, tied):
         gradients = [p.grad.clone() for p in model.parameters()]
         return [logprobs.detach(), entropy.detach(), *gradients]
 
-    whole = score()
+    in_one_chunk = score()
     monkeypatch.setattr("treetune.models.logprobs.LOGITS_PER_CHUNK", 24 * 3)
-    for one, other in zip(whole, score(), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    for tensor, chunked in zip(in_one_chunk, score(), strict=True):
+        torch.testing.assert_close(tensor, chunked, atol=1e-5, rtol=1e-5)
 
 
 def test_saved_state_continues_bit_for_bit(tmp_path):

@@ -1,5 +1,8 @@
-"""VIMPO: its loss and gradient are those of a plain loop, its advantages those of the formula, one step of
-the trainer is that of both, and the optimal policy has the loss 0."""
+"""VIMPO.
+
+These tests promise that its loss, gradient and advantages are those of the formula, as is a step of the
+trainer, and that the optimal policy has the loss 0.
+"""
 
 from __future__ import annotations
 
@@ -105,13 +108,13 @@ def test_a_step_of_the_trainer_is_that_of_the_formula() -> None:
     ]
     objective = ValueImplicit(beta=0.3, actor_coef=0.2, lam=0.9)
 
-    def other_model():
+    def make_reference():
         return tiny_model(seed=1)
 
-    trainer = policy_trainer(objective, load_reference=other_model, temperature=TEMPERATURE)
+    trainer = policy_trainer(objective, load_reference=make_reference, temperature=TEMPERATURE)
     trainer.train(0, rows)
 
-    model, reference = tiny_model(), other_model()
+    model, reference = tiny_model(), make_reference()
     value_loss = torch.zeros(())
     logprobs, sums = [], []
     for row in rows:
@@ -133,7 +136,7 @@ def test_a_step_of_the_trainer_is_that_of_the_formula() -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnMeans(GroupCredit):
-    """A user's credit."""
+    """A user's credit, which `check` accepts because of what it declares."""
 
     gives = (Advantages(before_training=True), CentredRewards(), CreditForRewards())
 
@@ -145,21 +148,23 @@ def errors(experiment) -> list[str]:
     return [finding.what for _, finding in findings(experiment) if finding.level == "error"]
 
 
-def test_check_takes_the_preset_and_refuses_what_changes_the_scale_of_rewards() -> None:
+def test_check_accepts_the_preset_and_refuses_settings_that_change_the_scale_of_rewards() -> None:
     experiment = experiment_of("quickstart/grpo,presets/vimpo")
     assert errors(experiment) == []
     trainer, credit = experiment.trainer, experiment.credit
     whitened = dataclasses.replace(
         experiment, trainer=dataclasses.replace(trainer, advantage_normalisation="whiten")
     )
-    assert any("advantage_normalisation is 'whiten'" in what for what in errors(whitened))
-    for other in (dataclasses.replace(credit, std=True), Gae(), Outcome(), WeightedBy(over=credit)):
+    assert any("advantage_normalisation is 'whiten'" in error for error in errors(whitened))
+    for credit_part in (dataclasses.replace(credit, std=True), Gae(), Outcome(), WeightedBy(over=credit)):
         refusal = "needs advantages that are an answer's reward minus its group's mean"
-        assert any(refusal in what for what in errors(dataclasses.replace(experiment, credit=other)))
-    for other in (Rloo(), OwnMeans()):
-        assert errors(dataclasses.replace(experiment, credit=other)) == []
-    together = dataclasses.replace(experiment, trainer=dataclasses.replace(trainer, sequence_parallel_size=2))
-    assert any("ranks that share a sequence" in what for what in errors(together))
+        assert any(refusal in error for error in errors(dataclasses.replace(experiment, credit=credit_part)))
+    for credit_part in (Rloo(), OwnMeans()):
+        assert errors(dataclasses.replace(experiment, credit=credit_part)) == []
+    shares_sequences = dataclasses.replace(
+        experiment, trainer=dataclasses.replace(trainer, sequence_parallel_size=2)
+    )
+    assert any("ranks that share a sequence" in error for error in errors(shares_sequences))
     with pytest.raises(ValueError, match=r"kl_coef is 0\.1: set it to 0"):
         ValueImplicit(kl_coef=0.1)
 
@@ -168,36 +173,38 @@ def test_the_best_policy_under_the_kl_has_the_loss_0_and_its_advantages() -> Non
     """In the tests' language: π* ∝ π_ref · exp(Q / β), where Q is the value after the token under π*."""
     beta = 0.7
 
-    def best(prefix: mdp.Ids) -> tuple[float, dict[int, float], float]:
+    def best_policy(prefix: mdp.Ids) -> tuple[float, dict[int, float], float]:
         """The value of a state, the best policy there, and its KL to the reference."""
         if prefix and prefix[-1] == mdp.EOS:
             return mdp.reward(prefix), {}, 0.0
         reference = mdp.policy(prefix)
-        values = {token: best((*prefix, token))[0] for token in reference}
+        values = {token: best_policy((*prefix, token))[0] for token in reference}
         tilted = {token: chance * math.exp(values[token] / beta) for token, chance in reference.items()}
         policy = {token: weight / sum(tilted.values()) for token, weight in tilted.items()}
         kl = sum(chance * math.log(chance / reference[token]) for token, chance in policy.items())
         return sum(chance * values[token] for token, chance in policy.items()), policy, kl
 
     objective = ValueImplicit(beta=beta, actor_coef=0.0)
-    of_prompt = best(())[0]
+    prompt_value = best_policy(())[0]
     for answer in mdp.answers():
         states = [answer[:t] for t in range(len(answer))]
-        logprobs_N = torch.tensor([math.log(best(s)[1][t]) for s, t in zip(states, answer, strict=True)])
+        logprobs_N = torch.tensor(
+            [math.log(best_policy(s)[1][t]) for s, t in zip(states, answer, strict=True)]
+        )
         references = [math.log(mdp.policy(s)[t]) for s, t in zip(states, answer, strict=True)]
         batch = TokenBatch(
             weights_N=torch.ones(len(answer)),
             lengths=(len(answer),),
             sequence_weight=1.0,
-            advantages_N=torch.full((len(answer),), mdp.reward(answer) - of_prompt),
+            advantages_N=torch.full((len(answer),), mdp.reward(answer) - prompt_value),
             old_logprobs_N=logprobs_N,
             ref_logprobs_N=torch.tensor(references),
-            ref_kl_N=torch.tensor([best(s)[2] for s in states]),
+            ref_kl_N=torch.tensor([best_policy(s)[2] for s in states]),
             own_advantages_N=torch.zeros(len(answer)),
         )
         loss, _ = objective.loss(batch, logprobs_N)
         assert float(loss) == pytest.approx(0.0, abs=1e-10)
         # λ = 0: a token's advantage is the change of the value.
         changes = beta * (logprobs_N - batch.ref_logprobs_N - batch.ref_kl_N)
-        values = [best(state)[0] for state in (*states, answer)]
+        values = [best_policy(state)[0] for state in (*states, answer)]
         assert changes.tolist() == pytest.approx([b - a for a, b in pairwise(values)], abs=1e-5)

@@ -1,6 +1,6 @@
-"""Trains one iteration under given settings and writes the weights: run by tests on 1 or 2 ranks.
+"""Trains one iteration with given settings and writes the weights; tests run it on one or two ranks.
 
-Several settings, each with a file of its own, share one start of the processes.
+Several settings, each with its own file, share one start of the processes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 PAIR_TO_SCORE = ((1, 2, 3), (4, 5, 6, 7))
 
 
-def made(type: str, **settings: Any) -> Any:
+def build_objective(type: str, **settings: Any) -> Any:
     """The objective that a configuration would choose."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.objectives.base import Objective
@@ -27,7 +27,7 @@ def made(type: str, **settings: Any) -> Any:
 
 
 def distributions_of(trainer: Any, rows: Any) -> list[float]:
-    """Sums of what the credit may ask of the trainer, for each row by itself."""
+    """Returns, for each row, sums of the distributions that a credit may ask of the trainer."""
     import numpy as np
     import torch
 
@@ -76,12 +76,12 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     credit: Gae | Prime | None = Gae() if settings.pop("gae", False) else None
     if settings.pop("prime", False):
         credit = Prime(reward_model=RewardModelSettings(learning_rate=1e-2))
-    of_rank = core.sequences_of_rank
+    sequences_of_rank = core.sequences_of_rank
     if settings.pop("keeps_all", False):
         core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
-    heard = settings.pop("heard", False)
+    hears_answers = settings.pop("heard", False)
     model = settings.pop("model", {})
-    objective = made(**settings.pop("objective"))
+    objective = build_objective(**settings.pop("objective"))
     threads = settings.pop("threads", False)
     rows = [row for row, _ in threaded_episodes()] if threads else episodes(16)
     if objective.needs_pairs:
@@ -111,10 +111,10 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
         )
 
     first = trainer()
-    if heard and first.prefetch is not None:
-        for row in list(rows)[ranks.rank :: 3]:  # ranks hear of other answers, and nobody of some
-            asked = Request(row.prompt_ids, 0, 1, SamplingParams(20))
-            first.prefetch.on_result(asked, [Completion(row.response_ids, None, "stop", 0)])
+    if hears_answers and first.prefetch is not None:
+        for row in list(rows)[ranks.rank :: 3]:  # each rank hears of other answers, and some reach no rank
+            request = Request(row.prompt_ids, 0, 1, SamplingParams(20))
+            first.prefetch.on_result(request, [Completion(row.response_ids, None, "stop", 0)])
     metrics: dict[str, Any] = first.train(0, rows)
     metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
     metrics["distributions"] = distributions_of(first, rows)
@@ -129,7 +129,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     if ranks.is_first:
         save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)
         out.with_suffix(".json").write_text(json.dumps(metrics))
-    core.sequences_of_rank = of_rank
+    core.sequences_of_rank = sequences_of_rank
     ranks.barrier("written")
 
 
@@ -138,8 +138,8 @@ def main() -> None:
 
     ranks = Ranks.join(deadline_s=120)
     everyone = range(ranks.world_size)
-    given = ranks.hand_out("greetings", [f"{ranks.rank} to {other}" for other in everyone])
-    assert given == [f"{other} to {ranks.rank}" for other in everyone]
+    greetings = ranks.hand_out("greetings", [f"{ranks.rank} to {other}" for other in everyone])
+    assert greetings == [f"{other} to {ranks.rank}" for other in everyone]
     for settings, out in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
         update(settings, Path(out), ranks)
     ranks.leave()

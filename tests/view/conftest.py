@@ -1,4 +1,4 @@
-"""A viewer without a socket, and one that a browser can open."""
+"""Fixtures of the viewer: one without a socket (`viewer`), and one in a browser (`shown`)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FIRST = {"source": "i1", "answer": "train/0#0"}
 
 
 def mark_of(page: str) -> str:
-    """What a page sends with its next request, so that it is sent anew only where it has changed."""
+    """Reads the mark of a page: sent with the next request, it asks for the page only if that has changed."""
     return page.split('data-mark="')[1].split('"')[0]
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """Somebody who knows the token, and the folder whose experiments they look at."""
+    """A client that has the token, and the folder whose experiments the viewer shows."""
 
     store: Store
     client: TestClient
@@ -44,7 +44,7 @@ class Viewer:
         return recorded_run(self.folder / name, iterations=iterations, **settings)
 
     def get(self, path: str, headers: dict[str, str] | None = None, **query: Any) -> Response:
-        """Of a path with its query, or of one and the query's fields."""
+        """Requests a path; its query is in `path`, or in the keyword arguments."""
         return self.client.get(path, params=query or None, headers=headers)
 
     def page(self, path: str, **query: Any) -> str:
@@ -58,12 +58,12 @@ class Viewer:
         return answer.text
 
 
-HARM = """
+FIND_HARM = """
 return [window.ran !== undefined, document.querySelectorAll(
   'main :is(script, style, link, img, iframe, object, embed, base, meta, video, template, form[action^=http])'
-).length, [...document.querySelectorAll('main *')].filter((one) => [...one.attributes].some(
-  (own) => own.name.startsWith('on') || own.name === 'srcdoc' ||
-    ['href', 'src', 'action'].includes(own.name) && /^\\s*(javascript|data|https?):/i.test(own.value)
+).length, [...document.querySelectorAll('main *')].filter((element) => [...element.attributes].some(
+  ({name, value}) => name.startsWith('on') || name === 'srcdoc' ||
+    ['href', 'src', 'action'].includes(name) && /^\\s*(javascript|data|https?):/i.test(value)
 )).length, document.querySelector('header.frame').getClientRects().length > 0];
 """
 
@@ -76,24 +76,24 @@ class Shown(Browser):
         self.viewer, self.address = viewer, address
 
     def open(self, address: str, **looks: Any) -> None:
-        """A path of the viewer, or a whole address; until it is there."""
+        """Opens a path of the viewer or a whole address, and waits until it is loaded."""
         super().open(self.address(address) if address.startswith("/") else address, **looks)
         self.wait("document.readyState === 'complete'")
 
-    def wait_for(self, words: str) -> None:
-        self.wait(f"document.body.innerText.includes({words!r})")
+    def wait_for(self, text: str) -> None:
+        self.wait(f"document.body.innerText.includes({text!r})")
 
-    def wrong(self) -> list[str]:
-        """With a page that shows what somebody else wrote."""
-        ran, elements, attributes, framed = self.script(HARM)
-        found = {"a text ran": ran, "the frame is gone": not framed, "wider than the window": self.overflow()}
-        found |= {"elements were added": elements, "attributes were added": attributes}
-        return [what for what, is_so in found.items() if is_so]
+    def harm(self) -> list[str]:
+        """Lists the harm that texts of models or other programs have done to the page."""
+        ran, elements, attributes, framed = self.script(FIND_HARM)
+        kinds = {"a text ran": ran, "the frame is gone": not framed, "wider than the window": self.overflow()}
+        kinds |= {"elements were added": elements, "attributes were added": attributes}
+        return [kind for kind, has_happened in kinds.items() if has_happened]
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Of the experiments below ``tmp_path/experiments``, looked for anew at every request."""
+    """The experiments below ``tmp_path/experiments``, looked for anew at every request."""
     (tmp_path / "experiments").mkdir()
     return Store([tmp_path / "experiments"], tmp_path / "cache", look_again_s=0.0)
 
@@ -105,9 +105,9 @@ def folder(store: Store) -> Path:
 
 @pytest.fixture
 def client(store: Store) -> TestClient:
-    made = TestClient(application(store, TOKEN), base_url="http://127.0.0.1")
-    made.get("/", params={"token": TOKEN})
-    return made
+    client = TestClient(application(store, TOKEN), base_url="http://127.0.0.1")
+    client.get("/", params={"token": TOKEN})
+    return client
 
 
 @pytest.fixture
@@ -120,13 +120,13 @@ def window() -> Iterator[Browser]:
     """One browser for all tests of a process."""
     if MISSING:
         pytest.skip(MISSING)
-    with browser() as made:
-        yield made
+    with browser() as window:
+        yield window
 
 
 @pytest.fixture
 def shown(viewer: Viewer, window: Browser, served: Callable[[str], str]) -> Iterator[Shown]:
-    """No error in its console, no request to another machine."""
+    """The viewer in a window, which must end without an error and without a request to another machine."""
     yield Shown(window.driver, viewer, served)
     faults = window.faults()
     window.open("about:blank")  # before the viewer ends, which a page would say
@@ -135,7 +135,7 @@ def shown(viewer: Viewer, window: Browser, served: Callable[[str], str]) -> Iter
 
 @pytest.fixture
 def served(store: Store) -> Iterator[Callable[[str], str]]:
-    """The viewer at an address: gives the whole address of a path."""
+    """The viewer on a port of this machine, as a function from a path to its whole address."""
     import uvicorn
 
     listening = socket.create_server(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""300 answers that try to be more than text, and an experiment that sampled them."""
+"""300 hostile answers (HTML, scripts, endless nesting, megabytes), and an experiment that sampled them."""
 
 from __future__ import annotations
 
@@ -40,51 +40,55 @@ MEGABYTE = "<b>one line</b> " * 65_536
 
 
 def texts() -> list[str]:
-    """All 300: each kind alone, then in the midst of others, and a megabyte on one line."""
-    found = [*KINDS, MEGABYTE]
+    """Builds all 300: each kind alone, a megabyte on one line, and kinds in the midst of others."""
+    hostile_texts = [*KINDS, MEGABYTE]
     short = [kind for kind in KINDS if len(kind) < 2000]
     number = 0
-    while len(found) < COUNT:
-        one, other = short[number % len(short)], short[(7 * number + 3) % len(short)]
-        found.append(f"Step {number}: {one}\n\n**{other}**\n\n#### \\boxed{{{number}}} {one}{other}")
+    while len(hostile_texts) < COUNT:
+        first, second = short[number % len(short)], short[(7 * number + 3) % len(short)]
+        hostile_texts.append(
+            f"Step {number}: {first}\n\n**{second}**\n\n#### \\boxed{{{number}}} {first}{second}"
+        )
         number += 1
-    return found
+    return hostile_texts
 
 
 def hostile_answer(number: int, text: str) -> Trajectory:
-    """An answer that says the text in one token, to a problem that asks it, graded with it."""
-    made = trajectory(number, 0, "x", correct=bool(number % 2))
-    grade = dataclasses.replace(made.grade, extracted=text, message=text)
+    """Builds an answer with a hostile text as one token, as its problem and in its grade."""
+    answer = trajectory(number, 0, "x", correct=bool(number % 2))
+    grade = dataclasses.replace(answer.grade, extracted=text, message=text)
     problem = dataclasses.replace(
-        made.problem, id=f"train/{number}", prompt=text, gold=text, data={"note": text}, domain=text[:50]
+        answer.problem, id=f"train/{number}", prompt=text, gold=text, data={"note": text}, domain=text[:50]
     )
     segment = Segment([256 + number, 256 + number], logprobs=[-0.5, -0.1], policy_version=0)
     return dataclasses.replace(
-        made, problem=problem, segments=(segment,), text=text, grade=grade, step_ends=(1, 2)
+        answer, problem=problem, segments=(segment,), text=text, grade=grade, step_ends=(1, 2)
     )
 
 
-def hostile_run(path: Path, said: Sequence[str] = ()) -> ExperimentDirectory:
-    """An experiment of one iteration and one evaluation, with these answers or all 300."""
-    said = said or texts()
+def hostile_run(path: Path, answers: Sequence[str] = ()) -> ExperimentDirectory:
+    """Writes an experiment of one iteration and one evaluation, with `answers` or all 300."""
+    answers = answers or texts()
     run = begin_run(path, planned=1)
     codec = TextCodec(
         encode=CODEC.encode,
-        decode=lambda ids: "".join(said[i - 256] if i >= 256 else chr(i) for i in map(int, ids)),
+        decode=lambda ids: "".join(answers[i - 256] if i >= 256 else chr(i) for i in map(int, ids)),
         eos_id=3,
     )
-    write_tokens(path / TOKENS, codec, 256 + len(said))
-    record_iteration(run, 0, [hostile_answer(number, text) for number, text in enumerate(said)])
+    write_tokens(path / TOKENS, codec, 256 + len(answers))
+    record_iteration(run, 0, [hostile_answer(number, text) for number, text in enumerate(answers)])
     record_evaluation(run, 1)
     lines = [
         {"problem": f"v/{n}", "sample": 0, "prompt": text, "gold": text, "text": text, "reward": 0.0,
          "outcome": "ok", "extracted": text, "finish_reason": "stop", "tokens": 2}
-        for n, text in enumerate(said)
+        for n, text in enumerate(answers)
     ]  # fmt: skip
     half = "half a character \ud800"
-    lines.append(lines[-1] | {"problem": f"v/{len(said)}", "text": half, "extracted": half, "prompt": half})
-    place = run.evaluation(1, "validation") / "answers.jsonl"
-    place.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = place.with_name("summary.json")
-    write_record(summary, read_record(summary, "") | {"answers": digest_of(place)})
+    lines.append(
+        lines[-1] | {"problem": f"v/{len(answers)}", "text": half, "extracted": half, "prompt": half}
+    )
+    answers_file = run.evaluation(1, "validation") / "answers.jsonl"
+    answers_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = answers_file.with_name("summary.json")
+    write_record(summary, read_record(summary, "") | {"answers": digest_of(answers_file)})
     return run

@@ -1,4 +1,4 @@
-"""Prepared data sets of every kind, small, and with rows that try to be more than text."""
+"""Small prepared data sets of every kind, with hostile texts in some rows."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ROWS, SAMPLES = 24, 4
 
 
 def rows() -> list[Row]:
-    """The first is hostile in everything."""
-    made = []
+    """Builds the rows of the data set; every text of the first is hostile."""
+    built = []
     for number in range(ROWS):
         text = HOSTILE if number == 0 else f"What is {number} + {number}?" + " Think." * number
         row = domain_row(
@@ -24,12 +24,12 @@ def rows() -> list[Row]:
             HOSTILE if number == 0 else str(2 * number),
             extra_info={"words": len(text.split()), "note": text, "tests": {"cases": [number]}},
         )
-        made.append(row | {"pass_rate": (number % (SAMPLES + 1)) / SAMPLES})
-    return made
+        built.append(row | {"pass_rate": (number % (SAMPLES + 1)) / SAMPLES})
+    return built
 
 
-def prepared(folder: Path) -> Path:
-    """Parquet and JSON lines in a folder."""
+def write_data_sets(folder: Path) -> Path:
+    """Writes a Parquet file and a file of JSON lines, whose last two lines are damaged."""
     folder.mkdir(parents=True, exist_ok=True)
     write_parquet(folder / "sums.parquet", rows())
     lines = [{"question": f"trip {n}", "answer": 3 * n, "odd": n if n % 2 else "even"} for n in range(6)]
@@ -40,7 +40,7 @@ def prepared(folder: Path) -> Path:
 
 
 def save(folder: Path) -> Path:
-    """What `save_to_disk` writes, with two splits."""
+    """Saves a data set of two splits with `save_to_disk`."""
     from datasets import Dataset, DatasetDict
 
     split = Dataset.from_list([{"q": f"question {n}", "a": n / 2, "tags": ["x"]} for n in range(5)])
@@ -48,8 +48,8 @@ def save(folder: Path) -> Path:
     return folder
 
 
-def estimate(folder: Path, *, finished: bool = True) -> Path:
-    """What `estimate_difficulty` leaves of `rows` in its output; of two shards."""
+def write_estimate(folder: Path, *, finished: bool = True) -> Path:
+    """Writes the output of `estimate_difficulty` on `rows`, in two shards."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "estimate.json").write_text(json.dumps({"identity": "x", "rows": ROWS, "shards": 2}))
     rates = []
@@ -58,10 +58,10 @@ def estimate(folder: Path, *, finished: bool = True) -> Path:
         shard = folder / "shards" / f"{2 * number // ROWS:04d}"
         shard.mkdir(parents=True, exist_ok=True)
         for sample in range(SAMPLES):
-            place = {"row": number, "sample": sample}
-            answer = {**place, "text": f"answer {sample} {HOSTILE}", "complete": True, "tokens": 7}
+            key = {"row": number, "sample": sample}
+            answer = {**key, "text": f"answer {sample} {HOSTILE}", "complete": True, "tokens": 7}
             grade = {
-                **place, "reward": float(sample < right), "correct": sample < right, "outcome": "ok",
+                **key, "reward": float(sample < right), "correct": sample < right, "outcome": "ok",
                 "extracted": HOSTILE, "complete": True, "tokens": 7,
             }  # fmt: skip
             for name, line in (("answers.jsonl", answer), ("grades.jsonl", grade)):

@@ -1,4 +1,4 @@
-"""Experiments for the viewer, written by the code that writes them in a run, without a run."""
+"""Experiments for the viewer, written by the functions that write them in a run."""
 
 from __future__ import annotations
 
@@ -40,10 +40,11 @@ LOGPROBS, VALUES = (-0.1, -0.4, -1.5, -0.02), (0.5, 0.75, 0.25, 1.0)
 
 
 def trajectory(number: int, sample: int, text: str, *, correct: bool = True, version: int = 0) -> Trajectory:
-    """An answer whose steps are its lines. The last token of it was injected."""
+    """Builds an answer whose steps are its lines, and whose last token was injected."""
     ids = CODEC.encode(text)
     logprobs = [LOGPROBS[i % len(LOGPROBS)] for i in range(len(ids) - 1)]
-    ends = sorted({i + 1 for i, character in enumerate(text) if character == "\n"} | {len(ids)})
+    line_ends = {i + 1 for i, character in enumerate(text) if character == "\n"}
+    step_ends = sorted(line_ends | {len(ids)})
     return Trajectory(
         problem=Problem(f"train/{number}", f"{number}+{number + 1}+{number + 2}=", str(3 * number + 3)),
         sample=sample,
@@ -60,42 +61,44 @@ def trajectory(number: int, sample: int, text: str, *, correct: bool = True, ver
             extracted=text.split("\n")[-1],
             numbers={"digits": 2.0 + sample},
         ),
-        step_ends=tuple(ends),
-        numbers={"lines/count": float(len(ends))},
+        step_ends=tuple(step_ends),
+        numbers={"lines/count": float(len(step_ends))},
     )
 
 
-def episode(one: Trajectory) -> Episode:
-    """What was trained of an answer: values of its steps, and advantages that are their differences."""
-    values = tuple(VALUES[i % len(VALUES)] for i in range(len(one.step_ends)))
-    after = [*values[1:], one.reward]
-    steps = [sum(end <= token for end in one.step_ends) for token in range(len(one.response_ids))]
+def episode(answer: Trajectory) -> Episode:
+    """Builds the training row of an answer: values of its steps, and their differences as advantages."""
+    values = tuple(VALUES[i % len(VALUES)] for i in range(len(answer.step_ends)))
+    values_after = [*values[1:], answer.reward]
+    step_of_token = [
+        sum(end <= token for end in answer.step_ends) for token in range(len(answer.response_ids))
+    ]
     return Episode(
-        prompt_ids=one.prompt_ids,
-        response_ids=one.response_ids,
-        trained=[True] * (len(one.response_ids) - 1) + [False],
-        reward=one.reward,
-        group=one.problem.id,
-        trajectory=one.id,
-        policy_version=one.segments[0].policy_version or 0,
-        finish_reason=one.finish_reason,
-        advantages=[after[step] - values[step] for step in steps],
-        step_ends=one.step_ends,
+        prompt_ids=answer.prompt_ids,
+        response_ids=answer.response_ids,
+        trained=[True] * (len(answer.response_ids) - 1) + [False],
+        reward=answer.reward,
+        group=answer.problem.id,
+        trajectory=answer.id,
+        policy_version=answer.segments[0].policy_version or 0,
+        finish_reason=answer.finish_reason,
+        advantages=[values_after[step] - values[step] for step in step_of_token],
+        step_ends=answer.step_ends,
         step_values=values,
-        text=one.text,
+        text=answer.text,
     )
 
 
-def signals(one: Episode) -> TokenSignals:
-    """What a trainer might say of it: the more gap, the later the token, and nothing of the second one."""
-    numbers = np.arange(int(one.trained.sum()), dtype=np.float32)
+def signals(row: Episode) -> TokenSignals:
+    """Builds the trainer's numbers of a row: the gaps grow with the position; the second token has none."""
+    numbers = np.arange(int(row.trained.sum()), dtype=np.float32)
     numbers[1:2] = np.nan
-    return TokenSignals(one.trajectory, -0.25 * numbers, 0.5 + 0 * numbers, -0.125 * numbers)
+    return TokenSignals(row.trajectory, -0.25 * numbers, 0.5 + 0 * numbers, -0.125 * numbers)
 
 
 def answers(iteration: int, problems: int = 4, samples: int = 2) -> list[Trajectory]:
-    """So many answers; the later the iteration, the more are right."""
-    made = []
+    """Builds the answers of an iteration; the later the iteration, the more of them are right."""
+    trajectories = []
     for number in range(problems):
         for sample in range(samples):
             right = (number + sample) % 4 <= iteration
@@ -105,13 +108,15 @@ def answers(iteration: int, problems: int = 4, samples: int = 2) -> list[Traject
                 f"{2 * number + 1}+{number + 2}={last}",
                 f"#{last}",
             )
-            made.append(trajectory(number, sample, "\n".join(lines), correct=right, version=iteration))
-    return made
+            trajectories.append(
+                trajectory(number, sample, "\n".join(lines), correct=right, version=iteration)
+            )
+    return trajectories
 
 
 def begin_run(path: Path, *, planned: int = 3, seed: int = 1, **config: Any) -> ExperimentDirectory:
-    """An experiment that has begun and done nothing."""
-    own = {
+    """Writes an experiment that has begun and has no iteration yet."""
+    settings = {
         **CONFIG,
         "experiment_name": path.name,
         "directory": str(path.parent),
@@ -119,7 +124,7 @@ def begin_run(path: Path, *, planned: int = 3, seed: int = 1, **config: Any) -> 
         "seed": seed,
     }
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text(json.dumps(own | config))
+    (path / "config.json").write_text(json.dumps(settings | config))
     (path / "manifest.json").write_text(json.dumps({"config": "0123abcd", "seed": seed, "continued": []}))
     write_tokens(path / TOKENS, CODEC, 256)
     (path / "logs").mkdir(exist_ok=True)
@@ -134,37 +139,39 @@ def record_iteration(
     with_signals: bool = True,
     **metrics: float,
 ) -> None:
-    """Iteration `iteration` (from 0) as a run commits it: answers, credit, what the trainer said, metrics."""
+    """Writes an iteration (from 0) as a run commits it: answers, credit, the trainer's numbers, metrics."""
     sampled = answers(iteration) if sampled is None else sampled
     folder = directory.iteration(iteration)
     write_trajectories(folder / "trajectories.arrow", sampled)
-    episodes = [episode(one) for one in sampled]
+    episodes = [episode(answer) for answer in sampled]
     write_episodes(folder / "episodes.arrow", episodes, CODEC)
     if with_signals:
-        write_token_signals(folder / SIGNALS, [signals(one) for one in episodes])
+        write_token_signals(folder / SIGNALS, [signals(row) for row in episodes])
     row = metrics_row(iteration, **metrics)
     write_record(folder / "metrics.json", row)
     directory.append_metrics(row)
 
 
 def record_evaluation(directory: ExperimentDirectory, done: int, label: str = "validation") -> None:
-    """What was measured after `done` iterations."""
+    """Writes the evaluation after `done` iterations."""
     sampled = answers(done, problems=6)
     summary = {"split": label, "iteration": done, **summarise(sampled, 0)}
     write_evaluation(directory.evaluation(done, label), summary, sampled)
 
 
 def record_note(directory: ExperimentDirectory, author: str = "maria", label: str = "a label") -> None:
-    """What somebody wrote on the first answer of the first iteration."""
-    one = answers(0)[0]
-    about = NotedAnswer("i1", one.id, one.problem.id, one.sample, one.problem.prompt, one.text, score=1.0)
+    """Writes a note on the first answer of the first iteration."""
+    answer = answers(0)[0]
+    about = NotedAnswer(
+        "i1", answer.id, answer.problem.id, answer.sample, answer.problem.prompt, answer.text, score=1.0
+    )
     save_note(directory, replace(new_note(about, [label], "a note"), author=author), "")
 
 
 def recorded_run(
     path: Path, *, iterations: int = 3, planned: int | None = None, **config: Any
 ) -> ExperimentDirectory:
-    """A run of `iterations` of `planned` ones, measured after each."""
+    """Writes a run with `iterations` of its `planned` iterations, and an evaluation after each."""
     directory = begin_run(path, planned=iterations if planned is None else planned, **config)
     for iteration in range(iterations):
         record_iteration(directory, iteration)

@@ -1,4 +1,12 @@
-"""Answers are found by what they are and what they say, and each comes back whole."""
+"""The store of answers: queries over all answers of a run, and single answers.
+
+Promises that these tests hold:
+
+* A query returns exactly the answers that filters, search, sorting and pages ask for.
+* The numbers of a row are those of the answer's tokens, credit and trainer; injected tokens don't count.
+* A shown advantage is the one that trains, wherever the stored files tell it.
+* New and damaged files are noticed; reading writes nothing into the run, and the index is reused.
+"""
 
 import time
 from dataclasses import replace
@@ -21,11 +29,11 @@ from treetune.view.store.columns import mean_and_least
 from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import OF_CREDIT, tokens_of
 
-MEASURED = ("e1-validation",)
+EVALUATION = ("e1-validation",)
 
 
 def answers_of(folder: Path) -> AnswerStore:
-    """Of the run in a folder, with an index beside it."""
+    """Opens the answers of the run in a folder, with an index beside it."""
     return AnswerStore(Run("run", folder / "run"), folder / "cache")
 
 
@@ -45,20 +53,20 @@ def mtimes(files: Any) -> dict[Path, int]:
         (RowQuery(), 3 * 8 + 3 * 12),
         (RowQuery(filters=(ColumnFilter("problem", "has", "TRAIN/3"),)), 3 * 2 + 3 * 2),
         (RowQuery(filters=(ColumnFilter("tokens", "<", 1e300),)), 60),
-        # What only iterations have is null in evaluations.
-        (RowQuery(MEASURED, sort="advantage_mean", descending=True), 12),
-        (RowQuery(MEASURED, (ColumnFilter("advantage_mean", ">", -9.0),)), 0),
-        (RowQuery(MEASURED, (ColumnFilter("policy_version", "has", "0"),), "3"), 0),
+        # Columns that only iterations have are null in evaluations.
+        (RowQuery(EVALUATION, sort="advantage_mean", descending=True), 12),
+        (RowQuery(EVALUATION, (ColumnFilter("advantage_mean", ">", -9.0),)), 0),
+        (RowQuery(EVALUATION, (ColumnFilter("policy_version", "has", "0"),), "3"), 0),
     ],
 )
-def test_a_question_is_about_all_answers_of_its_sources(
+def test_a_query_covers_all_answers_of_its_sources(
     answers: AnswerStore, question: RowQuery, total: int
 ) -> None:
-    found = answers.ask(question)
-    assert found.total == total
-    known = {source for n in (1, 2, 3) for source in (f"i{n}", f"e{n}-validation")}
-    assert {row["source"] for row in found.rows} <= (set(question.sources) or known)
-    assert "advantage_mean" not in answers.columns(MEASURED)
+    page = answers.ask(question)
+    assert page.total == total
+    all_sources = {f"i{number}" for number in (1, 2, 3)} | {f"e{number}-validation" for number in (1, 2, 3)}
+    assert {row["source"] for row in page.rows} <= (set(question.sources) or all_sources)
+    assert "advantage_mean" not in answers.columns(EVALUATION)
 
 
 def test_filters_and_sorting_are_those_of_the_rows_and_pages_follow_each_other(answers: AnswerStore) -> None:
@@ -76,38 +84,38 @@ def test_filters_and_sorting_are_those_of_the_rows_and_pages_follow_each_other(a
     assert len(seen) == len(set(seen)) == 60
 
 
-def test_a_row_says_what_was_sampled_and_what_credit_made_of_it(answers: AnswerStore) -> None:
+def test_a_row_has_the_numbers_of_the_sampled_answer_and_of_its_credit(answers: AnswerStore) -> None:
     [row] = answers.ask(RowQuery(sources=("i2",), filters=(ColumnFilter("answer", "=", "train/1#1"),))).rows
-    own = answers.answer("i2", "train/1#1").trajectory
-    assert own is not None and own.segments[0].logprobs is not None
-    credited = episode(own)
+    stored = answers.answer("i2", "train/1#1").trajectory
+    assert stored is not None and stored.segments[0].logprobs is not None
+    credited = episode(stored)
     assert credited.advantages is not None
     trained = credited.advantages[np.asarray(credited.trained)]
     assert trained.mean() != pytest.approx(credited.advantages.mean()), "an injected token counts for nothing"
-    one = trajectory(1, 1, "1+2=3\n3+3=7\n#7", correct=False, version=1)
+    sampled = trajectory(1, 1, "1+2=3\n3+3=7\n#7", correct=False, version=1)
     expected = {
-        "problem": "train/1", "sample": 1, "tokens": len(one.response_ids), "injected": 1, "steps": 3,
+        "problem": "train/1", "sample": 1, "tokens": len(sampled.response_ids), "injected": 1, "steps": 3,
         "policy_version": 1, "beginning": "1+2=3 ↵ 3+3=7 ↵ #7", "first_value": 0.5,
         "advantage_mean": trained.mean(), "advantage_least": trained.min(), "advantage_most": trained.max(),
-        "logprob_mean": own.segments[0].logprobs.mean(), "logprob_least": -1.5,
+        "logprob_mean": stored.segments[0].logprobs.mean(), "logprob_least": -1.5,
         "number.digits": 3.0, "number.lines/count": 3.0,
     }  # fmt: skip
     assert {name: row[name] for name in expected} == pytest.approx(expected)
 
 
-def test_a_row_has_the_mean_and_the_largest_of_what_the_trainer_said(tmp_path: Path) -> None:
+def test_a_row_has_the_mean_and_the_largest_of_the_trainers_numbers(tmp_path: Path) -> None:
     run = begin_run(tmp_path / "run")
     record_iteration(run, 0, [trajectory(0, 0, "abcdefg"), trajectory(0, 1, "abc")])
     record_iteration(run, 1, with_signals=False)
     answers = answers_of(tmp_path)
     largest, shorter, *unknown = answers.ask(RowQuery(sort="gap_most", descending=True)).rows
-    # 6 trained tokens; of the second nothing is known: sizes 0, 2/8, 3/8, 4/8, 5/8.
+    # There are 6 trained tokens, and the second has no gap: the others are 0, 2/8, 3/8, 4/8, 5/8.
     assert (largest["gap_mean"], largest["gap_most"]) == (pytest.approx(14 / 8 / 5), 5 / 8)
     assert (largest["entropy_mean"], largest["entropy_most"]) == (0.5, 0.5)
     assert (shorter["gap_mean"], shorter["gap_most"]) == (0.0, 0.0)
     assert len(unknown) == 8 and all(row["gap_most"] is None for row in unknown)
-    found = answers.ask(RowQuery(filters=(ColumnFilter("gap_mean", ">", 0.1),)))
-    assert [row["answer"] for row in found.rows] == ["train/0#0"]
+    with_gap = answers.ask(RowQuery(filters=(ColumnFilter("gap_mean", ">", 0.1),)))
+    assert [row["answer"] for row in with_gap.rows] == ["train/0#0"]
 
     numbers = tokens_of(run.path, answers.answer("i1", "train/0#0"), {}).numbers
     assert set(numbers) == {"advantage", "log-prob", "entropy", "gap", "trainer's log-prob"}
@@ -120,57 +128,61 @@ def test_a_row_has_the_mean_and_the_largest_of_what_the_trainer_said(tmp_path: P
     assert "token_signals.arrow has other rows than" in problem and "delete it" in problem
 
 
-@pytest.mark.parametrize("how", ["whiten", "scale"])
+@pytest.mark.parametrize("normalisation", ["whiten", "scale"])
 @pytest.mark.parametrize("by_domain", [False, True])
-def test_a_token_s_advantage_is_the_one_that_trains(tmp_path: Path, how: str, by_domain: bool) -> None:
+def test_the_shown_advantage_of_a_token_is_the_one_that_trains(
+    tmp_path: Path, normalisation: str, by_domain: bool
+) -> None:
     run = begin_run(tmp_path / "run")
     sampled = [trajectory(0, i, f"ab{i}\ncdef{'!' * i}\ng", correct=i % 2 == 0) for i in range(4)]
     record_iteration(run, 0, sampled)
-    episodes = [replace(episode(one), domain="algebra" if i % 2 else "") for i, one in enumerate(sampled)]
+    episodes = []
+    for i, answer in enumerate(sampled):
+        episodes.append(replace(episode(answer), domain="algebra" if i % 2 else ""))
     write_episodes(run.iteration(0) / "episodes.arrow", episodes, CODEC)
     sequences = Sequences.of(episodes)
-    given = np.concatenate([one.advantages[one.trained] for one in episodes])
-    given_N = torch.tensor(given, dtype=torch.float32)
-    expected = (
-        normalise_by_domain(given_N, how, sequences.starts, sequences.domains)
-        if by_domain
-        else normalise(given_N, how)
-    )
+    of_credit = np.concatenate([row.advantages[row.trained] for row in episodes])
+    of_credit_N = torch.tensor(of_credit, dtype=torch.float32)
+    if by_domain:
+        expected_N = normalise_by_domain(of_credit_N, normalisation, sequences.starts, sequences.domains)
+    else:
+        expected_N = normalise(of_credit_N, normalisation)
     answers = answers_of(tmp_path)
 
-    def shown(**settings: Any) -> list[dict[str, np.ndarray]]:
-        return [
-            dict(tokens_of(run.path, answers.answer("i1", one.id), {"trainer": settings}).numbers)
-            for one in sampled
-        ]
+    def shown_numbers(**settings: Any) -> list[dict[str, np.ndarray]]:
+        numbers = []
+        for answer in sampled:
+            tokens = tokens_of(run.path, answers.answer("i1", answer.id), {"trainer": settings})
+            numbers.append(dict(tokens.numbers))
+        return numbers
 
-    trainer: dict[str, Any] = {"advantage_normalisation": how, "normalise_by_domain": by_domain}
-    for number, numbers in enumerate(shown(**trainer)):
-        own, trained = slice(*sequences.starts[number : number + 2]), episodes[number].trained
-        assert numbers["advantage"][trained] == pytest.approx(expected[own].numpy(), abs=1e-6)
-        assert numbers[OF_CREDIT][trained].tolist() == given[own].tolist()
+    trainer: dict[str, Any] = {"advantage_normalisation": normalisation, "normalise_by_domain": by_domain}
+    for number, numbers in enumerate(shown_numbers(**trainer)):
+        tokens, trained = slice(*sequences.starts[number : number + 2]), episodes[number].trained
+        assert numbers["advantage"][trained] == pytest.approx(expected_N[tokens].numpy(), abs=1e-6)
+        assert numbers[OF_CREDIT][trained].tolist() == of_credit[tokens].tolist()
         assert np.isnan(numbers["advantage"][~trained]).all()
-    # What training takes from advantages besides is not stored: these are credit's, and are said to be.
+    # A penalty that training subtracts is not stored: the shown advantages are those of credit, and so named.
     penalised = {"kl_coef": 0.1, "kl_placement": "reward"}
     for settings in ({**trainer, "objective": penalised}, {"advantage_normalisation": "none"}):
-        assert all(OF_CREDIT not in one for one in shown(**settings))
+        assert all(OF_CREDIT not in numbers for numbers in shown_numbers(**settings))
 
 
-def test_advantages_of_injected_tokens_are_no_extremes(tmp_path: Path) -> None:
+def test_advantages_of_injected_tokens_are_left_out_of_mean_and_maximum(tmp_path: Path) -> None:
     run = begin_run(tmp_path / "run")
     sampled = [trajectory(0, 0, "abc"), trajectory(0, 1, "abcde")]
     record_iteration(run, 0, sampled, with_signals=False)
-    credited = [
-        replace(episode(one), advantages=[-0.25] * (len(one.text) - 1) + [9.0], behaviour_logprobs=None)
-        for one in sampled
-    ]
+    credited = []
+    for answer in sampled:
+        advantages = [-0.25] * (len(answer.text) - 1) + [9.0]  # the last token was injected
+        credited.append(replace(episode(answer), advantages=advantages, behaviour_logprobs=None))
     credited.insert(1, replace(credited[0], advantages=None, trajectory="train/7#0"))
     write_episodes(run.iteration(0) / "episodes.arrow", credited, CODEC)
     rows = answers_of(tmp_path).ask(RowQuery()).rows
     assert [(row["advantage_mean"], row["advantage_most"]) for row in rows] == [(-0.25, -0.25)] * 2
 
 
-def test_numbers_without_end_stay_in_their_own_row() -> None:
+def test_an_infinite_number_changes_only_its_own_row() -> None:
     mean, least = mean_and_least(np.array([-np.inf, -1.0, -1.0, -3.0, np.nan]), np.array([0, 2, 2, 4, 5]))
     assert mean[0] == least[0] == -np.inf and (mean[2], least[2]) == (-2.0, -3.0)
     assert np.isnan([mean[1], least[1], mean[3], least[3]]).all()
@@ -180,10 +192,10 @@ def test_an_answer_comes_back_whole_one_that_is_not_there_is_named_and_nothing_i
     answers: AnswerStore, tmp_path: Path
 ) -> None:
     before = mtimes((tmp_path / "run").rglob("*"))
-    found = answers.answer("i3", "train/2#0")
-    [own] = found.episodes
-    assert found.trajectory.id == own.trajectory == "train/2#0" and own.step_values is not None
-    assert own.response_ids.tolist() == found.trajectory.response_ids.tolist()
+    answer = answers.answer("i3", "train/2#0")
+    [row] = answer.episodes
+    assert answer.trajectory.id == row.trajectory == "train/2#0" and row.step_values is not None
+    assert row.response_ids.tolist() == answer.trajectory.response_ids.tolist()
     assert answers.answer("e3-validation", "train/5#1").line["gold"] == "18"
     with pytest.raises(NotThere, match="train/99#0"):
         answers.answer("i1", "train/99#0")
@@ -192,18 +204,18 @@ def test_an_answer_comes_back_whole_one_that_is_not_there_is_named_and_nothing_i
 
 
 @pytest.mark.parametrize("text", ["3+3=", "#1", "+3", "=", "2+3=5\n5", "no such text", "#9\n"])
-def test_a_search_finds_what_a_look_at_every_text_finds(answers: AnswerStore, text: str) -> None:
+def test_a_search_finds_every_answer_whose_text_has_it(answers: AnswerStore, text: str) -> None:
     rows = answers.ask(RowQuery(size=500)).rows
     texts = answers.texts([(row["source"], row["place"]) for row in rows])
-    expected = [row["answer"] for row, own in zip(rows, texts, strict=True) if text in own]
-    found = answers.ask(RowQuery(search=text, size=500))
-    assert found.total == len(expected)
-    assert [row["answer"] for row in found.rows] == expected
+    expected = [row["answer"] for row, answer_text in zip(rows, texts, strict=True) if text in answer_text]
+    page = answers.ask(RowQuery(search=text, size=500))
+    assert page.total == len(expected)
+    assert [row["answer"] for row in page.rows] == expected
 
 
 def test_a_search_ignores_case_and_goes_with_filters_and_pages(tmp_path: Path) -> None:
-    said = ["Therefore x = 2", "THEREFORE y = 3", "thus z = 4", "Übung: therefore, Ä"]
-    sampled = [trajectory(n, 0, text, correct=n != 1) for n, text in enumerate(said)]
+    answer_texts = ["Therefore x = 2", "THEREFORE y = 3", "thus z = 4", "Übung: therefore, Ä"]
+    sampled = [trajectory(n, 0, text, correct=n != 1) for n, text in enumerate(answer_texts)]
     record_iteration(begin_run(tmp_path / "run"), 0, sampled)
     answers = answers_of(tmp_path)
     assert answers.ask(RowQuery(search="tHEREFORE")).total == 3
@@ -214,19 +226,19 @@ def test_a_search_ignores_case_and_goes_with_filters_and_pages(tmp_path: Path) -
     assert answers.ask(RowQuery(search="übung")).total == 1, "letters beyond ASCII as well"
     assert answers.ask(RowQuery(search="zq")).rows == []
     record_iteration(begin_run(tmp_path / "run"), 1, [trajectory(5, 0, "therefore again", version=1)])
-    assert answers.ask(RowQuery(search="therefore")).total == 4, "what was found before is not kept too long"
+    assert answers.ask(RowQuery(search="therefore")).total == 4, "an earlier result is not kept too long"
 
 
 @pytest.mark.parametrize(
-    ("question", "words"),
+    ("question", "message"),
     [
         (RowQuery(filters=(ColumnFilter("scroe", "=", 1),)), "no 'scroe'"),
         (RowQuery(filters=(ColumnFilter("score", "; DROP", 1),)), "not a comparison"),
         (RowQuery(sort='score"; --'), "can't be sorted"),
     ],
 )
-def test_what_cannot_be_asked_is_named(answers: AnswerStore, question: RowQuery, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_an_impossible_query_is_explained(answers: AnswerStore, question: RowQuery, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         answers.ask(question)
 
 
@@ -241,37 +253,37 @@ def test_a_damaged_file_is_named_until_it_is_mended_and_the_others_are_shown(
     answers: AnswerStore, tmp_path: Path
 ) -> None:
     path = tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow"
-    whole = path.read_bytes()
-    path.write_bytes(whole[: len(whole) // 2])
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
     assert answers.ask(RowQuery()).total == 2 * 8 + 3 * 12
-    assert ["iteration 2" in words for words in answers.problems()] == [True]
-    assert not any(one.is_awaited for one in answers.indexed())
-    damaged = answers.mark()
-    path.write_bytes(whole)
+    assert ["iteration 2" in problem for problem in answers.problems()] == [True]
+    assert not any(source.is_awaited for source in answers.indexed())
+    mark_of_damaged = answers.mark()
+    path.write_bytes(content)
     assert (answers.ask(RowQuery()).total, answers.problems()) == (60, [])
-    assert answers.mark() != damaged
+    assert answers.mark() != mark_of_damaged
 
 
-def test_the_mark_is_another_once_a_file_is_known_to_be_damaged(
+def test_the_mark_changes_when_a_file_turns_out_to_be_damaged(
     answers: AnswerStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.view.store.answers.AT_ONCE_BYTES", 0)  # a thread reads
+    monkeypatch.setattr("treetune.view.store.answers.AT_ONCE_BYTES", 0)  # so that a thread reads every file
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
     before = answers.mark()
     deadline = time.monotonic() + 60
-    while any(one.is_awaited for one in answers.indexed()) and time.monotonic() < deadline:
+    while any(source.is_awaited for source in answers.indexed()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert answers.problems() and answers.mark() != before
 
 
-def test_an_index_that_cannot_be_written_is_no_fault_of_the_answers(tmp_path: Path) -> None:
+def test_an_index_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     recorded_run(tmp_path / "run", iterations=1)
     (tmp_path / "cache").write_text("a file where the folder would be")
     problems = answers_of(tmp_path).problems()
-    assert len(problems) == 2 and all("its index can't be written to" in words for words in problems)
+    assert len(problems) == 2 and all("its index can't be written to" in problem for problem in problems)
 
 
-def test_an_iteration_on_demonstrations_has_its_episodes_for_answers(tmp_path: Path) -> None:
+def test_the_answers_of_an_iteration_on_demonstrations_are_its_episodes(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run", iterations=1)
     (run.iteration(0) / "trajectories.arrow").unlink()
     answers = answers_of(tmp_path)
@@ -282,7 +294,7 @@ def test_an_iteration_on_demonstrations_has_its_episodes_for_answers(tmp_path: P
 
 def test_the_index_is_kept_for_the_next_viewer(answers: AnswerStore, tmp_path: Path) -> None:
     answers.indexed()
-    made = mtimes((tmp_path / "cache").rglob("*.parquet"))
+    times_of_index = mtimes((tmp_path / "cache").rglob("*.parquet"))
     again = Store([tmp_path / "run"], tmp_path / "cache")
     assert again.answers(again.runs()[0]).ask(RowQuery()).total == 60
-    assert mtimes((tmp_path / "cache").rglob("*.parquet")) == made
+    assert mtimes((tmp_path / "cache").rglob("*.parquet")) == times_of_index

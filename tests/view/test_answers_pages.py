@@ -1,4 +1,12 @@
-"""The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
+"""The pages about answers: lists, single answers, problems, comparisons and continuations.
+
+Promises that these tests hold:
+
+* A list shows the answers that its address asks for; a wrong address is explained.
+* An answer is shown with its tokens, values, continuations and advantages, and says whether these trained.
+* Trees and threads show every answer once; the numbers of the gradient are those of training.
+* Damaged files are named, and the other answers are shown.
+"""
 
 import itertools
 import json
@@ -48,7 +56,7 @@ from treetune.vocabulary import Message, Segment, Stretch, Trajectory
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
 
-def test_titles_of_pages_are_words() -> None:
+def test_titles_of_pages_are_plain_words() -> None:
     assert [page.title for page in PAGES if not re.fullmatch("[A-Z][a-z]+( [a-z]+)*", page.title)] == []
 
 
@@ -62,7 +70,7 @@ def test_conditions_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("tokens", "is not a condition"),
         ("size > 3", "answers have no 'size'"),
@@ -72,8 +80,8 @@ def test_conditions_are_read() -> None:
         ("tokens < 1e999", "compared with a number"),
     ],
 )
-def test_a_wrong_condition_is_explained(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_a_wrong_condition_is_explained(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_conditions(text, COLUMNS)
 
 
@@ -81,28 +89,31 @@ def test_the_list_shows_the_newest_iteration_or_what_is_asked_for(viewer: Viewer
     viewer.record(iterations=2)
     newest = viewer.page("/answers?run=run")
     assert newest.count("iteration 2</td>") == 8 and "iteration 1</td>" not in newest
-    order = [
-        re.findall(r'id="(a-[^"]+)"', viewer.page(f"/answers?run=run{how}"))
-        for how in ("", "&sort=advantage_size&order=down", "&sort=tokens&order=down", "&sort=tokens&order=up")
-    ]
-    assert order[0] == order[1], "where nothing is asked for, those with the most credit come first"
-    assert order[2] != order[3] and sorted(order[2]) == sorted(order[0])
-    asked = {"run": "run", "of": "everything", "where": "score < 1; tokens > 3", "sort": "tokens"}
-    assert "validation after 1 iterations</td>" in viewer.page("/answers", **asked)
+
+    def answers_in_order(query: str) -> list[str]:
+        return re.findall(r'id="(a-[^"]+)"', viewer.page(f"/answers?run=run{query}"))
+
+    by_credit = answers_in_order("&sort=advantage_size&order=down")
+    longest_first = answers_in_order("&sort=tokens&order=down")
+    assert answers_in_order("") == by_credit, "the default order"
+    assert longest_first != answers_in_order("&sort=tokens&order=up")
+    assert sorted(longest_first) == sorted(by_credit)
+    query = {"run": "run", "of": "everything", "where": "score < 1; tokens > 3", "sort": "tokens"}
+    assert "validation after 1 iterations</td>" in viewer.page("/answers", **query)
     # An evaluation is sorted and filtered by what only iterations have.
-    asked = {"run": "run", "of": "e1-validation", "sort": "advantage_mean", "where": "tokens < 1e300"}
-    assert "<b>12</b> answers" in viewer.page("/answers", **asked)
-    assert "No answer matches" in viewer.page("/answers", **{**asked, "where": "advantage_mean > 0"})
+    query = {"run": "run", "of": "e1-validation", "sort": "advantage_mean", "where": "tokens < 1e300"}
+    assert "<b>12</b> answers" in viewer.page("/answers", **query)
+    assert "No answer matches" in viewer.page("/answers", **{**query, "where": "advantage_mean > 0"})
     record_iteration(begin_run(viewer.folder / "unmeasured"), 0)
-    for status, query, words in (
+    for status, query, message in (
         (400, {"run": "run", "where": "color = red"}, "answers have no"),
         (400, {"run": "run", "page": "9" * 20}, "at most 9 digits"),
         (404, {"run": "unmeasured", "of": "evaluations"}, "no answers of evaluations yet"),
     ):
-        assert words in viewer.refusal("/answers", status, **query)
+        assert message in viewer.refusal("/answers", status, **query)
 
 
-def test_a_damaged_file_is_named_and_not_waited_for(viewer: Viewer) -> None:
+def test_a_damaged_file_is_named_instead_of_still_being_read(viewer: Viewer) -> None:
     run = viewer.record(iterations=2)
     (run.iteration(1) / "trajectories.arrow").write_bytes(b"nothing")
     page = viewer.page("/answers?run=run")
@@ -111,48 +122,48 @@ def test_a_damaged_file_is_named_and_not_waited_for(viewer: Viewer) -> None:
     assert "iteration 2 can&#39;t be read" in answer
 
 
-def test_credit_of_methods_is_followed_and_has_a_head_for_each_step(viewer: Viewer) -> None:
+def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_step(viewer: Viewer) -> None:
     run = viewer.record()
     mark = mark_of(viewer.page("/answer", run="run", **FIRST))
     for name, count in (("replay-0001", 2), ("replay-0001-b", 4)):
         row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
-        place = run.path / "analyses" / name / "advantages.jsonl"
-        place.parent.mkdir(parents=True)
-        place.write_text(json.dumps(row | {"advantages": {"x": [0.5] * count}}) + "\n")
+        file = run.path / "analyses" / name / "advantages.jsonl"
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(row | {"advantages": {"x": [0.5] * count}}) + "\n")
     after = viewer.get("/answer", {SEEN: mark}, run="run", **FIRST)
-    assert after.status_code == 200, "what is found later is shown"
+    assert after.status_code == 200, "the page has changed"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]
     assert table.count('href="#step-') == 4 and table.count("<td>") == 8
 
 
-def test_credit_that_is_computed_while_an_answer_is_shown_makes_another_box(viewer: Viewer) -> None:
+def test_credit_that_comes_while_an_answer_is_shown_replaces_its_box_of_tokens(viewer: Viewer) -> None:
     run = begin_run(viewer.folder / "run")
-    one = trajectory(0, 0, "a\nb")
-    write_trajectories(run.iteration(0) / "trajectories.arrow", [one])
+    answer = trajectory(0, 0, "a\nb")
+    write_trajectories(run.iteration(0) / "trajectories.arrow", [answer])
 
     def box() -> str:
         return viewer.page("/answer", run="run", **FIRST).split('<div id="tokens-')[1].split('"')[0]
 
     before = box()
-    write_episodes(run.iteration(0) / "episodes.arrow", [episode(one)], CODEC)
+    write_episodes(run.iteration(0) / "episodes.arrow", [episode(answer)], CODEC)
     assert box() != before
 
 
-def test_an_experiment_that_cannot_be_read_takes_no_other_along(viewer: Viewer) -> None:
+def test_an_experiment_that_cannot_be_read_hides_no_other(viewer: Viewer) -> None:
     viewer.record("good")
     lock = viewer.record("bad").path / _LOCKS["run"]
     lock.unlink(missing_ok=True)
-    lock.mkdir()  # as what one may not open: an OSError
+    lock.mkdir()  # opening a folder is an OSError, as opening a file without permission is
     page = viewer.page("/")
     assert "good" in page and "Is a directory" in page
 
 
-def test_numbers_that_are_none_have_names() -> None:
+def test_infinite_numbers_and_nan_are_written_as_names() -> None:
     assert [number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
 
 
 def chat_answer(without_text: int) -> Trajectory:
-    """An answer to a chat with a solved example, whose template and end have tokens without text."""
+    """Builds an answer to a chat with a solved example; its template and its end have tokens without text."""
     plain = trajectory(0, 0, "4+5=9\n#9")
     messages = (Message("user", "1+2="), Message("assistant", "3"), Message("user", "4+5="))
     ids = [*plain.segments[0].token_ids, *plain.segments[1].token_ids, without_text]
@@ -187,15 +198,17 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
     record_iteration(begin_run(viewer.folder / "run"), 0, sampled)
     for i, text in enumerate(texts):
         page = viewer.page("/answer", run="run", source="i1", answer=f"train/{i}#0")
-        shown = "".join(part.split("<", 1)[0] for part in page.split("<span data-i=")[1:])
-        shown = "".join(piece.split(">", 1)[1] for piece in unescape(shown).split('"') if ">" in piece)
-        assert shown.replace("↵\n", "\n") == text
+        shown_tokens = []
+        for element in page.split("<span data-i=")[1:]:
+            attributes_and_text = element.partition("<")[0]
+            shown_tokens.append(unescape(attributes_and_text.partition(">")[2]))
+        assert "".join(shown_tokens).replace("↵\n", "\n") == text
         assert "V 0.500" in page and "A +0.250" in page
-        assert page.count('class="injected">') == 2  # the last token, and the word for it
+        assert page.count('class="injected">') == 2  # the last token, and the legend
 
 
 @pytest.mark.parametrize(
-    ("trainer", "colour", "steps"),
+    ("trainer", "legend", "training_differs"),
     [
         ({}, "made less likely; training advantage", False),
         ({"advantage_normalisation": "whiten"}, "made less likely; training advantage", True),
@@ -211,15 +224,16 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(viewer: Viewer) -> No
     ],
 )
 def test_an_answer_says_whether_its_advantages_are_those_that_train(
-    viewer: Viewer, trainer: dict[str, Any], colour: str, steps: bool
+    viewer: Viewer, trainer: dict[str, Any], legend: str, training_differs: bool
 ) -> None:
     viewer.record(trainer=trainer or {"learning_rate": 1e-3})
     page = viewer.page("/answer", run="run", **FIRST)
-    assert colour in page and ("before training changes it (in training" in page) == steps
+    assert legend in page
+    assert ("before training changes it (in training" in page) == training_differs
     assert ('value="advantage of credit"' in page) == (trainer == {"advantage_normalisation": "whiten"})
 
 
-def test_demonstrations_are_titled_so_and_not_as_what_a_policy_sampled(viewer: Viewer) -> None:
+def test_demonstrations_are_titled_as_such_and_not_as_sampled_answers(viewer: Viewer) -> None:
     sft = viewer.record("sft", rollout={"type": "demonstrations"})
     (sft.iteration(0) / "trajectories.arrow").unlink()  # demonstrations have episodes alone
     viewer.record("sampled")
@@ -238,7 +252,7 @@ def test_demonstrations_are_titled_so_and_not_as_what_a_policy_sampled(viewer: V
     assert "demonstrations of iteration 1" in newest_answers(Run("sft", sft.path), 1)
 
 
-def test_an_answer_of_an_evaluation_says_what_the_grader_took_and_one_that_is_not_there_is_named(
+def test_an_evaluations_answer_has_its_extracted_answer_and_a_missing_answer_is_named(
     viewer: Viewer,
 ) -> None:
     viewer.record()
@@ -259,7 +273,9 @@ def test_a_problem_is_followed_along_training(viewer: Viewer) -> None:
 def test_problems_that_flipped_are_found(viewer: Viewer) -> None:
     run = begin_run(viewer.folder / "run")
     for iteration, right in enumerate(([True, False, True], [False, False, True])):
-        sampled = [trajectory(i, 0, f"{iteration} and {i}", correct=own) for i, own in enumerate(right)]
+        sampled = [
+            trajectory(i, 0, f"{iteration} and {i}", correct=is_right) for i, is_right in enumerate(right)
+        ]
         record_iteration(run, iteration, sampled)
     where = {"run": "run", "first": "i1", "second": "i2"}
     page = viewer.page("/compare", **where)
@@ -286,12 +302,12 @@ def test_seeds_of_two_settings_are_compared_over_problems_and_seeds(viewer: View
 
 def test_histograms_above_the_list_filter_it(viewer: Viewer) -> None:
     viewer.record(iterations=2)
-    asked = {"run": "run", "of": "iterations", "where": "tokens > 1"}
-    page = viewer.page("/answers/histograms", **asked)
+    query = {"run": "run", "of": "iterations", "where": "tokens > 1"}
+    page = viewer.page("/answers/histograms", **query)
     drawn = re.findall("<figcaption><code>(.*?)</code>", page)
     assert drawn == ["reward", "tokens", "advantage_size"]
-    links = [unescape(one) for one in re.findall(r'<a href="(/answers[^"]*where[^"]*)"><title>', page)]
-    counts = [int(one) for one in re.findall(r"<title>.*?: (\d+) answers?</title>", page)]
+    links = [unescape(href) for href in re.findall(r'<a href="(/answers[^"]*where[^"]*)"><title>', page)]
+    counts = [int(count) for count in re.findall(r"<title>.*?: (\d+) answers?</title>", page)]
     assert len(links) == len(counts) > 3
     for link, count in zip(links, counts, strict=True):
         assert f"<b>{count}</b> answer" in viewer.page(link)
@@ -322,15 +338,19 @@ def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
     page = viewer.page("/answer", **where)
     drawing = page.split('<svg class="tree"')[1].split("</svg>")[0]
     assert "All 100 answers" in page and " style=" not in page
-    words = re.findall("<title>(.*?)</title>", drawing, re.DOTALL)
-    assert any(t.startswith("the prompt · value after it 0.500 · 100 answers, 100 correct") for t in words)
+    titles = re.findall("<title>(.*?)</title>", drawing, re.DOTALL)
+    of_prompt = "the prompt · value after it 0.500 · 100 answers, 100 correct"
+    assert any(title.startswith(of_prompt) for title in titles)
     assert {f"leaf {i}!" for i in range(100)} == set(re.findall(r"leaf \d+!", drawing))
-    assert drawing.count("here") == 4, "the prompt, what all share, and its own two steps"
+    assert drawing.count("here") == 4, "the prompt, the step that all share, and its own two steps"
     links = re.findall(r'<a href="([^"]+)"', drawing)
-    asked = {unescape(one).split("answer=")[1].split("&")[0] for one in links if "as=tree" not in one}
-    assert len(asked) == 100, "each leaf leads to its answer"
+    linked_answers = set()
+    for link in links:
+        if "as=tree" not in link:
+            linked_answers.add(unescape(link).split("answer=")[1].split("&")[0])
+    assert len(linked_answers) == 100, "each leaf leads to its answer"
     assert viewer.page(unescape(links[0]))
-    # Branches too low to be seen are one with others of about their value.
+    # Branches that would be too low to be seen are joined with others of about the same value.
     monkeypatch.setattr("treetune.view.drawings.HIGH", 40)
     folded = viewer.page("/answer", **where)
     assert "99 branches of about the same value" in folded and "100 answers, 100 correct" in folded
@@ -342,20 +362,21 @@ def test_every_answer_of_a_tree_is_drawn_or_counted_and_can_be_reached(
 def test_an_answer_is_read_in_its_list_and_the_next_one_lies_on_the_next_page(viewer: Viewer) -> None:
     record_iteration(begin_run(viewer.folder / "run"), 0, [trajectory(i, 0, f"a\n{i}") for i in range(43)])
     listed = {"run": "run", "sort": "problem", "size": 20, "page": 1}
-    rows = [unescape(one) for one in re.findall(r'data-href="([^"]+)"', viewer.page("/answers", **listed))]
-    seen, address = [], rows[0]
+    addresses = re.findall(r'data-href="([^"]+)"', viewer.page("/answers", **listed))
+    rows = [unescape(address) for address in addresses]
+    answers_read, address = [], rows[0]
     while address:
         page = viewer.page(address)
-        seen.append(re.findall(r"<h1>(\S+) ", page)[0])
-        found = re.findall(r'href="([^"]+)" data-key="j"', page)
-        address = unescape(found[0]) if found else ""
-    assert seen == sorted(f"train/{i}#0" for i in range(43))
+        answers_read.append(re.findall(r"<h1>(\S+) ", page)[0])
+        next_links = re.findall(r'href="([^"]+)" data-key="j"', page)
+        address = unescape(next_links[0]) if next_links else ""
+    assert answers_read == sorted(f"train/{i}#0" for i in range(43))
     assert "43 of 43" in page
     [before] = re.findall(r'href="([^"]+)" data-key="k"', viewer.page(rows[0].replace("page=1", "page=2")))
-    assert f"<h1>{seen[19]} " in viewer.page(unescape(before)), "the last one of the page before"
+    assert f"<h1>{answers_read[19]} " in viewer.page(unescape(before)), "the last answer of the page before"
     [back] = re.findall(r'href="([^"]+)" data-key="u"', page)
     assert "page=3" in back and "sort=problem" in back and "#a-i1-" in back
-    # Without a list it stands among the answers to its problem.
+    # Opened without a list, an answer stands among the answers to its problem.
     assert "1 of 1<" in viewer.page("/answer", run="run", **FIRST)
 
 
@@ -363,13 +384,17 @@ def test_problems_have_their_pass_rate_its_change_and_no_signal_is_a_filter(view
     run = begin_run(viewer.folder / "run")
     for iteration, right in enumerate(([0, 0, 1, 1], [1, 0, 1, 1])):
         sampled = [
-            trajectory(i // 2, i % 2, f"{iteration}{i}", correct=bool(own)) for i, own in enumerate(right)
+            trajectory(i // 2, i % 2, f"{iteration}{i}", correct=bool(is_right))
+            for i, is_right in enumerate(right)
         ]
         record_iteration(run, iteration, sampled)
     credit = run.iteration(1) / "episodes.arrow"
-    silent = [episode(one) for one in sampled]
-    silent[2:] = [replace(one, advantages=[0.0] * len(one.response_ids)) for one in silent[2:]]
-    write_episodes(credit, silent, CODEC)
+    episodes = [episode(answer) for answer in sampled]
+    # The second problem's answers have no advantage.
+    for i in (2, 3):
+        row = episodes[i]
+        episodes[i] = replace(row, advantages=[0.0] * len(row.response_ids))
+    write_episodes(credit, episodes, CODEC)
     (run.iteration(1) / "token_signals.arrow").unlink()
     page = viewer.page("/problems?run=run&problems=problem")
     rows = [row.split("</tr>")[0] for row in page.split('<tr id="p-')[1:]]
@@ -380,36 +405,39 @@ def test_problems_have_their_pass_rate_its_change_and_no_signal_is_a_filter(view
     assert "1 of 2<" in viewer.page(first) and "train/0#" in viewer.page(first)
 
 
-def test_the_way_from_values_into_the_gradient_ends_in_shares_that_add_up(viewer: Viewer) -> None:
+def test_the_shares_of_steps_in_the_gradient_follow_from_trained_advantages_and_add_up_to_one(
+    viewer: Viewer,
+) -> None:
     run = viewer.record(trainer={"advantage_normalisation": "whiten", "objective": {"type": "ppo"}})
     answers = viewer.store.answers(viewer.store.run("run"))
     config = viewer.store.experiment(viewer.store.run("run")).config
     rows = answers.sql("SELECT answer FROM answers", sources=["i1"])
-    whole = []
+    steps = []
     for row in rows:
-        one = answers.answer("i1", row["answer"])
-        tokens = tokens_of(run.path, one, config)
+        answer = answers.answer("i1", row["answer"])
+        tokens = tokens_of(run.path, answer, config)
         assert tokens is not None
-        whole += trained_steps(one, tokens, config)
-    assert sum(one.share or 0.0 for one in whole) == pytest.approx(1.0)
-    flat = np.concatenate([np.repeat(one.advantage, one.tokens) for one in whole])
-    trains = np.concatenate([np.repeat(one.trained_advantage, one.tokens) for one in whole])
-    assert trains == pytest.approx((flat - flat.mean()) / np.sqrt(flat.var(ddof=1) + 1e-8), rel=1e-5)
-    weights = [abs(one.trained_advantage or 0.0) * one.tokens for one in whole]
-    assert [one.share for one in whole] == pytest.approx(np.array(weights) / sum(weights))
+        steps += trained_steps(answer, tokens, config)
+    assert sum(step.share or 0.0 for step in steps) == pytest.approx(1.0)
+    of_credit_N = np.concatenate([np.repeat(step.advantage, step.tokens) for step in steps])
+    in_training_N = np.concatenate([np.repeat(step.trained_advantage, step.tokens) for step in steps])
+    whitened_N = (of_credit_N - of_credit_N.mean()) / np.sqrt(of_credit_N.var(ddof=1) + 1e-8)
+    assert in_training_N == pytest.approx(whitened_N, rel=1e-5)
+    weights = [abs(step.trained_advantage or 0.0) * step.tokens for step in steps]
+    assert [step.share for step in steps] == pytest.approx(np.array(weights) / sum(weights))
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
     assert "also from tokens whose advantage is 0" in page and "share of the gradient weight" in page
-    assert f"{100 * (whole[0].share or 0.0):.2g} %" in page
+    assert f"{100 * (steps[0].share or 0.0):.2g} %" in page
 
 
 @pytest.mark.parametrize(("log_ratio", "clipped"), [(0.1, 0), (0.2, 6), (-0.3, 0)])
-def test_the_way_into_the_gradient_says_how_far_a_step_had_moved_and_what_ppo_clipped(
+def test_a_steps_ratio_and_the_number_of_its_clipped_tokens_are_shown(
     viewer: Viewer, log_ratio: float, clipped: int
 ) -> None:
     run = viewer.record(trainer={"objective": {"type": "ppo"}})
     rows = [
-        replace(one, log_ratios=np.full_like(one.logprobs, log_ratio))
-        for one in read_token_signals(run.iteration(0) / SIGNALS)
+        replace(row, log_ratios=np.full_like(row.logprobs, log_ratio))
+        for row in read_token_signals(run.iteration(0) / SIGNALS)
     ]
     write_token_signals(run.iteration(0) / SIGNALS, rows)
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "credit"})
@@ -431,13 +459,18 @@ def test_the_way_into_the_gradient_says_how_far_a_step_had_moved_and_what_ppo_cl
     clip_high=st.floats(0.01, 8),
     dual_clip=st.none() | st.floats(1.01, 20),
 )
-def test_what_is_called_clipped_is_what_has_no_gradient_in_training(
+def test_tokens_are_called_clipped_exactly_where_ppo_has_no_gradient(
     tokens: list[tuple[float, float, float]], clip_low: float, clip_high: float, dual_clip: float | None
 ) -> None:
-    """The page says the rule again without torch. Within rounding of a bound either may be right."""
+    """The page has PPO's rule once more, without torch.
+
+    Ratios within rounding of a bound are left out: there, either side may be right.
+    """
     ppo = ClippedPolicyGradient(clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
     bounds = (1 - clip_low, 1 + clip_high, dual_clip or np.inf)
-    tokens = [own for own in tokens if all(abs(np.exp(own[0]) / bound - 1) > 1e-5 for bound in bounds)]
+    ratios_to_bounds = [[np.exp(token[0]) / bound for bound in bounds] for token in tokens]
+    is_clear = [all(abs(ratio - 1) > 1e-5 for ratio in ratios) for ratios in ratios_to_bounds]
+    tokens = [token for token, clear in zip(tokens, is_clear) if clear]
     assume(tokens)
     log_ratios, sizes, signs = np.array(tokens, np.float32).reshape(-1, 3).T
     advantages = sizes * signs
@@ -447,28 +480,28 @@ def test_what_is_called_clipped_is_what_has_no_gradient_in_training(
     )
     terms.sum().backward()
     assert moved.grad is not None
-    # A penalty on advantages, so that no file of the iteration is asked for.
+    # With a penalty on advantages, the page asks for no file of the iteration.
     objective = {"type": "ppo", "kl_placement": "reward", "kl_coef": 1.0}
     objective |= {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
-    one: Any = SimpleNamespace(
+    answer: Any = SimpleNamespace(
         episode=SimpleNamespace(advantages=advantages, trained=np.ones(len(tokens), np.bool_)),
         source=SimpleNamespace(episodes="not read"),
     )
     steps = [CreditedStep(i, i, i + 1, None, None, None) for i in range(len(tokens))]
     shown: Any = SimpleNamespace(steps=steps, numbers={"advantage": advantages, "log-ratio": log_ratios})
-    said = [bool(step.clipped) for step in trained_steps(one, shown, {"trainer": {"objective": objective}})]
-    assert said == is_clipped.tolist()
-    assert said == [
-        gradient == 0 and advantage != 0 for gradient, advantage in zip(moved.grad.tolist(), advantages)
-    ]
+    shown_steps = trained_steps(answer, shown, {"trainer": {"objective": objective}})
+    shown_as_clipped = [bool(step.clipped) for step in shown_steps]
+    has_no_gradient = (moved.grad.numpy() == 0) & (advantages != 0)
+    assert shown_as_clipped == is_clipped.tolist()
+    assert shown_as_clipped == has_no_gradient.tolist()
 
 
 def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> None:
-    """A state asks as credit does, so that the page finds what credit asked for."""
+    """The journal has a request like that of credit, which the page must find."""
     run = begin_run(viewer.folder / "run")
-    one = trajectory(0, 0, "a\nb\nc")
-    record_iteration(run, 0, [one])
-    beginning = AnswerPrefix.of(one.problem, one.prompt_ids, one.segments, 2)
+    answer = trajectory(0, 0, "a\nb\nc")
+    record_iteration(run, 0, [answer])
+    beginning = AnswerPrefix.of(answer.problem, answer.prompt_ids, answer.segments, 2)
     sampling = AdditionChain().adjust_sampling(SamplingParams(max_tokens=48))
     request = continuation_request(AnswerSettings(64), 1, 0, beginning, sampling, "value", 0, 3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
@@ -476,23 +509,24 @@ def test_continuations_of_a_state_are_found_in_the_journal(viewer: Viewer) -> No
     with Journal(run.iteration(0) / "journal" / "credit-0.jsonl") as written:
         written.add(*rows)
     where = {"run": "run", **FIRST}
-    found = viewer.page("/continuations", **where, start=2)
-    assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
-    assert "x!" in found and "y!" in found and "did not store" in found
+    page = viewer.page("/continuations", **where, start=2)
+    assert "3 continuations, 2 of them different" in page and "<b>2 ×</b>" in page
+    assert "x!" in page and "y!" in page and "did not store" in page
     assert "no continuations of this state" in viewer.page("/continuations", **where, start=4)
     assert "/continuations?run=run&amp;source=i1" in viewer.page("/answer", **where)
 
-    credited = replace(episode(one), continuations={2: (1.0, 0.5, None), 4: (0.0, 0.0)})
+    credited = replace(episode(answer), continuations={2: (1.0, 0.5, None), 4: (0.0, 0.0)})
     write_episodes(run.iteration(0) / "episodes.arrow", [credited], CODEC)
     rows = viewer.page("/continuations", **where, start=2).split("<li>")[1:]
     assert [("x!" in row, re.findall(r"[✓✗?] [\d.\w]+", row)) for row in rows] == [
         (True, ["✓ 1"]), (False, ["✗ 0.5"]), (True, ["? unknown"]),
     ]  # fmt: skip
     assert "2 earned 0. Their texts are not available" in viewer.page("/continuations", **where, start=4)
-    words = "1 earned 1, 1 earned 0.5, 1 earned an unknown reward"
-    assert f"before this step: {words}" in viewer.page("/answer", **where)
+    counts = "1 earned 1, 1 earned 0.5, 1 earned an unknown reward"
+    assert f"before this step: {counts}" in viewer.page("/answer", **where)
     tree = viewer.page("/answer", **where, **{"as": "tree"})
-    assert f"continuations of the previous state: {words}" in tree and f"of its continuations {words}" in tree
+    assert f"continuations of the previous state: {counts}" in tree
+    assert f"of its continuations {counts}" in tree
     assert "/continuations?answer=" in tree and "start=2" in tree
 
 
@@ -504,10 +538,10 @@ def test_threads_are_drawn_side_by_side_without_styles(viewer: Viewer) -> None:
         Segment(list(map(ord, text)), logprobs=[-0.5] * len(text), policy_version=0, branch=branch)
         for text, branch in parts
     )
-    one = replace(trajectory(0, 0, "".join(text for text, _ in parts)), segments=segments)
+    answer = replace(trajectory(0, 0, "".join(text for text, _ in parts)), segments=segments)
     folder = begin_run(viewer.folder / "run").iteration(0)
-    write_trajectories(folder / "trajectories.arrow", [one])
-    write_episodes(folder / "episodes.arrow", [replace(episode(one), stretches=stretches)], CODEC)
+    write_trajectories(folder / "trajectories.arrow", [answer])
+    write_episodes(folder / "episodes.arrow", [replace(episode(answer), stretches=stretches)], CODEC)
     page = viewer.page("/answer", run="run", **FIRST, **{"as": "threads"})
     assert page.count('class="thread') >= 2 and "critical path" in page
     assert "&lt;b&gt;other&lt;/b&gt;" in page and "<b>other" not in page

@@ -1,4 +1,11 @@
-"""Curves: one for each experiment or each setting, with bands that say what they are, and events."""
+"""Curves of experiments.
+
+Promises that these tests hold:
+
+* There is a curve for each experiment, or for all seeds of a setting together, whose band is named.
+* Events (evaluations, restarts, signs, resumes) stand at their iterations.
+* Long curves are thinned and keep their peaks; curves can be drawn over time.
+"""
 
 import json
 import math
@@ -21,14 +28,14 @@ from treetune.view.curves import (
 from treetune.view.store import Store
 
 
-def bunched(store: Store, together: bool = False) -> list[Bunch]:
+def groups_of(store: Store, together: bool = False) -> list[Bunch]:
     return bunches({run.name: store.experiment(run) for run in store.runs()}, together=together)
 
 
 def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) -> None:
     recorded_run(folder / "run", iterations=3)
 
-    [chart] = evaluation_charts(bunched(store))
+    [chart] = evaluation_charts(groups_of(store))
 
     shown = (chart.title, chart.better, chart.band)
     assert shown == ("pass@1 on validation", "up", "95 % interval over problems")
@@ -37,12 +44,12 @@ def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) ->
     assert all(line.interval[x][0] <= y <= line.interval[x][1] for x, y in line.points)
 
 
-def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: Store, folder: Path) -> None:
+def test_a_single_experiment_beside_several_seeds_has_no_band(store: Store, folder: Path) -> None:
     for seed in (1, 2):
         recorded_run(folder / f"seed-{seed}" / "ppo", iterations=2, seed=seed)
     recorded_run(folder / "seed-1" / "grpo", iterations=2, credit={"type": "group"})
 
-    [chart] = evaluation_charts(bunched(store, together=True))
+    [chart] = evaluation_charts(groups_of(store, together=True))
 
     assert "t-interval" in chart.band
     assert [bool(line.interval) for line in chart.series] == ["seeds" in line.name for line in chart.series]
@@ -56,10 +63,13 @@ def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Pa
     other = begin_run(folder / "seed-1" / "grpo", credit={"type": "group"})
     record_iteration(other, 0, **{"episodes/reward": 0.7})
 
-    made = bunched(store, together=True)
-    [chart] = chosen_charts(made, ["episodes/reward"])
+    groups = groups_of(store, together=True)
+    [chart] = chosen_charts(groups, ["episodes/reward"])
 
-    assert [(one.name, len(one.members)) for one in made] == [("seed-1/grpo", 1), ("ppo (3 seeds)", 3)]
+    assert [(group.name, len(group.members)) for group in groups] == [
+        ("seed-1/grpo", 1),
+        ("ppo (3 seeds)", 3),
+    ]
     alone, three = chart.series
     assert not alone.interval
     # Student's t with two degrees of freedom: 4.303 standard errors.
@@ -73,7 +83,7 @@ def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Pa
 def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Store, folder: Path) -> None:
     recorded_run(folder / "run")
 
-    charts = {chart.title: chart for chart in usual_charts(bunched(store))}
+    charts = {chart.title: chart for chart in usual_charts(groups_of(store))}
 
     [both] = [chart for title, chart in charts.items() if title.startswith("|engine")]
     assert "dashed" in both.title
@@ -94,17 +104,17 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
     (run.path / "manifest.json").write_text(json.dumps(manifest))
 
     record_evaluation(run, 4)
-    one = store.experiment(store.run("run"))
+    experiment = store.experiment(store.run("run"))
 
-    found = [(event.x, event.kind, event.text) for event in events_of(one)]
-    assert [(x, kind) for x, kind, _ in found] == [
+    events = [(event.x, event.kind, event.text) for event in events_of(experiment)]
+    assert [(x, kind) for x, kind, _ in events] == [
         (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
     ]  # fmt: skip
-    assert found[3][2] == "kl begins: it is above 9; lower the learning rate"
-    assert found[2][2] == "continued with changes: iterations was 4 and is 9"
-    assert found[5][2] == "kl ends"
-    several = events_of_several({"a": one, "b": one})
-    assert len(several) == 2 * (len(found) - 1) and "evaluation" not in {event.kind for event in several}
+    assert events[3][2] == "kl begins: it is above 9; lower the learning rate"
+    assert events[2][2] == "continued with changes: iterations was 4 and is 9"
+    assert events[5][2] == "kl ends"
+    several = events_of_several({"a": experiment, "b": experiment})
+    assert len(several) == 2 * (len(events) - 1) and "evaluation" not in {event.kind for event in several}
     assert several[0].text == "a: the engine was started again"
 
 
@@ -141,14 +151,14 @@ def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
     rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    [chart] = chosen_charts(bunched(store), ["train/loss"])
+    [chart] = chosen_charts(groups_of(store), ["train/loss"])
 
     [line] = chart.series
     assert len(line.points) <= MOST_POINTS + 2 and (line.points[0][0], line.points[-1][0]) == (1, 5000)
     assert (3334.0, 100.0) in line.points
 
 
-def test_curves_are_drawn_over_what_was_spent_by_then(store: Store, folder: Path) -> None:
+def test_curves_can_be_drawn_over_the_seconds_in_iterations(store: Store, folder: Path) -> None:
     for seed, seconds in ((1, 10.0), (2, 30.0)):
         run = begin_run(folder / f"seed-{seed}" / "ppo", seed=seed)
         for iteration in range(2):
@@ -160,7 +170,7 @@ def test_curves_are_drawn_over_what_was_spent_by_then(store: Store, folder: Path
     apart = chosen_charts(bunches(experiments, False, "seconds in iterations"), ["episodes/reward"])
     [together] = chosen_charts(bunches(experiments, True, "seconds in iterations"), ["episodes/reward"])
 
-    assert [one.points for one in apart[0].series] == [[(10, 1), (20, 2)], [(30, 2), (60, 3)]]
+    assert [line.points for line in apart[0].series] == [[(10, 1), (20, 2)], [(30, 2), (60, 3)]]
     [line] = together.series
     assert line.points == [(20, 1.5), (40, 2.5)] and set(line.interval) == {20, 40}
     assert together.x_name == "seconds in iterations"

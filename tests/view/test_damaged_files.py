@@ -1,4 +1,8 @@
-"""What nobody expected leaves every page as it is, and is told: numbers, lines, names and links."""
+"""Damaged and unusual files: impossible numbers, broken lines, names that are no text, and links.
+
+The tests hold that every page still opens, that the page names what it leaves out, and that nothing outside
+of the given folders is read.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +24,29 @@ PAGES = ("/", "/run?run=x", "/run?run=x&run=y", "/timeline?run=x", "/timeline/tr
          "/answer?run=x&source=i1&answer=train/0%230", "/data")  # fmt: skip
 
 
-def all_open(viewer: Viewer, *pages: str) -> bool:
-    """Or the first one that doesn't fails the test."""
-    return all(viewer.page(page) is not None for page in pages)
+def open_all(viewer: Viewer, *pages: str) -> None:
+    """Opens pages; the first that can't be opened fails the test."""
+    for page in pages:
+        viewer.page(page)
 
 
 @pytest.mark.parametrize("name", ["train/loss", "seconds/total", "wall_time", "iteration"])
-def test_a_whole_number_of_400_digits_is_left_out_and_told(viewer: Viewer, name: str) -> None:
+def test_a_whole_number_of_400_digits_is_left_out_and_named(viewer: Viewer, name: str) -> None:
     run = viewer.record("x", iterations=2)
     viewer.record("y", iterations=2)
     run.append_metrics(run.read_metrics()[-1] | {"iteration": 2, name: 10**399})
-    assert all_open(viewer, *PAGES)
-    told = viewer.page("/run?run=x")
-    assert f"{name} of a line of " in told and "is a whole number of 400 digits, and is left out" in told
-    assert '<th scope="row">missing</th>' in told
+    open_all(viewer, *PAGES)
+    page = viewer.page("/run?run=x")
+    assert f"{name} of a line of " in page and "is a whole number of 400 digits, and is left out" in page
+    assert '<th scope="row">missing</th>' in page
 
 
-READ_ALL_THE_SAME = {
+UNUSUAL_LINES = {
     "nested": b'{"n": ' + b"[" * 300 + b"]" * 300 + b"}",
     "a nameless field": b'{"": 3}',
     "half a character": b'{"n": 3, "text": "\\ud800"}',
 }
-BAD = READ_ALL_THE_SAME | {
+BAD_LINES = UNUSUAL_LINES | {
     "a list": b"[1, 2]",
     "a number": b"12",
     "a word": b'"x"',
@@ -52,33 +57,33 @@ BAD = READ_ALL_THE_SAME | {
 }
 
 
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("place", [0, 3, 6])
-def test_one_bad_line_is_an_empty_row_of_a_data_set_and_told(viewer: Viewer, bad: str, place: int) -> None:
+@pytest.mark.parametrize("bad", BAD_LINES)
+@pytest.mark.parametrize("position", [0, 3, 6])
+def test_a_bad_line_is_an_empty_row_of_a_data_set_and_named(viewer: Viewer, bad: str, position: int) -> None:
     lines = [json.dumps({"n": i, "text": f"text {i}", "deep": {"a": [[i]]}}).encode() for i in range(6)]
-    lines.insert(place, BAD[bad])
+    lines.insert(position, BAD_LINES[bad])
     (viewer.folder / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     rows = [viewer.page(f"/row?data=rows.jsonl&row={number}") for number in range(7)]
-    assert all_open(viewer, "/data", "/histograms?data=rows.jsonl&histogram=n")
-    assert bad in READ_ALL_THE_SAME or "unreadable line" in rows[place]
+    open_all(viewer, "/data", "/histograms?data=rows.jsonl&histogram=n")
+    assert bad in UNUSUAL_LINES or "unreadable line" in rows[position]
     page = viewer.page("/rows?data=rows.jsonl&sort=n")
-    assert f"are shown as empty rows: {place}." in page
+    assert f"are shown as empty rows: {position}." in page
     assert all(f"text {i}" in page for i in range(6))
     assert "text 4" in viewer.page("/rows?data=rows.jsonl&where=n%20%3E%203")
 
 
-def test_a_name_that_is_no_text_is_shown_with_a_sign_for_what_is_none(viewer: Viewer) -> None:
+def test_a_file_name_that_is_no_text_is_shown_with_replacement_characters(viewer: Viewer) -> None:
     folder = os.fsencode(viewer.folder)
     viewer.record("x")
     os.rename(folder + b"/x", folder + b"/x\xff")
     Path(os.fsdecode(folder + b"/rows\xff.jsonl")).write_text('{"n": 1}\n')
     name = "x%EF%BF%BD"
     pages = ["/", "/data", "/notes", f"/run?run={name}", f"/answers?run={name}", f"/timeline?run={name}"]
-    assert all_open(viewer, *pages, f"/answer?run={name}&source=i1&answer=train/0%230")
+    open_all(viewer, *pages, f"/answer?run={name}&source=i1&answer=train/0%230")
     viewer.refusal("/rows", 400, data="rows\ufffd.jsonl")
 
 
-def test_half_a_character_in_a_timelines_names_and_times_beyond_all_calendars(viewer: Viewer) -> None:
+def test_a_timeline_with_broken_characters_and_impossible_times_is_shown(viewer: Viewer) -> None:
     run = viewer.record("x")
     rows: list[dict[str, object]] = [
         {"process": 11, "host": "here\ud800", "at": 1e9},
@@ -92,7 +97,7 @@ def test_half_a_character_in_a_timelines_names_and_times_beyond_all_calendars(vi
     (run.logs / "run.timeline.jsonl").write_text(text)
     Path(os.fsdecode(os.fsencode(run.logs) + b"/en\xffgine.timeline.jsonl")).write_text(text)
     lanes = [quote(lane) for lane in ("run: la⟨U+D800⟩ne", "en⟨U+DCFF⟩gine: phases")]
-    assert all_open(viewer, "/timeline/trace?run=x", *(f"/timeline?run=x&lane={lane}" for lane in lanes))
+    open_all(viewer, "/timeline/trace?run=x", *(f"/timeline?run=x&lane={lane}" for lane in lanes))
     page = viewer.page("/timeline?run=x")
     assert "gene⟨U+D800⟩" in page and "so⟨U+DFFF⟩" in page
     assert "run.timeline.jsonl, line 5, 6, 7, …" in page
@@ -105,8 +110,8 @@ def elsewhere(tmp_path: Path) -> Path:
     return tmp_path / "elsewhere"
 
 
-def lead_out(path: Path, elsewhere: Path) -> None:
-    """Moves what lies there elsewhere, with a link to it in its place."""
+def replace_by_link(path: Path, elsewhere: Path) -> None:
+    """Moves a file or folder elsewhere, and leaves a link to it."""
     shutil.move(path, elsewhere / path.name)
     path.symlink_to(elsewhere / path.name)
 
@@ -136,38 +141,38 @@ def test_links_to_folders_and_files_elsewhere_are_not_followed(viewer: Viewer, e
      "evaluations/0001", "evaluations/0001/validation", "evaluations/0001/validation/answers.jsonl",
      "evaluations/0001/validation/summary.json"],
 )  # fmt: skip
-def test_an_experiment_that_is_read_elsewhere_is_left_out_and_told(
+def test_an_experiment_with_a_link_out_of_its_folder_is_left_out_and_named(
     viewer: Viewer, elsewhere: Path, name: str
 ) -> None:
     run = viewer.record()
     (run.logs / "run.log").write_text("a line\n")
     viewer.page("/run?run=run")
-    lead_out(run.path / name, elsewhere)
+    replace_by_link(run.path / name, elsewhere)
     for page in ("run", "answers", "timeline", "notes"):
         viewer.refusal(f"/{page}?run=run", 404)
     assert f"{run.path / name}" in viewer.page("/")
 
 
 @pytest.mark.parametrize("name", ["trajectories.arrow", "episodes.arrow", "token_signals.arrow"])
-def test_answers_that_lie_elsewhere_are_left_out_and_told(viewer: Viewer, elsewhere: Path, name: str) -> None:
+def test_answers_behind_a_link_are_left_out_and_named(viewer: Viewer, elsewhere: Path, name: str) -> None:
     run = viewer.record(iterations=2)
-    lead_out(run.iteration(0) / name, elsewhere)
+    replace_by_link(run.iteration(0) / name, elsewhere)
     viewer.refusal("/answer?run=run&source=i1&answer=train/0%230", 404)
     viewer.page("/answer?run=run&source=i2&answer=train/0%230")
     message = f"{run.iteration(0) / name} is not read: it is a symbolic link to a file outside of"
     assert message in viewer.page("/answers?run=run")
 
 
-def test_checkpoints_on_another_disk_hide_no_experiment(viewer: Viewer, elsewhere: Path) -> None:
+def test_an_experiment_with_linked_checkpoints_is_shown(viewer: Viewer, elsewhere: Path) -> None:
     run = viewer.record()
     (run.path / "checkpoints").mkdir()
-    lead_out(run.path / "checkpoints", elsewhere)
-    assert [one.name for one in viewer.store.runs()] == ["run"] and not viewer.store.left_out
+    replace_by_link(run.path / "checkpoints", elsewhere)
+    assert [run.name for run in viewer.store.runs()] == ["run"] and not viewer.store.left_out
 
 
-def test_a_data_set_of_several_files_has_them_in_its_own_folder(viewer: Viewer, elsewhere: Path) -> None:
+def test_a_data_set_with_a_link_out_of_its_folder_is_refused(viewer: Viewer, elsewhere: Path) -> None:
     folder = viewer.folder / "saved"
     datasets.Dataset.from_list([{"n": 1}]).save_to_disk(str(folder))
     [file] = folder.glob("*.arrow")
-    lead_out(file, elsewhere)
+    replace_by_link(file, elsewhere)
     assert f"{file} is a symbolic link to a file outside" in viewer.refusal("/rows?data=saved", 400)

@@ -1,4 +1,12 @@
-"""Data sets are read where they lie: which are known, how their rows are asked, and how numbers lie."""
+"""Data sets in the viewer: which are listed, and the pages and histograms of their rows.
+
+Promises that these tests hold:
+
+* Only data sets that lie below a given folder or that an experiment or the user names are read.
+* Rows of every format are shown whole; damaged ones are counted, and damaged files explained.
+* Filters, search, sorting and pages give exactly the right rows; histograms count each number once.
+* An estimate of difficulty is shown the same before and after its shards are joined.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +22,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.view.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, rows, save
+from tests.view.prepared import HOSTILE, ROWS, SAMPLES, rows, save, write_data_sets, write_estimate
 from tests.view.recorded import begin_run
 from treetune.exceptions import NotThere
 from treetune.view.store import Store
@@ -27,23 +35,23 @@ def table_of(path: Path, kind: Any) -> DataSetTable:
     return DataSetTable(DataSet(path.name, path, kind, "for a test"))
 
 
-def test_what_was_named_or_lies_below_is_known_and_nothing_else(tmp_path: Path) -> None:
+def test_only_data_sets_that_were_named_or_lie_below_a_folder_are_listed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
-    prepared(elsewhere)
+    write_data_sets(elsewhere)
     save(elsewhere / "saved")
     folder = tmp_path / "experiments"
-    prepared(folder / "data")
+    write_data_sets(folder / "data")
     shutil.copytree(elsewhere / "saved", folder / "data" / "saved")
-    estimate(folder / "weak")
+    write_estimate(folder / "weak")
     (folder / "data" / "settings.json").write_text("{}")
     begin_run(folder / "run", task={"type": "rows", "train": [str(elsewhere / "trips.jsonl"), "gone.jsonl"]})
     source = {"type": "disk", "path": str(elsewhere / "saved")}
     begin_run(folder / "deep", task={"domains": {"a": {"task": {"source": source}}}})
 
     store = Store([folder], tmp_path / "cache", 0.0, [elsewhere / "sums.parquet"])
-    known = {one.name: one.kind for one in store.data.all()}
+    kinds = {data_set.name: data_set.kind for data_set in store.data.all()}
 
-    assert known == {
+    assert kinds == {
         str(elsewhere / "sums.parquet"): "parquet",
         "data/saved/test": "saved",
         "data/saved/train": "saved",
@@ -59,16 +67,16 @@ def test_what_was_named_or_lies_below_is_known_and_nothing_else(tmp_path: Path) 
             store.data.named(name)
     begin_run(folder / "later")
     (elsewhere / "trips.jsonl").unlink()
-    assert str(elsewhere / "trips.jsonl") not in {one.name for one in store.data.all()}
+    assert str(elsewhere / "trips.jsonl") not in {data_set.name for data_set in store.data.all()}
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [("notes.txt", "is not a data set: give"), ("gone.parquet", "there is no file")],
 )
-def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, name: str, words: str) -> None:
+def test_a_file_that_holds_no_rows_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         Store([], tmp_path / "cache", files=[tmp_path / name])
 
 
@@ -86,7 +94,7 @@ def test_a_split_of_a_saved_data_set_that_lies_elsewhere_is_not_read(tmp_path: P
 
 
 def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> None:
-    prepared(tmp_path)
+    write_data_sets(tmp_path)
     sums = table_of(tmp_path / "sums.parquet", "parquet")
     assert sums.total == ROWS
     assert sums.kinds["prompt"] == "VARCHAR" and sums.kinds["extra_info.words"] == "BIGINT"
@@ -108,19 +116,19 @@ def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "text", "words"),
+    ("name", "kind", "text", "message"),
     [
         ("x.parquet", "parquet", "nothing", "x.parquet can't be read"),
         ("x.jsonl", "lines", "[1]\n[1, 2]\n", "x.jsonl has no row: none of its lines is a JSON object"),
     ],
 )
-def test_a_damaged_file_is_explained(tmp_path: Path, name: str, kind: str, text: str, words: str) -> None:
+def test_a_damaged_file_is_explained(tmp_path: Path, name: str, kind: str, text: str, message: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         table_of(tmp_path / name, kind)
 
 
-def test_columns_that_hide_each_other_and_odd_types_are_told_apart(tmp_path: Path) -> None:
+def test_columns_whose_names_collide_and_columns_of_odd_types_are_kept_apart(tmp_path: Path) -> None:
     folder = tmp_path / "domain=math" / "[1]*"
     folder.mkdir(parents=True)
     row = {"a.b": ["own"], "a": [{"b": 1, "c": {"d": True}}], "blob": [b"\xff"], 'q"uote': [1.5]}
@@ -163,36 +171,36 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
     records: DataSetTable, least: float | None, search: str, sort: str, descending: bool, size: int
 ) -> None:
     filters = () if least is None else (ColumnFilter("x", ">=", least),)
-    found: list[int] = []
-    for page in range(1, len(RECORDS)):
-        own = records.ask(RowQuery((), filters, search, sort, descending, page, size), ["x"])
-        found += [row[ROW] for row in own.rows]
-        if len(own.rows) < size:
+    shown: list[int] = []
+    for number in range(1, len(RECORDS)):
+        page = records.ask(RowQuery((), filters, search, sort, descending, number, size), ["x"])
+        shown += [row[ROW] for row in page.rows]
+        if len(page.rows) < size:
             break
 
-    def is_like_that(x: float | None, word: str | None) -> bool:
-        # NaN is above all numbers, as DuckDB has it.
+    def matches(x: float | None, word: str | None) -> bool:
+        # In DuckDB, NaN is above all numbers.
         above = least is None or (x is not None and (math.isnan(x) or x >= least))
         return above and (not search or (word is not None and search.lower() in word.lower()))
 
-    def place(number: int) -> tuple[bool, float, float, int]:
-        """What is alike stays in the file's order, and what has no number comes last."""
+    def sort_key(number: int) -> tuple[bool, float, float, int]:
+        """Sorts rows without a number last, and equal rows in the order of the file."""
         x = RECORDS[number]["x"]
         sign = -1 if descending else 1
-        known = x is not None and not math.isnan(x)
-        return x is None, sign * (x is not None and not known), sign * x if known else 0.0, number
+        is_number = x is not None and not math.isnan(x)
+        return x is None, sign * (x is not None and not is_number), sign * x if is_number else 0.0, number
 
-    kept = [number for number, one in enumerate(RECORDS) if is_like_that(one["x"], one["word"])]
-    assert found == (sorted(kept, key=place) if sort else kept)
-    assert own.total == len(kept)
+    matching = [number for number, record in enumerate(RECORDS) if matches(record["x"], record["word"])]
+    assert shown == (sorted(matching, key=sort_key) if sort else matching)
+    assert page.total == len(matching)
 
 
 def histogram(table: DataSetTable, column: str, *filters: ColumnFilter) -> Histogram | None:
     return next(iter(table.histograms([column], filters, "")), None)
 
 
-def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:
-    prepared(tmp_path)
+def test_histograms_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:
+    write_data_sets(tmp_path)
     sums = table_of(tmp_path / "sums.parquet", "parquet")
     rates = histogram(sums, "pass_rate")
     assert rates.counted == ROWS
@@ -214,25 +222,33 @@ def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> N
     assert bin_step(0, 1000, whole=True) == 50 and bin_step(3, 3, whole=True) == 1
 
 
-def test_an_estimate_is_the_same_before_and_after_its_shards_are_put_together(tmp_path: Path) -> None:
-    done = table_of(estimate(tmp_path / "done"), "estimate")
-    going = estimate(tmp_path / "going", finished=False)
-    with (going / "shards" / "0001" / "grades.jsonl").open("a") as file:
-        again = {"row": ROWS - 1, "sample": 0, "reward": 1.0, "correct": True, "outcome": "ok", "tokens": 7}
-        file.write(json.dumps(again) + '\n{"row": 1')  # graded twice; and killed while it wrote
-    half = table_of(going, "estimate")
+def test_an_estimate_is_the_same_before_and_after_its_shards_are_joined(tmp_path: Path) -> None:
+    done = table_of(write_estimate(tmp_path / "done"), "estimate")
+    unfinished_folder = write_estimate(tmp_path / "going", finished=False)
+    with (unfinished_folder / "shards" / "0001" / "grades.jsonl").open("a") as file:
+        second_grade = {
+            "row": ROWS - 1,
+            "sample": 0,
+            "reward": 1.0,
+            "correct": True,
+            "outcome": "ok",
+            "tokens": 7,
+        }
+        # One answer is graded twice, and a kill has cut off the last line.
+        file.write(json.dumps(second_grade) + '\n{"row": 1')
+    unfinished = table_of(unfinished_folder, "estimate")
 
-    shown = ["correct", "answers", "pass_rate"]
-    assert half.note and not done.note
-    assert half.ask(RowQuery(size=50), shown).rows == done.ask(RowQuery(size=50), shown).rows
+    columns = ["correct", "answers", "pass_rate"]
+    assert unfinished.note and not done.note
+    assert unfinished.ask(RowQuery(size=50), columns).rows == done.ask(RowQuery(size=50), columns).rows
     assert done.row(7)["prompt"] == rows()[7]["prompt"]
-    given = answers_to(tmp_path / "done", ROWS - 1)
-    assert [(one["sample"], one["correct"]) for one in given] == [
-        (sample, sample < round(rows()[-1]["pass_rate"] * SAMPLES)) for sample in range(SAMPLES)
-    ]
-    assert given[0]["text"].startswith("answer 0") and given[0]["extracted"] == HOSTILE
+    answers = answers_to(tmp_path / "done", ROWS - 1)
+    right = round(rows()[-1]["pass_rate"] * SAMPLES)
+    assert [answer["sample"] for answer in answers] == list(range(SAMPLES))
+    assert [answer["correct"] for answer in answers] == [sample < right for sample in range(SAMPLES)]
+    assert answers[0]["text"].startswith("answer 0") and answers[0]["extracted"] == HOSTILE
     with pytest.raises(NotThere, match="no rate of row 99"):
-        half.row(99)
+        unfinished.row(99)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="no answer is graded yet"):
         table_of(tmp_path / "empty", "estimate")

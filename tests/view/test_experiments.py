@@ -1,4 +1,11 @@
-"""What the list of experiments says of each, and what stands in one table where several are chosen."""
+"""The list of experiments, and the table that compares several.
+
+Promises that these tests hold:
+
+* Every experiment below the folders is listed once, with state, progress, accuracy and the reason of its end.
+* The list can be searched, filtered, sorted and grouped by any key of the configuration.
+* Experiments that are compared stand in one table with what differs between them.
+"""
 
 import re
 import time
@@ -20,9 +27,9 @@ def status(viewer: Viewer, name: str = "run") -> RunProgress:
     return viewer.store.status(viewer.store.run(name))
 
 
-def say(run: ExperimentDirectory, words: str) -> None:
+def log_line(run: ExperimentDirectory, text: str) -> None:
     console = Console(run.logs / "run.log", visible=False)
-    console.say(words)
+    console.say(text)
     console.close()
 
 
@@ -46,29 +53,34 @@ def test_experiments_of_several_folders_have_different_names(tmp_path: Path) -> 
 
 def test_a_finished_run_has_its_newest_accuracy_with_its_interval(viewer: Viewer) -> None:
     viewer.record(iterations=3)
-    found = status(viewer)
-    assert (found.state, found.done, found.planned, found.seconds_left) == ("finished", 3, 3, None)
-    [accuracy] = found.accuracies
+    progress = status(viewer)
+    assert (progress.state, progress.done, progress.planned, progress.seconds_left) == (
+        "finished",
+        3,
+        3,
+        None,
+    )
+    [accuracy] = progress.accuracies
     assert (accuracy.label, accuracy.iteration, accuracy.value) == ("validation", 3, 1.0)
     assert accuracy.low <= accuracy.value <= accuracy.high
-    assert found.method == "monte_carlo · ppo"
+    assert progress.method == "monte_carlo · ppo"
 
 
-def test_a_run_with_the_lock_is_running_and_says_what_it_is_at_and_a_killed_one_its_last_words(
+def test_a_run_that_holds_its_lock_is_running_and_a_killed_one_shows_its_last_message(
     viewer: Viewer,
 ) -> None:
     run = viewer.record(iterations=2, planned=10)
-    say(run, "iteration 3: training")
+    log_line(run, "iteration 3: training")
     with run.locked():
-        found = status(viewer)
-    assert (found.state, found.why) == ("running", "iteration 3: training")
-    # Eight iterations of 7.9 s, the one that goes on may be nearly over.
-    assert 7 * 7.9 - 1e-6 <= found.seconds_left <= 8 * 7.9
+        running = status(viewer)
+    assert (running.state, running.why) == ("running", "iteration 3: training")
+    # Eight iterations of 7.9 s are left, and the current one may be nearly over.
+    assert 7 * 7.9 - 1e-6 <= running.seconds_left <= 8 * 7.9
     killed = status(viewer)
     assert killed.state == "stopped" and "iteration 3: training" in killed.why
 
 
-def test_time_goes_on_between_records(viewer: Viewer) -> None:
+def test_the_time_left_shrinks_between_iterations(viewer: Viewer) -> None:
     run = begin_run(viewer.folder / "run", planned=2)
     record_iteration(run, 0, wall_time=time.time() - 5)
     with run.locked():
@@ -91,7 +103,7 @@ def test_a_run_says_why_it_ended(viewer: Viewer) -> None:
     assert status(viewer, "collapsed").why == "signs of collapse: entropy"
 
 
-def test_what_is_known_is_read_again_when_a_file_is_another_and_a_torn_line_is_not(viewer: Viewer) -> None:
+def test_changed_files_are_read_again_and_a_line_that_is_cut_off_is_not_counted(viewer: Viewer) -> None:
     run, store = viewer.record(planned=3), viewer.store
     marks = [store.mark(store.runs())]
     assert status(viewer).done == 1
@@ -121,8 +133,9 @@ def test_the_list_can_be_searched_filtered_and_sorted(
     viewer.record("best", iterations=3)
     viewer.record("worst")
     begin_run(viewer.folder / "idle")
-    boxes = [own for tag, own in Page(viewer.page("/", **query)).elements if tag == "input"]
-    assert [own["value"] for own in boxes if own.get("name") == "run"] == names
+    elements = Page(viewer.page("/", **query)).elements
+    inputs = [attributes for tag, attributes in elements if tag == "input"]
+    assert [attributes["value"] for attributes in inputs if attributes.get("name") == "run"] == names
     viewer.refusal("/?sort=nonsense", 400)
 
 
@@ -135,13 +148,18 @@ def test_chosen_experiments_are_compared_in_one_table(viewer: Viewer) -> None:
     recorded_run(viewer.folder / "one", iterations=2)
     credit = {"type": "group", "note": "<b>"}
     other = begin_run(viewer.folder / "two", planned=1, seed=2, credit=credit)
-    own = {"rollout/sampled_tokens": 1234.0, "train/steps": 8.0, "train/tokens": 1e3, "seconds/total": 90.0}
-    record_iteration(other, 0, **own)
-    page = viewer.page("/run?run=one&run=two")
-    rows = {
-        re.sub("<.*?>", "", row.split("</th>")[0]).strip(): re.findall(r"<td[^>]*>(.*?)</td>", row)
-        for row in page.split("Side by side")[1].split("<tr>")[2:]
+    metrics = {
+        "rollout/sampled_tokens": 1234.0,
+        "train/steps": 8.0,
+        "train/tokens": 1e3,
+        "seconds/total": 90.0,
     }
+    record_iteration(other, 0, **metrics)
+    page = viewer.page("/run?run=one&run=two")
+    rows = {}
+    for row in page.split("Side by side")[1].split("<tr>")[2:]:
+        head = re.sub("<.*?>", "", row.split("</th>")[0]).strip()
+        rows[head] = re.findall(r"<td[^>]*>(.*?)</td>", row)
     accuracy, nothing = rows["pass@1 on validation"]
     assert "none" in nothing and "after 2 iterations" in accuracy
     expected = {
@@ -153,30 +171,25 @@ def test_chosen_experiments_are_compared_in_one_table(viewer: Viewer) -> None:
     assert rows["optimiser steps"][1] == "8" and rows["sampled tokens of answers"][1] == "1,234"
     assert rows["time in iterations"][1] == '90 s <span class="note">90 s an iteration</span>'
     unshown = {"sampled tokens of continuations", "experiment_name", "directory", "rollout.type"}
-    assert not unshown & rows.keys(), "nobody recorded any, and what is alike"
+    assert not unshown & rows.keys(), "metrics that no run recorded, and settings that are alike"
     assert "&lt;b&gt;" in page and "<b>" not in page.split("Side by side")[1].split("</table>")[0]
     assert "Side by side" not in viewer.page("/run?run=one")
 
 
-def test_experiments_are_grouped_by_any_key_with_the_mean_of_what_is_shown(viewer: Viewer) -> None:
+def test_experiments_are_grouped_by_any_key_with_the_mean_of_the_shown_column(viewer: Viewer) -> None:
     for seed, name in ((1, "ppo/seed-1"), (2, "ppo/seed-2"), (3, "grpo/seed-1")):
         credit = {"type": "group"} if "grpo" in name else {"type": "monte_carlo"}
         run = begin_run(viewer.folder / name, planned=1, seed=seed, credit=credit)
         record_iteration(run, 0, **{"episodes/reward": seed / 4, "train/steps": 8.0})
 
     def groups(**query: Any) -> dict[str, tuple[int, str]]:
-        bodies = viewer.page("/", **query).split("<tbody")[1:]
-        heads = [
-            re.sub(r"<.*?>|±", "", body.split("</th>")[0].split("scope=")[1].split(">", 1)[1])
-            for body in bodies
-        ]
-        return {
-            head.split()[0]: (
-                body.count('name="run"'),
-                re.findall(r'data-label="[^m][^"]*">([^<]*)<', body)[0],
-            )
-            for head, body in zip(heads, bodies, strict=True)
-        }
+        """Reads the number of experiments and the shown mean of each group of the list."""
+        count_and_mean = {}
+        for body in viewer.page("/", **query).split("<tbody")[1:]:
+            head = re.sub(r"<.*?>|±", "", body.split("</th>")[0].split("scope=")[1].split(">", 1)[1])
+            mean = re.findall(r'data-label="[^m][^"]*">([^<]*)<', body)[0]
+            count_and_mean[head.split()[0]] = (body.count('name="run"'), mean)
+        return count_and_mean
 
     column = {"column": "reward, newest"}
     assert groups(group="credit.type", **column) == {

@@ -1,5 +1,9 @@
-"""Rows of each format that is read, with what real files of it hold: failures, many values, turns, thoughts,
-equal ids, nothing where a number should be. None of them is lost without a word."""
+"""Rows of other trainers' formats, with everything that real files of them hold.
+
+The rows have failures, several scores, turns, thoughts, equal ids, and texts in the place of numbers. The
+tests hold that each row is read with its reward, end and problem, and that rows that can't be read are
+counted with the reason and hide no other.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +25,14 @@ from treetune.view.store.foreign import FileReport, answers_in, holds_answers
 from treetune.view.store.foreign.layout import step_of
 from treetune.view.store.queries import RowQuery
 
-ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6*7?"}]
+PROMPT_MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6*7?"}]
 CALL = {"id": "c", "type": "function", "function": {"name": "times", "arguments": '{"a": 6, "b": 7}'}}
 TURNS: list[dict[str, Any]] = [
     {"role": "assistant", "content": None, "reasoning_content": "I compute.", "tool_calls": [CALL]},
     {"role": "tool", "name": "times", "tool_call_id": "c", "content": "42"},
     {"role": "assistant", "content": [{"type": "text", "text": "It is 42."}]},
 ]
-SHOWN = (
+PARTS_OF_TURNS = (
     "<think>\nI compute.\n</think>",
     '{"name": "times", "arguments": {"a": 6, "b": 7}}',
     "tool times: 42",
@@ -65,13 +69,12 @@ def sample(number: int | str = 1, **changes: Any) -> dict[str, Any]:
 def log(path: Path, *samples: Any, task: str = "sums", **header: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
-        for number, one in enumerate(samples):
-            name = (
-                f"samples/{one['id']}_epoch_{one['epoch']}.json"
-                if isinstance(one, dict)
-                else f"samples/{number}.json"
-            )
-            archive.writestr(name, json.dumps(one) if isinstance(one, dict) else one)
+        for number, member in enumerate(samples):
+            if isinstance(member, dict):
+                name = f"samples/{member['id']}_epoch_{member['epoch']}.json"
+                archive.writestr(name, json.dumps(member))
+            else:  # a text, such as a damaged member
+                archive.writestr(f"samples/{number}.json", member)
         archive.writestr("header.json", json.dumps({"version": 2, "eval": {"task": task}} | header))
     return path
 
@@ -97,11 +100,14 @@ def test_a_score_of_inspect_is_a_number_whatever_its_form(
 ) -> None:
     [answer] = read(log(tmp_path / "a.eval", sample(scores={"s": {"value": value}})))
     assert answer["reward"] == reward
-    assert {name: x for name, x in answer["numbers"].items() if name.startswith("s")} == numbers
+    scores = {name: score for name, score in answer["numbers"].items() if name.startswith("s")}
+    assert scores == numbers
     assert answer["outcome"] == ("ok" if reward is not None else "unavailable")
 
 
-def test_samples_of_inspect_that_failed_were_stopped_or_have_no_score_are_told_apart(tmp_path: Path) -> None:
+def test_samples_of_inspect_that_failed_were_cut_or_have_no_score_differ_in_outcome_and_finish_reason(
+    tmp_path: Path,
+) -> None:
     path = log(
         tmp_path / "a.eval",
         sample("train/1"),
@@ -110,7 +116,7 @@ def test_samples_of_inspect_that_failed_were_stopped_or_have_no_score_are_told_a
         sample(10, scores=None),
     )
     by_problem = {answer["problem"]: answer for answer in read(path)}
-    assert list(by_problem) == ["sums/2", "sums/3", "sums/10", "sums/train/1"], "as people count"
+    assert list(by_problem) == ["sums/2", "sums/3", "sums/10", "sums/train/1"], "sorted as numbers"
     good, failed = by_problem["sums/train/1"], by_problem["sums/2"]
     assert (good["reward"], good["tokens"], good["gold"], good["finish_reason"]) == (1.0, 7, "42", "stop")
     assert failed["outcome"] == "error" and "RuntimeError('gone')" in failed["message"]
@@ -131,16 +137,18 @@ def test_turns_thoughts_and_attachments_of_inspect_are_shown(tmp_path: Path) -> 
         {"role": "tool", "function": "times", "content": "42"},
         {"role": "assistant", "content": "It is 42."},
     ]
-    asked = messages[1:4]
+    prompt = messages[1:4]
     [answer] = read(
-        log(tmp_path / "a.eval", sample(input=asked, messages=messages, attachments={"abc": "Long."}))
+        log(tmp_path / "a.eval", sample(input=prompt, messages=messages, attachments={"abc": "Long."}))
     )
     assert answer["prompt"].startswith("system: Be brief.\n\nuser: Long.") and "And?" in answer["prompt"]
     assert "an example" in answer["prompt"] and "an example" not in answer["text"]
-    assert all(part in answer["text"] for part in SHOWN) and answer["text"].endswith("assistant: It is 42.")
+    assert all(part in answer["text"] for part in PARTS_OF_TURNS) and answer["text"].endswith(
+        "assistant: It is 42."
+    )
 
 
-def test_a_member_that_is_damaged_or_written_twice_costs_no_other(tmp_path: Path, viewer: Viewer) -> None:
+def test_a_member_that_is_damaged_or_written_twice_hides_no_other(tmp_path: Path, viewer: Viewer) -> None:
     path = log(
         viewer.folder / "a.eval", sample(1), "{half", sample(3), status="error", error={"message": "out"}
     )
@@ -152,19 +160,19 @@ def test_a_member_that_is_damaged_or_written_twice_costs_no_other(tmp_path: Path
     assert "status is error: out" in page
 
 
-def test_our_own_log_has_the_same_answers_here(tmp_path: Path) -> None:
+def test_the_inspect_log_that_treetune_exports_is_read_with_the_same_answers(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "run")
     for name in ("log.eval", "log.json"):
         write_inspect_log(chosen_evaluation(experiment, None, None), tmp_path / name)
         assert holds_answers(tmp_path / name)
         answers = read(tmp_path / name)
         assert len(answers) == len(ANSWERS)
-        for answer, own in zip(answers, ANSWERS, strict=True):
-            assert answer["problem"].endswith(f"/{own['problem']}")
+        for answer, written in zip(answers, ANSWERS, strict=True):
+            assert answer["problem"].endswith(f"/{written['problem']}")
             for field in ("sample", "reward", "outcome", "finish_reason", "tokens", "extracted"):
-                assert answer[field] == own.get(field), field
-            assert (own.get("message") or "") in answer["message"]
-            assert answer["prompt"] == own["prompt"]
+                assert answer[field] == written.get(field), field
+            assert (written.get("message") or "") in answer["message"]
+            assert answer["prompt"] == written["prompt"]
 
 
 def test_equal_ids_of_two_tasks_are_two_problems(viewer: Viewer) -> None:
@@ -188,7 +196,7 @@ def test_a_result_of_verifiers_says_how_it_ended(tmp_path: Path) -> None:
     row = {
         "example_id": 3,
         "task": "sums",
-        "prompt": ASKED,
+        "prompt": PROMPT_MESSAGES,
         "completion": TURNS,
         "answer": "42",
         "reward": 1.0,
@@ -204,42 +212,57 @@ def test_a_result_of_verifiers_says_how_it_ended(tmp_path: Path) -> None:
     )  # fmt: skip
     answers = read(path)
     whole, *unfinished = answers[:3]
-    assert all(part in whole["text"] for part in SHOWN) and whole["finish_reason"] == "max_turns_reached"
-    assert (whole["tokens"], whole["numbers"]["metrics/num_turns"]) == (9, 2.0)
-    assert [one["finish_reason"] for one in unfinished] == ["length", "length"]
-    assert [one["outcome"] for one in answers[3:]] == ["error", "error", "unavailable", "unavailable"]
-    assert [one["reward"] for one in answers[3:]] == [None] * 4
-    assert "500" in answers[3]["message"] and "Timeout" in answers[4]["message"]
-    assert len({one["problem"] for one in answers}) == 1 and [one["sample"] for one in answers] == list(
-        range(7)
+    assert (
+        all(part in whole["text"] for part in PARTS_OF_TURNS)
+        and whole["finish_reason"] == "max_turns_reached"
     )
+    assert (whole["tokens"], whole["numbers"]["metrics/num_turns"]) == (9, 2.0)
+    assert [answer["finish_reason"] for answer in unfinished] == ["length", "length"]
+    assert [answer["outcome"] for answer in answers[3:]] == ["error", "error", "unavailable", "unavailable"]
+    assert [answer["reward"] for answer in answers[3:]] == [None] * 4
+    assert "500" in answers[3]["message"] and "Timeout" in answers[4]["message"]
+    assert len({answer["problem"] for answer in answers}) == 1
+    assert [answer["sample"] for answer in answers] == list(range(7))
 
 
-def trace(*nodes: Any, **more: Any) -> dict[str, Any]:
-    made = [{"message": message, "sampled": message["role"] == "assistant"} for message in nodes]
+def trace(*messages: Any, **more: Any) -> dict[str, Any]:
+    nodes_of_messages = [
+        {"message": message, "sampled": message["role"] == "assistant"} for message in messages
+    ]
     rewards = {"right": {"score": 1.0, "weight": 1.0}, "short": {"score": 0.5, "weight": 0.2}, "late": None}
-    return {"nodes": made, "rewards": rewards, "stop_condition": "agent_completed", "ok": True} | more
+    return {
+        "nodes": nodes_of_messages,
+        "rewards": rewards,
+        "stop_condition": "agent_completed",
+        "ok": True,
+    } | more
 
 
-def test_episodes_and_traces_of_verifiers_are_read_and_one_that_failed_costs_no_other(tmp_path: Path) -> None:
+def test_episodes_and_traces_of_verifiers_are_read_and_one_that_failed_hides_no_other(tmp_path: Path) -> None:
     task = {"key": "k", "data": {"idx": 0, "prompt": "What is 6*7?", "answer": "42"}}
-    good = {"env": {"id": "e"}, "task": task, "ok": True, "traces": [trace(*ASKED, *TURNS)]}
+    good = {"env": {"id": "e"}, "task": task, "ok": True, "traces": [trace(*PROMPT_MESSAGES, *TURNS)]}
     error = {"type": "ProviderError", "message": "upstream 500"}
     path = lines(
         tmp_path / "traces.jsonl",
         good,
         good | {"ok": False, "traces": [trace(ok=False, errors=[error], rewards={})]},
         good | {"ok": False, "traces": [], "errors": [error]},
-        good | {"traces": [trace(*ASKED, *TURNS, rewards={"right": {"score": math.nan, "weight": 1.0}})]},
-        good | {"traces": [trace(*ASKED, *TURNS, stop_condition="max_output_tokens")]},
-        trace(*ASKED, *TURNS, task=task, env_name="e"),
+        good
+        | {
+            "traces": [trace(*PROMPT_MESSAGES, *TURNS, rewards={"right": {"score": math.nan, "weight": 1.0}})]
+        },
+        good | {"traces": [trace(*PROMPT_MESSAGES, *TURNS, stop_condition="max_output_tokens")]},
+        trace(*PROMPT_MESSAGES, *TURNS, task=task, env_name="e"),
     )
     answers = read(path)
-    assert [one["outcome"] for one in answers] == ["ok", "error", "error", "unavailable", "ok", "ok"]
-    assert answers[0]["reward"] == pytest.approx(1.1) and all(part in answers[0]["text"] for part in SHOWN)
+    outcomes = [answer["outcome"] for answer in answers]
+    assert outcomes == ["ok", "error", "error", "unavailable", "ok", "ok"]
+    assert answers[0]["reward"] == pytest.approx(1.1) and all(
+        part in answers[0]["text"] for part in PARTS_OF_TURNS
+    )
     assert "upstream 500" in answers[1]["message"] and answers[2]["prompt"] == "What is 6*7?"
     assert answers[4]["finish_reason"] == "length" and answers[5]["reward"] == pytest.approx(1.1)
-    assert len({one["problem"] for one in answers}) == 1
+    assert len({answer["problem"] for answer in answers}) == 1
 
 
 def test_folders_of_steps_are_one_run_with_a_curve(viewer: Viewer) -> None:
@@ -247,7 +270,7 @@ def test_folders_of_steps_are_one_run_with_a_curve(viewer: Viewer) -> None:
     task = {"key": "k", "data": {"prompt": "What?", "answer": "42"}}
     for step in (1, 2, 10):
         right = {"right": {"score": float(step > 1), "weight": 1.0}}
-        row = {"task": task, "traces": [trace(*ASKED, *TURNS, rewards=right)]}
+        row = {"task": task, "traces": [trace(*PROMPT_MESSAGES, *TURNS, rewards=right)]}
         for kind, part in (("train", "all"), ("train", "effective"), ("eval", "all")):
             lines(folder / f"step_{step}" / kind / part / "traces.jsonl", row)
     [run] = viewer.store.runs()
@@ -289,8 +312,8 @@ def test_a_dump_of_skyrl_has_rewards_of_tokens_and_stop_reasons(viewer: Viewer) 
             folder / f"global_step_{step}_evals" / "aggregated_results.jsonl", {"eval/gsm8k/avg_score": 0.5}
         )
     answers = read(path)
-    assert [one["reward"] for one in answers] == [1.0, 0.0, None]
-    assert [one["outcome"] for one in answers] == ["ok", "ok", "error"]
+    assert [answer["reward"] for answer in answers] == [1.0, 0.0, None]
+    assert [answer["outcome"] for answer in answers] == ["ok", "ok", "error"]
     assert answers[1]["finish_reason"] == "length" and answers[0]["gold"] == "42"
     [run] = viewer.store.runs()
     titles = [source.title for source in viewer.store.answers(run).sources()]
@@ -301,7 +324,7 @@ def test_a_reward_that_is_no_number_is_not_graded_and_leaves_the_others_alone(vi
     row = {"input": "What is 6*7?", "output": "42", "gts": "42", "step": 1, "acc": True}
     path = viewer.folder / "dump" / "1.jsonl"
     lines(path, *(row | {"score": score} for score in (None, math.nan, math.inf, 1.0, 0.0)))
-    assert [one["reward"] for one in read(path)] == [None, None, None, 1.0, 0.0]
+    assert [answer["reward"] for answer in read(path)] == [None, None, None, 1.0, 0.0]
     page = viewer.page("/problems", run="dump", of="everything")
     assert '1 of 2 <span class="note">3 not graded' in page and "mean advantage +0.500" in page
     assert "nan" not in page.partition("<main")[2].casefold()
@@ -345,7 +368,7 @@ def test_tables_of_trl_have_a_reward_of_several_functions(viewer: Viewer) -> Non
     for step in (5, 10):
         parquet.write_table(pa.Table.from_pylist(rows), folder / f"completions_{step:05d}.parquet")
     answers = read(folder / "completions_00005.parquet")
-    assert [one["reward"] for one in answers] == [1.5, 0.0, None]
+    assert [answer["reward"] for answer in answers] == [1.5, 0.0, None]
     assert "sum of right_reward, form_reward" in answers[0]["message"]
     [run] = viewer.store.runs()
     assert [source.number for source in viewer.store.answers(run).sources()] == [5, 10]
@@ -361,11 +384,11 @@ def test_a_table_of_wandb_is_a_data_set_and_has_answers(viewer: Viewer) -> None:
     path = viewer.folder / "media" / "completions_3_ab12.table.json"
     path.parent.mkdir()
     path.write_text(json.dumps(table | {"ncols": 4, "nrows": 2}))
-    assert [one["reward"] for one in read(path)] == [1.0, None]
+    assert [answer["reward"] for answer in read(path)] == [1.0, None]
     assert "completions_3_ab12.table.json" in viewer.page("/data")
     page = viewer.page("/rows", data="media/completions_3_ab12.table.json")
     assert "<b>2</b> rows" in page
-    columns = ["step", *(f"{part}_{n}" for n in (1, 2) for part in ("input", "output", "score"))]
+    columns = ["step", "input_1", "output_1", "score_1", "input_2", "output_2", "score_2"]
     wide = {
         "columns": columns,
         "data": [[step, "asked", "x", 0.5, "asked too", "y", step] for step in range(3)],
@@ -387,7 +410,8 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
     report = FileReport()
     answers = [answer for _, answer in answers_in(path, report)]
     assert (report.rows, len(answers)) == (7, 5)
-    assert [one["outcome"] for one in answers] == ["unavailable", "ok", "unavailable", "unavailable", "ok"]
+    outcomes = [answer["outcome"] for answer in answers]
+    assert outcomes == ["unavailable", "ok", "unavailable", "unavailable", "ok"]
     page = viewer.page("/answers", run="mine", of="everything")
     assert "x.jsonl: 7 rows, 5 shown; 3 of these as JSON" in page
     for reason in (
@@ -401,16 +425,18 @@ def test_rows_that_are_no_answers_are_shown_as_they_are_and_counted_with_the_rea
 
 
 def test_a_conversation_in_one_field_and_an_endpoints_reply_are_answers(tmp_path: Path) -> None:
-    [answer] = read(lines(tmp_path / "a.jsonl", {"messages": [*ASKED, *TURNS], "reward": 1.0}))
-    assert answer["prompt"].endswith("user: What is 6*7?") and all(part in answer["text"] for part in SHOWN)
+    [answer] = read(lines(tmp_path / "a.jsonl", {"messages": [*PROMPT_MESSAGES, *TURNS], "reward": 1.0}))
+    assert answer["prompt"].endswith("user: What is 6*7?") and all(
+        part in answer["text"] for part in PARTS_OF_TURNS
+    )
     choice = {"message": {"role": "assistant", "content": "4"}, "finish_reason": "length"}
     reply = {"choices": [choice], "usage": {"completion_tokens": 1}}
     [answer] = read(lines(tmp_path / "b.jsonl", {"question": "6*7?", "output": reply, "score": "0"}))
     assert (answer["text"], answer["finish_reason"], answer["tokens"]) == ("4", "length", 1)
-    assert not holds_answers(lines(tmp_path / "c.jsonl", {"messages": ASKED, "pass_rate": 0.5}))
+    assert not holds_answers(lines(tmp_path / "c.jsonl", {"messages": PROMPT_MESSAGES, "pass_rate": 0.5}))
 
 
-def test_a_row_that_no_page_could_hold_costs_no_other(tmp_path: Path) -> None:
+def test_a_row_too_deep_or_with_endless_numbers_hides_no_other(tmp_path: Path) -> None:
     row = {"prompt": "a", "response": "b", "score": 1.0}
     deep: Any = "x"
     for _ in range(400):
@@ -421,18 +447,18 @@ def test_a_row_that_no_page_could_hold_costs_no_other(tmp_path: Path) -> None:
     assert len(answers) == 4 and answers[2]["tokens"] is None and answers[3]["reward"] is None
 
 
-def test_a_number_in_a_name_is_a_step_only_where_it_says_so(tmp_path: Path) -> None:
+def test_only_some_numbers_in_file_names_are_steps(tmp_path: Path) -> None:
     steps = {
         name: step_of(tmp_path / name, tmp_path)
         for name in ("10.jsonl", "completions_00005.parquet", "rollout_7.pt", "eval-3.jsonl", "step_4.jsonl",
                      "aime_2024.jsonl", "math500.jsonl", "2026-01-01T00-00-00_t_7.eval")
     }  # fmt: skip
-    assert [one.number for one in steps.values()] == [10, 5, 7, 3, 4, None, None, None]
+    assert [step.number for step in steps.values()] == [10, 5, 7, 3, 4, None, None, None]
     assert steps["eval-3.jsonl"].label == "eval"
 
 
 def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look finds another file than the index is of: the one before is shown until the next is made."""
+    """The file changes between every two requests: the earlier index is shown until the next is built."""
     monkeypatch.setattr("treetune.view.store.answers.AT_ONCE_BYTES", 0)
     store = Store([tmp_path], tmp_path / "cache", look_again_s=0.0)
     row = {"prompt": "a", "response": "b", "score": 1.0}
@@ -453,4 +479,4 @@ def test_a_file_that_grows_is_shown_while_it_grows(tmp_path: Path, monkeypatch: 
     assert answers.ask(RowQuery()).total == 4
     assert "its last line is incomplete" in "".join(answers.problems())
     os.truncate(path, 0)
-    assert answers.ask(RowQuery()).total == 0, "a file that shrank is another one"
+    assert answers.ask(RowQuery()).total == 0, "a file that shrank is read anew"

@@ -1,4 +1,12 @@
-"""Who may look, what every answer says to the browser, and what the viewer needs before it answers."""
+"""Access to the viewer.
+
+Promises that these tests hold:
+
+* Only who has the token sees a page; no other host, site or page can read or send anything.
+* Every answer forbids the browser to run or load what texts contain.
+* Ports, tokens, hosts and base addresses that can't work are refused at the start; the cache is private.
+* Behind a proxy with a path, all links have the path.
+"""
 
 import os
 import re
@@ -21,7 +29,7 @@ def stranger(store: Store) -> TestClient:
 
 
 @pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/?token=wrong"])
-def test_nothing_is_shown_to_who_does_not_know_the_token(stranger: TestClient, path: str) -> None:
+def test_nothing_is_shown_without_the_token(stranger: TestClient, path: str) -> None:
     answer = stranger.get(path)
     assert answer.status_code == 403
     assert "token" in answer.text and "<" not in answer.text
@@ -45,12 +53,12 @@ def test_the_token_leads_to_no_other_host(stranger: TestClient, path: str) -> No
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:6680", "", "["])
-def test_a_name_that_leads_here_from_elsewhere_is_refused(client: TestClient, host: str) -> None:
+def test_a_request_to_another_host_name_is_refused(client: TestClient, host: str) -> None:
     assert client.get("/", headers={"host": host}).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7777", "localhost:6680", "[::1]:1234"])
-def test_a_tunnel_may_end_at_any_port_of_the_own_machine(store: Store, host: str) -> None:
+def test_a_tunnel_may_end_at_any_port_of_the_browsers_machine(store: Store, host: str) -> None:
     asking = TestClient(application(store, TOKEN), base_url=f"http://{host}")
     assert asking.get("/", params={"token": TOKEN}).status_code == 200
 
@@ -61,12 +69,12 @@ def test_another_sites_page_can_send_nothing(client: TestClient, origin: str | N
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_the_viewer_reads(client: TestClient, method: str) -> None:
+def test_methods_that_change_something_are_refused(client: TestClient, method: str) -> None:
     assert client.request(method, "/").status_code == 405
 
 
 @pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/nowhere"])
-def test_every_answer_forbids_what_a_text_could_smuggle_in(client: TestClient, path: str) -> None:
+def test_every_response_forbids_scripts_and_frames_of_others(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
@@ -80,12 +88,12 @@ def test_templates_have_no_style_attribute_and_no_inline_script() -> None:
     for template in (Path(treetune.view.__file__).parent / "templates").glob("*.html"):
         text = template.read_text()
         if "<style>" in text or 'extends "document.html"' in text:
-            continue  # files that are saved, and not pages of the viewer
+            continue  # these are saved as files, and are no pages of the viewer
         assert " style=" not in text and "javascript:" not in text, template
         assert all("src=" in tag.split(">")[0] for tag in text.split("<script")[1:]), template
 
 
-def test_what_runs_wrote_is_kept_nowhere_and_libraries_are_asked_for_by_their_mark(
+def test_browsers_store_no_page_and_revalidate_libraries(
     client: TestClient,
 ) -> None:
     library = client.get("/assets/vendor/uplot.js")
@@ -94,7 +102,7 @@ def test_what_runs_wrote_is_kept_nowhere_and_libraries_are_asked_for_by_their_ma
     assert (library.headers["cache-control"], again.status_code) == ("no-cache", 304)
 
 
-def test_the_libraries_of_the_browsers_side_are_those_that_were_fetched() -> None:
+def test_the_javascript_libraries_are_the_ones_in_the_list_with_their_checksums() -> None:
     script = Path(__file__).parents[2] / "scripts" / "viewer_assets.sh"
     assert subprocess.run([script, "--check"], capture_output=True, timeout=60, check=False).returncode == 0
 
@@ -105,9 +113,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "deep" / "cache"
 
 
-def test_a_port_that_is_none_is_refused_and_what_is_kept_is_for_its_reader_alone(
-    tmp_path: Path, cache: Path
-) -> None:
+def test_an_impossible_port_is_refused_and_the_cache_is_private(tmp_path: Path, cache: Path) -> None:
     before = os.umask(0o022)
     try:
         with pytest.raises(ValueError, match=r"--port is 99999 and must be from 0 .any free one. to 65535"):
@@ -118,11 +124,11 @@ def test_a_port_that_is_none_is_refused_and_what_is_kept_is_for_its_reader_alone
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_port_that_is_taken_is_said_to_be_and_one_that_may_not_be_had_is_not(
+def test_a_taken_port_and_a_forbidden_port_have_different_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as other_program:
+        port = other_program.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} is not available .*Address already in use"):
             serve([tmp_path], print, port=port)
 
@@ -134,7 +140,7 @@ def test_a_port_that_is_taken_is_said_to_be_and_one_that_may_not_be_had_is_not(
         serve([tmp_path], print, port=80)
 
 
-def test_who_gives_no_token_has_the_same_one_after_a_restart_and_a_short_one_is_refused(
+def test_the_generated_token_survives_a_restart_and_a_short_one_is_refused(
     tmp_path: Path, cache: Path
 ) -> None:
     with pytest.raises(ValueError, match="the token has 6 characters and must have at least 16"):
@@ -144,14 +150,14 @@ def test_who_gives_no_token_has_the_same_one_after_a_restart_and_a_short_one_is_
     assert stat.S_IMODE((cache / "token").stat().st_mode) == 0o600
 
 
-def test_another_host_is_asked_for_by_its_name_alone_and_a_proxy_may_speak_tls(store: Store) -> None:
+def test_a_named_host_is_reached_by_its_name_only_and_a_proxy_may_use_tls(store: Store) -> None:
     hosts = ["127.0.0.1", "viewer.lab.example"]
     app = application(store, TOKEN, hosts)
     asking = TestClient(app, base_url="https://viewer.lab.example", follow_redirects=False)
     assert asking.get("/", params={"token": TOKEN}).status_code == 303
     assert asking.get("/").status_code == 200
     sent = asking.post("/answer?run=none", headers={"origin": "https://viewer.lab.example"})
-    assert sent.status_code == 404, "no origin's fault"
+    assert sent.status_code == 404, "the origin is accepted, and there is no such run"
     assert asking.post("/answer", headers={"origin": "https://evil.example"}).status_code == 403
     other = TestClient(app, base_url="http://elsewhere.example")
     assert "available as 127.0.0.1 or viewer.lab.example" in other.get("/").text
@@ -177,11 +183,13 @@ def test_behind_a_proxy_with_a_path_all_links_have_it_whether_the_proxy_takes_it
     assert entered.headers["location"] == f"{base}/answers?run=run"
     page = asking.get(f"{beginning}/answers?run=run").text
     links = re.findall(r'(?:href|src|action|data-later)="(/[^"]*)', page)
-    assert len(links) > 20 and [one for one in links if not one.startswith(base + "/")] == []
+    assert len(links) > 20 and [link for link in links if not link.startswith(base + "/")] == []
     assert asking.get(f"{beginning}/assets/viewer.js").status_code == 200
     first = asking.get(f"{beginning}/answer?run=run&page=1")
     assert first.headers["location"].startswith(f"{base}/answer?")
     origin = {"origin": "https://hub.example"}
-    assert asking.post(f"{beginning}/answer?run=none", headers=origin).status_code == 404, "no origin's fault"
+    assert asking.post(f"{beginning}/answer?run=none", headers=origin).status_code == 404, (
+        "the origin is accepted, and there is no such run"
+    )
     with pytest.raises(ValueError, match="--base-url is /x and must be a whole address"):
         serve([viewer.folder], print, base_url="/x")

@@ -1,4 +1,12 @@
-"""The pages in Chromium: drawn, live, by keys, narrow and dark, with no error and no request elsewhere."""
+"""The viewer's pages in Chromium.
+
+Promises that these tests hold, each without an error in the console and without a request to another machine:
+
+* Every page is drawn, fits wide and narrow windows, and can be read in light and dark.
+* Pages follow a run that goes on, without a reload and without losing what is typed.
+* Everything can be done by keys, and the focus is visible.
+* Hostile names and texts stay text.
+"""
 
 from dataclasses import replace
 
@@ -32,12 +40,14 @@ HOSTILE = (
 def test_every_page_is_drawn_fits_and_can_be_read(shown: Shown, width: int, dark: bool) -> None:
     record_note(shown.viewer.record("quickstart/vineppo", iterations=3))
     shown.viewer.record("quickstart/vineppo_seed2", iterations=2, seed=2)
-    judged = begin_run(
+    run_with_judge = begin_run(
         shown.viewer.folder / "judged", task={"grader": {"type": "judge", "rule": {"type": "math"}}}
     )
     verdicts = {"judge": 1.0, "rule": 0.0}
-    both = [replace(one, grade=replace(one.grade, numbers=verdicts)) for one in answers(0)]
-    record_iteration(judged, 0, both)
+    judged_answers = []
+    for answer in answers(0):
+        judged_answers.append(replace(answer, grade=replace(answer.grade, numbers=verdicts)))
+    record_iteration(run_with_judge, 0, judged_answers)
     (shown.viewer.folder / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "pass_rate": 0.5}\n')
     begin_run(shown.viewer.folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
     shown.open("/", width=width, dark=dark)
@@ -52,7 +62,7 @@ def test_every_page_is_drawn_fits_and_can_be_read(shown: Shown, width: int, dark
         assert wrong_with(shown) == [], stop.name
 
 
-def test_from_the_address_that_is_printed_to_why_an_answer_got_its_credit_are_three_clicks(
+def test_three_clicks_lead_from_the_printed_address_to_the_credit_of_an_answer(
     shown: Shown,
 ) -> None:
     shown.viewer.record("vineppo", iterations=2)
@@ -87,14 +97,14 @@ def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(sh
     run = begin_run(shown.viewer.folder / "run")
     record_iteration(run, 0)
     credit = run.iteration(0) / "episodes.arrow"
-    found = credit.read_bytes()
+    episodes = credit.read_bytes()
     credit.unlink()
     shown.open("/answer?run=run&source=i1&answer=train/0%230&as=tokens")
     shown.wait("document.querySelectorAll('.tokens [data-i]').length > 0")
     assert "V 0.500" not in shown.text()
     shown.script("window.notReloaded = true")
 
-    credit.write_bytes(found)
+    credit.write_bytes(episodes)
     shown.wait_for("V 0.500")
     shown.script("document.querySelector('details:has(.later) summary').click()")
     shown.wait("document.querySelector('details[open] .later').textContent.trim() !== '…'")
@@ -113,7 +123,7 @@ def test_a_run_that_goes_on_is_followed_without_a_reload(shown: Shown) -> None:
         record_iteration(run, 2)
         shown.wait_for("3 of 4 iterations")
         record_evaluation(run, 3)
-    shown.wait_for("stopped")  # it was killed
+    shown.wait_for("stopped")  # the run no longer holds its lock, as if it had been killed
     with run.locked():
         record_iteration(run, 3)
     shown.wait("document.body.innerText.includes('finished') && document.body.innerText.includes('4 of 4')")
@@ -121,12 +131,14 @@ def test_a_run_that_goes_on_is_followed_without_a_reload(shown: Shown) -> None:
     assert shown.script("return window.notReloaded && document.querySelector('#log').checked")
 
 
-def test_curves_are_zoomed_together_and_the_address_keeps_it(shown: Shown) -> None:
+def test_all_curves_are_zoomed_together_and_the_address_has_the_range(shown: Shown) -> None:
     shown.viewer.record(iterations=20)
     shown.open("/run?run=run&from=5&to=9")
     shown.wait(DRAWN)
     # What a chart draws is read off the labels of its axis: these are drawn, so a drag says where it is.
-    before = shown.script("return [...document.querySelectorAll('canvas')].map((one) => one.toDataURL())")
+    before = shown.script(
+        "return [...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
+    )
     from selenium.webdriver import ActionChains
 
     over = shown.driver.find_element("css selector", ".u-over")
@@ -134,11 +146,14 @@ def test_curves_are_zoomed_together_and_the_address_keeps_it(shown: Shown) -> No
     drag.click_and_hold().move_by_offset(80, 0).release().perform()
     shown.wait("!location.search.includes('from=5&')")
     fields = "[...document.querySelectorAll('#curves-form [type=number]')]"
-    chosen = shown.script(f"return {fields}.map((one) => Number(one.value))")
+    chosen = shown.script(f"return {fields}.map((field) => Number(field.value))")
     assert 5 < chosen[0] < chosen[1] < 9
-    after = shown.script("return [...document.querySelectorAll('canvas')].map((one) => one.toDataURL())")
+    after = shown.script(
+        "return [...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
+    )
     assert len(after) == len(before) > 5
-    assert all(one != other for one, other in zip(before, after, strict=True)), "all of them together"
+    for canvas_before, canvas_after in zip(before, after, strict=True):
+        assert canvas_before != canvas_after, "all charts are zoomed"
     twice = "dispatchEvent(new MouseEvent('dblclick', { bubbles: true }))"
     shown.script(f"document.querySelector('.u-over').{twice}")
     shown.wait("!location.search.includes('from')")
@@ -149,8 +164,9 @@ def test_answers_are_read_labelled_and_left_by_keys_alone(shown: Shown) -> None:
     record_note(run, author="somebody", label="odd")
     shown.open("/answers?run=run")
     shown.wait("document.querySelector('table.answers tbody a') !== null")
-    places = "return [...document.querySelectorAll('table.answers tbody th a')].map((one) => one.textContent)"
-    listed = shown.script(places)
+    names_of_answers = "return [...document.querySelectorAll('table.answers tbody th a')]"
+    names_of_answers += ".map((link) => link.textContent)"
+    listed = shown.script(names_of_answers)
     shown.press("j\ue007")
     title = "document.querySelector('h1')?.textContent.split(' ')[0]"
     for number in (0, 1, 2, 3):
@@ -161,8 +177,8 @@ def test_answers_are_read_labelled_and_left_by_keys_alone(shown: Shown) -> None:
     shown.wait("document.querySelector('[data-on]') !== null")
     shown.press("1")
     shown.wait(f"{title} === {listed[3]!r}")
-    own = [note.about.answer for note in read_notes(run.notes) if note.author == system_user()]
-    assert own == [listed[2]]
+    my_notes = [note for note in read_notes(run.notes) if note.author == system_user()]
+    assert [note.about.answer for note in my_notes] == [listed[2]]
     shown.script("history.back()")
     shown.wait("location.pathname === '/answers'")
     shown.script("history.forward()")
@@ -193,11 +209,11 @@ def test_keys_choose_rows_open_pages_and_are_explained(shown: Shown) -> None:
     shown.wait("location.pathname === '/'")
     shown.press("/")
     shown.type("sec")
-    found = "document.querySelectorAll('tbody tr').length === 1"
-    shown.wait(f"{found} && location.search.includes('search=sec')")
+    one_row = "document.querySelectorAll('tbody tr').length === 1"
+    shown.wait(f"{one_row} && location.search.includes('search=sec')")
 
 
-def test_names_that_are_hostile_are_text(shown: Shown) -> None:
+def test_hostile_names_are_shown_as_text(shown: Shown) -> None:
     for i, text in enumerate(HOSTILE):
         run = shown.viewer.record(f"run{i}", iterations=1, planned=2, credit={"type": text}, **{text: text})
         (run.logs / "run.log").write_text(f"2026-11-22 19:03:11,801 INFO {text}\n")
@@ -206,14 +222,14 @@ def test_names_that_are_hostile_are_text(shown: Shown) -> None:
         shown.open(path)
         shown.wait("document.querySelector('h1') !== null")
         assert shown.script("return window.ran === undefined"), path
-        # What the pages themselves have, and no more.
-        more = "document.querySelectorAll('img, iframe, object, [onerror], [onload]').length"
-        assert shown.script(f"return {more}") == 0
+        # The pages have no such elements themselves.
+        added = "document.querySelectorAll('img, iframe, object, [onerror], [onload]').length"
+        assert shown.script(f"return {added}") == 0
     shown.open("/configuration?run=run5")
     assert "⟨RLO⟩" in shown.text() and "\u202e" not in shown.text()
 
 
-def test_the_theme_is_chosen_here_and_kept(shown: Shown) -> None:
+def test_the_theme_that_is_chosen_is_kept(shown: Shown) -> None:
     dark = "getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'"
     shown.open("/")
     shown.press("t")
@@ -224,7 +240,7 @@ def test_the_theme_is_chosen_here_and_kept(shown: Shown) -> None:
     shown.wait(dark.replace("20, 23, 28", "255, 255, 255"))
 
 
-def test_a_note_is_written_by_keys_and_no_refresh_takes_what_is_typed(shown: Shown) -> None:
+def test_a_note_is_written_by_keys_and_a_refresh_keeps_what_is_typed(shown: Shown) -> None:
     run = shown.viewer.record(iterations=1)
     shown.open("/answer?run=run&source=i1&answer=train/0%230")
     shown.script("window.notReloaded = true")
@@ -239,7 +255,7 @@ def test_a_note_is_written_by_keys_and_no_refresh_takes_what_is_typed(shown: Sho
     shown.script("document.querySelector('.own-note [name=labels]').value = 'mine, too'")
     shown.script("document.querySelector('.own-note button').click()")
     shown.wait("document.querySelectorAll('.own-note [type=checkbox]').length === 3")
-    shown.press("2")  # mine, theirs, too
+    shown.press("2")  # the second of the labels mine, theirs, too
     shown.wait("document.querySelectorAll('.one-note .label').length === 4")
 
     assert shown.script("return window.notReloaded")

@@ -1,4 +1,12 @@
-"""Notes on answers: saved beside the run, found again, never on another answer, and never lost."""
+"""Notes on answers.
+
+Promises that these tests hold:
+
+* A note is saved beside the run, shown, listed, filtered and exported.
+* It stays with the text on which it was written, and is never shown on another answer.
+* Writers at the same time lose nothing; only the viewer's own page can write, and only what a note may be.
+* A damaged note is named, and hides no other.
+"""
 
 from __future__ import annotations
 
@@ -30,21 +38,21 @@ HOSTILE = "</textarea><script>window.ran = 1</script>\u202e\nsecond line"
 
 
 class Desk(Viewer):
-    """Somebody who writes notes on the first answer of a run."""
+    """A client that writes notes on the first answer of a run."""
 
-    def form(self, where: Mapping[str, str] = WHERE, **said: object) -> dict[str, object]:
-        """As the page has it now: it knows the answer and the note that it was made from."""
-        return {**hidden(self.page("/answer", **where)), "note": "", **said}
+    def form(self, where: Mapping[str, str] = WHERE, **fields: object) -> dict[str, object]:
+        """Fills in the form of the page, whose hidden fields name the answer and the earlier note."""
+        return {**hidden_fields(self.page("/answer", **where)), "note": "", **fields}
 
     def post(self, fields: Mapping[str, Any], where: Mapping[str, str] = WHERE, **headers: str) -> Response:
         return self.client.post("/answer", params=where, data=fields, headers=headers or ORIGIN)
 
-    def write(self, where: Mapping[str, str] = WHERE, **said: object) -> Response:
-        """As a browser does: reads the page, fills in the form, sends it, and follows."""
-        return self.post(self.form(where, **said), where)
+    def write(self, where: Mapping[str, str] = WHERE, **fields: object) -> Response:
+        """Reads the page, fills in its form, sends it and follows the answer, as a browser does."""
+        return self.post(self.form(where, **fields), where)
 
 
-def hidden(page: str) -> dict[str, str]:
+def hidden_fields(page: str) -> dict[str, str]:
     return {name: page.split(f'name="{name}" value="')[1].split('"')[0] for name in ("seen", "about")}
 
 
@@ -62,10 +70,10 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
 ) -> None:
     run = desk.record()
     mark = mark_of(desk.page("/answer", **WHERE))
-    shown = desk.write(label=["wrong step"], labels="lucky, wrong step", note=HOSTILE)
-    assert shown.status_code == 200 and shown.url.path == "/answer"
-    assert "<script>window" not in shown.text and "⟨RLO⟩" in shown.text
-    assert desk.get("/answer", {SEEN: mark}, **WHERE).status_code == 200, "live"
+    response = desk.write(label=["wrong step"], labels="lucky, wrong step", note=HOSTILE)
+    assert response.status_code == 200 and response.url.path == "/answer"
+    assert "<script>window" not in response.text and "⟨RLO⟩" in response.text
+    assert desk.get("/answer", {SEEN: mark}, **WHERE).status_code == 200, "the page is sent anew"
     [note] = read_notes(run.notes)
     assert (note.labels, note.text, note.author) == (("wrong step", "lucky"), HOSTILE, system_user())
     assert (note.about.source, note.about.problem, note.about.sample) == ("i1", "train/0", 0)
@@ -74,8 +82,8 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert "No answer matches" in desk.page("/answers?run=run&label=x")
     both = {"run": "run", "label": ",", "of": "everything", "search": "0+1=1\n1+2=3"}
     assert "<b>1</b> answer<" in desk.page("/answers", **both)
-    for asked in ({}, {"run": "run"}, {"label": "lucky", "search": "SECOND line"}):
-        page = desk.page("/notes", **asked)
+    for query in ({}, {"run": "run"}, {"label": "lucky", "search": "SECOND line"}):
+        page = desk.page("/notes", **query)
         assert "<b>1</b> note " in page and 'href="/answer?run=run' in page
     assert "No note matches" in desk.page("/notes?label=none")
 
@@ -94,40 +102,40 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     assert read_notes(run.notes) == [] and "There are no notes yet" in desk.page("/notes")
 
 
-def test_a_note_stays_with_its_text_when_the_iteration_is_made_anew(desk: Desk) -> None:
+def test_a_note_stays_with_its_text_when_the_iteration_is_sampled_again(desk: Desk) -> None:
     run = begin_run(desk.folder / "run")
     record_iteration(run, 0)
-    late = desk.form(note="about the first")
+    form_of_first_text = desk.form(note="about the first")
     desk.write(note="about the first")
     record_iteration(run, 0, [replace(answers(0)[0], text="another"), *answers(0)[1:]])
     assert "about the first" not in desk.page("/answer", **WHERE)
     assert "✎" not in desk.page("/answers?run=run")
     assert "was deleted, or is still being read" in desk.page("/notes")
-    refused = desk.post(late)
+    refused = desk.post(form_of_first_text)
     assert refused.status_code == 409 and "the answer was sampled again" in refused.text
     assert len(read_notes(run.notes)) == 1
     record_iteration(run, 0)
-    assert "about the first" in desk.page("/answer", **WHERE), "as the undisturbed run has it again"
+    assert "about the first" in desk.page("/answer", **WHERE), "the answer has its first text again"
 
 
-def test_who_saves_over_an_unseen_change_is_told_and_nothing_is_lost(desk: Desk) -> None:
+def test_a_form_older_than_the_stored_note_is_refused_and_keeps_its_text(desk: Desk) -> None:
     run = desk.record()
-    late = desk.form(note="from the second window")
+    form_of_second_window = desk.form(note="from the second window")
     desk.write(note="from the first window")
-    refused = desk.post(late)
+    refused = desk.post(form_of_second_window)
     assert refused.status_code == 409 and "changed in another window" in refused.text
     assert "from the first window" in refused.text and "from the second window</textarea>" in refused.text
     assert texts(run) == ["from the first window"]
-    assert desk.post({**late, **hidden(refused.text)}).status_code == 200
+    assert desk.post({**form_of_second_window, **hidden_fields(refused.text)}).status_code == 200
     assert texts(run) == ["from the second window"]
 
 
-def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_notes_that_are_written_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     run = begin_run(tmp_path / "run")
     about = NotedAnswer("i1", "train/0#0", "train/0", 0, "prompt", "text \ud800")
 
     def write(number: int) -> bool:
-        """On an answer that eight write on, one author each, and on one that all fight for."""
+        """Saves a note of an author of its own, and one of the same author as all eight threads."""
         save_note(run, replace(new_note(about, ["x"], f"{number}"), author=f"DOMAIN\\../{number}"), "")
         try:
             save_note(run, new_note(about, [], f"{number}"), "")
@@ -136,19 +144,19 @@ def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
         return True
 
     with ThreadPoolExecutor(8) as threads:
-        won = list(threads.map(write, range(8)))
+        saved = list(threads.map(write, range(8)))
 
     notes = read_notes(run.notes)
     assert {note.text for note in notes if note.labels} == set("01234567")
-    assert won.count(True) == 1 and len(notes) == 9
+    assert saved.count(True) == 1 and len(notes) == 9
     assert all(path.parent == run.notes for path in run.notes.rglob("*"))
 
 
 def test_other_authors_notes_are_shown_and_kept(desk: Desk) -> None:
     run = desk.record()
     desk.write(labels="mine")
-    [own] = read_notes(run.notes)
-    save_note(run, replace(own, author="somebody", labels=("theirs",)), "")
+    [my_note] = read_notes(run.notes)
+    save_note(run, replace(my_note, author="somebody", labels=("theirs",)), "")
     page = desk.write(labels="mine too").text
     assert "<b>somebody</b>" in page and 'value="theirs"' in page, "suggested too"
     assert sorted(note.labels for note in read_notes(run.notes)) == [("mine too",), ("theirs",)]
@@ -168,7 +176,7 @@ def test_only_the_page_itself_can_write_and_only_notes(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("fields", "message"),
     [
         ({"labels": "x" * 41}, "at most 40 characters"),
         ({"labels": "a\nb"}, "is one line"),
@@ -176,10 +184,12 @@ def test_only_the_page_itself_can_write_and_only_notes(desk: Desk) -> None:
         ({"note": "x" * 20_001}, "at most 20,000 characters"),
     ],
 )
-def test_what_can_be_no_note_is_refused_in_words(desk: Desk, said: dict[str, str], words: str) -> None:
+def test_too_long_notes_and_labels_are_refused_with_the_limit(
+    desk: Desk, fields: dict[str, str], message: str
+) -> None:
     run = desk.record()
-    refused = desk.write(**said)
-    assert refused.status_code == 409 and words in refused.text
+    refused = desk.write(**fields)
+    assert refused.status_code == 409 and message in refused.text
     assert not run.notes.exists()
 
 
@@ -197,16 +207,14 @@ def test_a_viewer_that_cannot_write_says_so(desk: Desk, monkeypatch: pytest.Monk
     assert f"{system_user()} has no permission to write into {run.path}" in page and "<textarea" not in page
 
 
-def test_a_damaged_note_is_named_and_takes_no_other_along(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_note_is_named_and_hides_no_other(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
     run = desk.record()
     for answer in ("train/0#0", "train/1#0"):
         desk.write({**WHERE, "answer": answer}, note=f"on {answer}")
-    one, _ = sorted(run.notes.glob("*.json"))
-    one.write_text(one.read_text().replace("on train", "at train"))
+    damaged, _ = sorted(run.notes.glob("*.json"))
+    damaged.write_text(damaged.read_text().replace("on train", "at train"))
     page = desk.page("/notes")
-    assert "<b>1</b> note " in page and f"{one} is damaged" in page
+    assert "<b>1</b> note " in page and f"{damaged} is damaged" in page
     with pytest.raises(Damaged, match="checksum"):
         read_notes(run.notes)
     output = desk.folder / "x.parquet"
@@ -214,5 +222,5 @@ def test_a_damaged_note_is_named_and_takes_no_other_along(
     assert "is damaged" in capsys.readouterr().err and not output.exists()
 
 
-def test_labels_are_said_once_and_between_commas() -> None:
+def test_labels_are_split_at_commas_and_kept_once() -> None:
     assert checked_labels([" a , b", "b", "", "c d"]) == ("a", "b", "c d")

@@ -1,4 +1,4 @@
-"""Colours of report and viewer: series are told apart by all eyes, text can be read on what lies behind it.
+"""Colours of report and viewer: all eyes can tell series apart, and text can be read on its background.
 
 Eyes without one kind of cones are simulated by the matrices of Machado, Oliveira and Fernandes (A
 Physiologically-based Model for Simulation of Color Vision Deficiency, IEEE TVCG 2009, table 1, severity 1.0),
@@ -27,7 +27,7 @@ EYES = {
     ),
 }
 LEAST_DISTANCE = 10.0
-"""Of two series: neighbours on a chart that differ by 2.3 are just told apart, thin lines need more."""
+"""The least distance of two series. Areas that differ by 2.3 can just be told apart; thin lines need more."""
 
 XYZ = np.array(
     [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
@@ -49,8 +49,8 @@ def lab(rgb: np.ndarray) -> np.ndarray:
     return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (one, other))
+def contrast(ink: str, paper: str) -> float:
+    low, high = sorted(float(XYZ[1] @ linear(colour)) for colour in (ink, paper))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -60,20 +60,19 @@ def contrast(one: str, other: str) -> float:
 def test_colours_of_one_figure_are_told_apart(theme: Theme, names: list[str], eyes: str) -> None:
     colours = palette(theme)
     seen = {name: lab(EYES[eyes] @ linear(colours[name])) for name in names}
-    near = {
-        (one, other): round(float(np.linalg.norm(seen[one] - seen[other])), 1)
-        for one, other in itertools.combinations(names, 2)
-        if np.linalg.norm(seen[one] - seen[other]) < LEAST_DISTANCE
-    }
-    assert near == {}
+    too_close = {}
+    for first, second in itertools.combinations(names, 2):
+        distance = float(np.linalg.norm(seen[first] - seen[second]))
+        if distance < LEAST_DISTANCE:
+            too_close[first, second] = round(distance, 1)
+    assert too_close == {}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_text_can_be_read_and_lines_can_be_seen(theme: Theme) -> None:
     colours = palette(theme)
-    text = {
-        (ink, paper): contrast(colours[ink], colours[paper])
-        for ink in ("ink", "soft", "accent", "good", "bad", "warn", "way")
-        for paper in ("paper", "panel", "at")
-    }
-    assert {pair: ratio for pair, ratio in text.items() if ratio < 4.5} == {}
+    inks = ("ink", "soft", "accent", "good", "bad", "warn", "way")
+    papers = ("paper", "panel", "at")
+    ratios = {(ink, paper): contrast(colours[ink], colours[paper]) for ink in inks for paper in papers}
+    # 4.5 is the contrast that WCAG 2 asks of text (success criterion 1.4.3).
+    assert {pair: ratio for pair, ratio in ratios.items() if ratio < 4.5} == {}

@@ -1,4 +1,8 @@
-"""Mathematics, code and tables are rendered, calculations stay as written; what would harm stays text."""
+"""Rendered answers.
+
+The tests hold that mathematics, code and tables are marked up, that calculations stay as written, and that
+links, images and endless formulas stay text.
+"""
 
 import pytest
 from markupsafe import Markup, escape
@@ -6,7 +10,7 @@ from markupsafe import Markup, escape
 from treetune.view.text import DEEPEST_FORMULA, one_line_with_end, rendered
 
 
-def test_of_a_long_prompt_the_end_is_shown_too() -> None:
+def test_a_long_prompt_is_cut_in_its_middle() -> None:
     assert one_line_with_end("short\ntext", 10) == "short ↵ text"
     examples = "What is 1 + 2?\n3\n" * 20
     shown = one_line_with_end(f"{examples}What is 4 + 5?", 60)
@@ -15,12 +19,12 @@ def test_of_a_long_prompt_the_end_is_shown_too() -> None:
 
 
 def test_mathematics_and_bold_type_are_marked_up() -> None:
-    made = rendered("**So** $x_1 < 2$ and \\(a_b\\).\n\n\\[\nx^2\n\\]\n\n- \\boxed{4}")
+    html = rendered("**So** $x_1 < 2$ and \\(a_b\\).\n\n\\[\nx^2\n\\]\n\n- \\boxed{4}")
 
-    assert "<strong>So</strong>" in made
-    assert '<span class="formula">x_1 &lt; 2</span>' in made and '<span class="formula">a_b</span>' in made
-    assert '<span class="formula" data-display>' in made
-    assert '<p>- <span class="formula">\\boxed{4}</span></p>' in made
+    assert "<strong>So</strong>" in html
+    assert '<span class="formula">x_1 &lt; 2</span>' in html and '<span class="formula">a_b</span>' in html
+    assert '<span class="formula" data-display>' in html
+    assert '<p>- <span class="formula">\\boxed{4}</span></p>' in html
 
 
 @pytest.mark.parametrize(
@@ -32,9 +36,9 @@ def test_mathematics_and_bold_type_are_marked_up() -> None:
     ],
 )  # fmt: skip
 def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
-    made = rendered(f"First:\n{text}\nand on")
+    html = rendered(f"First:\n{text}\nand on")
 
-    assert made == Markup(f"<p>First:\n{escape(text)}\nand on</p>\n").replace("&#34;", "&quot;")
+    assert html == Markup(f"<p>First:\n{escape(text)}\nand on</p>\n").replace("&#34;", "&quot;")
     assert "**" not in rendered("**12*3** is **36**") and "12*3" in rendered("**12*3** is **36**")
 
 
@@ -45,11 +49,11 @@ def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
         "[r]: http://a/\n\n[r]",
     ],
 )  # fmt: skip
-def test_nothing_leads_elsewhere(text: str) -> None:
-    made = rendered(text)
+def test_links_and_images_stay_text(text: str) -> None:
+    html = rendered(text)
 
-    assert not any(sign in made for sign in ("<a", "<img", "href", "src=x>")) or "&lt;" in made
-    assert "<a" not in made and "<img" not in made
+    assert not any(sign in html for sign in ("<a", "<img", "href", "src=x>")) or "&lt;" in html
+    assert "<a" not in html and "<img" not in html
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,7 @@ def test_formulas_that_grow_without_end_stay_text(formula: str) -> None:
     assert "formula" not in rendered(f"${formula}$")
 
 
-def test_prices_are_no_formula_and_written_braces_no_groups_and_tables_have_no_styles() -> None:
+def test_prices_are_no_formula_escaped_braces_are_no_groups_and_tables_have_no_styles() -> None:
     assert "formula" not in rendered("it costs $5 and $7, or $ 8 $")
     assert "formula" in rendered("$" + r"\{" * 50 + "$")
     assert "<td>1</td>" in rendered("| a |\n|:-:|\n| 1 |")

@@ -17,7 +17,7 @@ Four ways to write one, from the shortest on:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, final
 
@@ -363,19 +363,6 @@ class CriticSettings(Part):
                 "template",
                 level="warning",
             )
-
-
-@dataclass(frozen=True)
-class Critic:
-    """The critic of the run, as it is before the iteration's training: a service of contexts.
-
-    Example: for an answer of three tokens, the second of which a tool wrote, `values` returns
-    ``[array([0.41, nan, 0.78])]``.
-    """
-
-    values: Callable[[Sequence[Trajectory]], list[Column]]
-    """Returns for each answer of this rank the value of the state before each response token; NaN before
-    injected tokens. Collective."""
 
 
 def check_critic_is_kept(experiment: Experiment, part: str, remedy: str) -> Iterator[Finding]:

@@ -146,7 +146,7 @@ class MonteCarlo(Credit):
     """The estimator of the values."""
     max_states: Annotated[int, Gt(0)] | None = None
     """The largest number of estimated states of an answer, its prompt included; null: there is no bound."""
-    behind_max_states: Literal["no_advantage", "one_step"] = "no_advantage"
+    behind_max_states: Literal["no_advantage", "one_step"] = "one_step"
     """Credit of the steps after the last estimated state, where `max_states` bounds them. With ``one_step``,
     they are credited as one step, with the observed reward minus the last value, and the gradient stays
     unbiased. With ``no_advantage`` (VinePPO's published code), every state after the last estimated one is

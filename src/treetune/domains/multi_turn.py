@@ -36,13 +36,13 @@ from treetune.credit.states.base import AnswerPrefix, StateRule
 from treetune.credit.states.whole_answers import WholeAnswers
 from treetune.domains.conversation import EVENTS, Conversation, TurnLimits, actions_of, unpack_snapshot
 from treetune.domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
-from treetune.domains.environments.pool import EnvironmentPool, Play, Played, TurnJournal
+from treetune.domains.environments.pool import Play, Played
 from treetune.engine.programs import result_of
 from treetune.engine.requests import Request
 from treetune.models.chat import TOOL_RESULT
 from treetune.rollouts.answers import Announcer, GrowingRollout, Start, is_decided
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.seeds import derive_seed
@@ -288,8 +288,8 @@ class MultiTurn(GrowingRollout):
         # For a new answer they are empty and None.
         actions = actions_of(context.codec, start.prompt_ids, start.segments, limits)
         _, _, snapshot = unpack_snapshot(start.segments)
-        journal = context.find(TurnJournal)
-        play = context.get(EnvironmentPool).begin(
+        journal = context.turn_journal
+        play: Play = required(context.environments, "environments").begin(
             environment,
             start.problem,
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
@@ -384,9 +384,8 @@ class MultiTurn(GrowingRollout):
 
 def close_turn_journal(context: RolloutContext) -> None:
     """Closes the journal of turns, if there is one. It opens again if another answer adds a turn."""
-    journal = context.find(TurnJournal)
-    if journal is not None:
-        journal.close()
+    if context.turn_journal is not None:
+        context.turn_journal.close()
 
 
 def _take_played(conversation: Conversation, played: Played) -> None:

@@ -20,7 +20,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import AnswerObserver, RolloutContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import add_measured_numbers
 from treetune.seeds import derive_seed
@@ -131,10 +131,10 @@ class Start(NamedTuple):
 
 
 class Announcer:
-    """Announces each graded answer: counts it in the run's log, and calls the context's `AnswerObserver`."""
+    """Announces each graded answer: counts it in the run's log, and calls the context's `answer_observer`."""
 
     def __init__(self, context: RolloutContext, answers: int) -> None:
-        self._log, self._observer = context.log, context.find(AnswerObserver)
+        self._log, self._observer = context.log, context.answer_observer
         self._announced, self._answers = 0, answers
 
     async def announce(self, answer: Trajectory) -> None:
@@ -197,6 +197,14 @@ class GrowingRollout(SampledRollout):
         # Each answer has the number 0 so far. The starts of a problem are neighbours, `samples` of them.
         numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
         return measure_trees(context, trees_of(numbered))
+
+
+def require_growing_rollout(context: RolloutContext) -> GrowingRollout:
+    """Returns the context's rollout, for a part that continues answers with it. Raises LookupError if it is
+    None, or if it can't continue answers from their middle."""
+    if not isinstance(context.rollout, GrowingRollout):
+        raise LookupError("this phase of the run has no rollout that continues answers from their middle")
+    return context.rollout
 
 
 def measure_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Tree], Metrics]:

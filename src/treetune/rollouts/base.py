@@ -38,7 +38,7 @@ class Rollout(Registrable):
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: such a problem is an error."""
     carries: bool = False
-    """Whether it keeps answers from one iteration to the next, in its context's `CarryOver`."""
+    """Whether it keeps answers from one iteration to the next, in its context's `carry_over`."""
 
     @property
     @final
@@ -91,7 +91,7 @@ class Shaping(Registrable):
     """Adds bonuses to the scores of answers, between rollout and credit."""
 
     remembers: bool = False
-    """Whether it uses the context's `ShapingMemory`."""
+    """Whether it uses the context's `shaping_memory`."""
     measures: tuple[str, ...] = ()
     """The names of the numbers that `assess` gives."""
 

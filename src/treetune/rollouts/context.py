@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from treetune.engine.base import Engine
 from treetune.engine.requests import ANSWERS, SamplingParams
+from treetune.rollouts.model_scores import ModelScores
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem, TextCodec, TokenIds, Trajectory
 
 if TYPE_CHECKING:
+    from treetune.rollouts.base import Rollout
     from treetune.tasks.graders.pool import GraderPool
 
-Kind = TypeVar("Kind")
+T = TypeVar("T")
+
+FORMER_NAMES = ("get", "find", "services", "with_services")
+"""The attributes with which contexts of earlier versions looked objects up by their class."""
 
 
 class RankGroup(Protocol):
@@ -92,7 +97,9 @@ class RolloutContext:
     """What a rollout, a shaping, a credit or a selection works with, in one phase of a run.
 
     Seeds of what a part samples or draws derive from `seed` and `iteration` (`treetune.seeds.derive_seed`).
-    What only some features need is a service, which a part gets by its type: ``context.get(TurnJournal)``.
+    Only some parts use the fields after `log`. Such a field, or a field of `model_scores`, is None in a phase
+    that doesn't have it. A part that can't work without it gets it by `required`, whose error names it.
+    ``dataclasses.replace(context, engine=…)`` returns a context with another engine.
     """
 
     task: Task
@@ -105,25 +112,50 @@ class RolloutContext:
     settings: AnswerSettings
     ranks: RankGroup = field(default_factory=OneRank)
     log: Log = field(default_factory=Log)
-    services: Sequence[object] = ()
-    """Objects that only some parts need, found by their type: see `find` and `get`."""
+    rollout: Rollout | None = None
+    """The phase's rollout as it answers fixed problems (`for_fixed_problems`). Credit continues answers with
+    it."""
+    model_scores: ModelScores = field(default_factory=ModelScores)
+    """What models compute of answers for the credit, such as the critic's values."""
+    early_continuations: BegunContinuations | None = None
+    """What was sampled for the credit while other answers were still sampled."""
+    answer_observer: AnswerObserver | None = None
+    """Gets each answer as soon as it is graded."""
+    further_problems: FurtherProblems | None = None
+    """Problems that the iteration doesn't have yet. Only the rollout of an iteration has them."""
+    carry_over: CarryOver | None = None
+    """Answers from the iteration before, for a rollout that `carries`."""
+    shaping_memory: ShapingMemory | None = None
+    """What shapings remember of earlier iterations."""
+    environments: EnvironmentPlayer | None = None
+    """Plays the environments of answers with turns."""
+    turn_journal: TurnStore | None = None
+    """Stores the turns of environments, so that a restart doesn't play them again."""
 
-    def find(self, kind: type[Kind]) -> Kind | None:
-        """Returns the service of that type; None where there is none."""
-        return next((service for service in self.services if isinstance(service, kind)), None)
+    if not TYPE_CHECKING:  # a type checker reports these names by itself
 
-    def get(self, kind: type[Kind]) -> Kind:
-        """Returns the service of that type. Raises LookupError where there is none."""
-        if (service := self.find(kind)) is None:
-            raise LookupError(f"this phase of the run has no {kind.__name__}")
-        return service
-
-    def with_services(self, *services: object, **changes: Any) -> RolloutContext:
-        """Returns the context with further services, and with the fields in `changes`."""
-        return replace(self, services=(*services, *self.services), **changes)
+        def __getattr__(self, name: str) -> Any:
+            """Called for names that the context doesn't have: explains those that it once had."""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in FORMER_NAMES:
+                message += (
+                    ": read a field by its name, such as context.further_problems in place of"
+                    " context.get(FurtherProblems), and set one with dataclasses.replace(context, …)"
+                )
+            raise AttributeError(message, name=name, obj=self)
 
 
-# Services of features
+def required(value: T | None, name: str) -> T:
+    """Returns the value of a context's field. Raises LookupError with the name if it is None.
+
+    Example: ``required(context.model_scores.critic, "critic")``.
+    """
+    if value is None:
+        raise LookupError(f"this phase of the run has no {name}")
+    return value
+
+
+# The types of fields that only some features need
 
 
 @dataclass(frozen=True)
@@ -163,3 +195,38 @@ class AnswerObserver:
     observe: Callable[[Trajectory], Awaitable[None]]
     """Takes a graded answer. May await samples of the same engine. The rollout awaits it, and so ends after
     it."""
+
+
+class BegunContinuations(Protocol):
+    """The continuations that credit has sampled with each answer: `treetune.credit.states.early`."""
+
+    def find(self, state_key: bytes, plan: object) -> Any:
+        """Returns what was begun of a state with this plan; None where nothing was.
+
+        Args:
+            state_key: The state's key (`AnswerPrefix.key`).
+            plan: How the state is continued (`ContinuationPlan`).
+        """
+
+
+class EnvironmentPlayer(Protocol):
+    """Plays the environments of answers with turns: `treetune.domains.environments.pool`."""
+
+    def begin(
+        self,
+        environment: Any,
+        problem: Problem,
+        seed: int,
+        actions: Sequence[str],
+        snapshot: Any,
+        journal: Any,
+        seconds: float,
+    ) -> Any:
+        """Returns the object that plays the turns of an answer: a `Play`."""
+
+
+class TurnStore(Protocol):
+    """The stored turns of environments: `treetune.domains.environments.pool.TurnJournal`."""
+
+    def close(self) -> None:
+        """Closes its file, which opens again for the next turn."""

@@ -32,7 +32,7 @@ from treetune.rollouts.answers import (
     split_steps,
 )
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import CarryOver, RolloutContext
+from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, trees_of
@@ -114,7 +114,7 @@ class PartialAnswers(RolloutAround):
 
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        carry_over = context.get(CarryOver)
+        carry_over = required(context.carry_over, "carry-over")
         # The carried answers of each problem, by their numbers. The problem that was begun first comes first.
         in_flight: dict[str, Answers] = {}
         for answer in carry_over.answers:

@@ -29,7 +29,7 @@ from treetune.rollouts.answers import (
     split_steps,
 )
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import AnswerObserver, RolloutContext
+from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Problem, TextCodec, Trajectory
@@ -147,7 +147,7 @@ async def _sample_tree(
     """Returns the tree of a problem's graded answers: the samples of the request."""
     parts = {0: request}
     """The requests to send, by the number of their first sample."""
-    if context.find(AnswerObserver) is not None:
+    if context.answer_observer is not None:
         # An observer wants each answer as soon as it is sampled, but a request is answered when all its
         # samples are there. So each sample becomes a request of its own. The engine gives sample i of a
         # request the seed ``seed + i``, so that the answers are the same.

@@ -17,7 +17,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.rollouts.answers import contiguous_share, rank_share
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.context import FurtherProblems, RolloutContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, trajectory_metrics
 from treetune.rollouts.single_turn import RolloutAround
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
@@ -129,8 +129,8 @@ class UntilMixed(RolloutAround):
             if mixed_groups >= self.groups or len(rounds) == self.max_rounds:
                 break
             if further_problems is None:
-                service = context.find(FurtherProblems)
-                further_problems = [] if service is None else list(service.draw())
+                source = context.further_problems
+                further_problems = [] if source is None else list(source.draw())
             size = self.problems_per_round or len(problems)
             problems_of_round, further_problems = further_problems[:size], further_problems[size:]
             if not problems_of_round:

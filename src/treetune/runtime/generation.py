@@ -15,6 +15,7 @@ import platform
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from itertools import zip_longest
 from pathlib import Path
@@ -152,16 +153,14 @@ def _run_rollout_phase(
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
     problems = config.task.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
-    # Services are objects that the rollout finds in its context by their types.
-    services: list[object] = [
-        FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
-    ]
+    further_problems = FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
     with (
         _count_tokens(resources, "generation", clock),
         resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
     ):
+        carry_over: CarryOver | None = None
         if config.rollout.carries:  # such a rollout continues answers that the iteration before began
-            services.append(_carry_over(session, iteration))
+            carry_over = _carry_over(session, iteration)
         context = resources.context(
             config.rollout,
             seed=config.seed,
@@ -170,8 +169,8 @@ def _run_rollout_phase(
             continuations=_journal(resources, folder, "credit"),
             progress=show,
             observe=partial(_check_answered, resources),
-            services=services,
         )
+        context = replace(context, further_problems=further_problems, carry_over=carry_over)
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
         rollout_context = context if early is None else early.attach(context)
@@ -243,12 +242,12 @@ def _run_credit_phase(
             # to answers.
             earlier=_journal(resources, folder, "rollout"),
             progress=show,
-            services=[memory],
         )
+        context = replace(context, shaping_memory=memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
         early = early or config.credit.early_continuations(context)
         if early is not None:
-            context = context.with_services(early)
+            context = replace(context, early_continuations=early)
         try:
             selected, metrics = assign_credit(session.ranks, config, context, trees)
         except unavailable.NothingGraded:

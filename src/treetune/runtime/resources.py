@@ -9,18 +9,18 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.credit.base import Critic
-from treetune.credit.literature.scored_texts import ReferenceScores
 from treetune.domains.environments.pool import EnvironmentPool, TurnJournal
+from treetune.domains.graders.judge import RunningJudge
 from treetune.engine.journal import JournaledEngine, Observe
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
+from treetune.rollouts.model_scores import ModelScores
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
-from treetune.tasks.graders.base import CheckedService, ServiceContext
+from treetune.tasks.graders.base import ServiceContext
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Metrics
 
@@ -45,30 +45,32 @@ class RunResources:
         session: Session,
         server: PolicyServer,
         grader: GraderPool,
-        services: ServiceContext,
+        service_context: ServiceContext,
+        environments: EnvironmentPool | None,
     ) -> None:
         """Keeps what the run's rollouts need.
 
         Args:
-            services: Objects such as a judge's server. Graders use them, and a rollout finds each of them in
-                its context by the object's type.
+            session: The open session of this process.
+            server: The policy's server.
+            grader: The graders of the run's task.
+            service_context: What the services of graders need, such as the judge that the run serves.
+            environments: Plays the environments of answers with turns; None where no answer is made.
         """
-        self.session, self.server, self.grader, self._services = session, server, grader, services
-        self._services_were_checked = False
-        self.critic: Critic | None = None
-        """The critic of the run's trainer, if the credit asks it for values (`training.open_trainer`)."""
-        self.reference_scores: ReferenceScores | None = None
-        """The scores of the run's reference model, if the credit asks for them (`training.open_trainer`)."""
-        self.credit_services: list[object] = []
-        """What the run's trainer computes for the credit besides the critic's values and the reference's
-        scores: `Distributions` and `ReferenceDistances` (`training.open_trainer`)."""
+        self.session, self.server, self.grader = session, server, grader
+        self._service_context = service_context
+        self._environments = environments
+        self._judge_was_checked = False
+        self.model_scores = ModelScores()
+        """What the run's trainer computes for the credit, as far as the credit asks for it
+        (`training.open_trainer`)."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[RunResources]:
-        """Starts graders and their services, such as the server of a judge. Collective."""
+        """Starts graders and what their services need, such as the server of a judge. Collective."""
         config = session.config
         # The garbage collector would go through all modules in the middle of sampling. That takes a quarter
         # of a second each time. The objects that exist by now are never freed, so the collector leaves them
@@ -81,42 +83,39 @@ class RunResources:
         # A run without an engine grades too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
-            run_services: list[object] = []
+            environments: EnvironmentPool | None = None
+            judge: RunningJudge | None = None
             if grades_answers:
-                run_services.append(stack.enter_context(EnvironmentPool(timeline=session.console.timeline)))
+                environments = stack.enter_context(EnvironmentPool(timeline=session.console.timeline))
                 judge = stack.enter_context(judge_server(session))
-                if judge is not None:
-                    run_services.append(judge)
             name = f"{session.purpose}-{session.ranks.rank}"
-            services = ServiceContext(session.directory.path / "judge", name, run_services)
-            stack.enter_context(closing(services))
-            grader = stack.enter_context(grader_pool(session, config.task, services))
-            yield RunResources(session, server, grader, services)
+            service_context = ServiceContext(session.directory.path / "judge", name, judge)
+            stack.enter_context(closing(service_context))
+            grader = stack.enter_context(grader_pool(session, config.task, service_context))
+            yield RunResources(session, server, grader, service_context, environments)
 
     def ready(self) -> None:
-        """Waits until the engine samples from the newest weights and each service has answered once.
+        """Waits until the engine samples from the newest weights and the run's judge has answered once.
         Collective.
 
         Raises:
-            ValueError: A service can't be used.
+            ValueError: The judge can't be used.
         """
         self.server.ready()
-        session = self.session
-        services = [service for service in self._services.services if isinstance(service, CheckedService)]
-        if not services or self._services_were_checked:
+        session, judge = self.session, self._service_context.judge
+        if judge is None or self._judge_was_checked:
             return
         message = ""
         if session.ranks.is_first:
             try:
-                for service in services:
-                    service.refuse_unusable(session.config.task, session.train_problems)
+                judge.refuse_unusable(session.config.task, session.train_problems)
             except ValueError as error:
                 message = str(error)
         # All ranks raise together, or the others would wait for the first one.
-        message = session.ranks.from_first("services answer", message)
+        message = session.ranks.from_first("the judge answers", message)
         if message:
             raise ValueError(message)
-        self._services_were_checked = True
+        self._judge_was_checked = True
 
     def for_thread(self) -> RunResources:
         """Returns a copy for a second thread of each rank; only one of the two may sample at a time.
@@ -140,37 +139,29 @@ class RunResources:
         task: Task | None = None,
         grader: GraderPool | None = None,
         reads_logprobs: bool = True,
-        services: Sequence[object] = (),
     ) -> RolloutContext:
-        """Returns the context of a rollout, or of the credit of its answers.
+        """Returns the context of a rollout, or of the credit of its answers. Callers add the fields that only
+        their phase has.
 
         Args:
             journal: The file of answered requests, which a restart reads instead of sampling again; None to
                 keep none.
             journals: The journals of other processes for the same requests.
-            earlier: The journal of an earlier phase of this iteration, from whose state the services of this
-                phase continue.
+            earlier: The journal of an earlier phase of this iteration. The turns of environments that belong
+                to it are read, too.
             continuations: The journal of continuations that are requested while answers are sampled.
             progress: Gets (done, total).
             observe: Gets all answered requests.
             task: None for the run's task.
             grader: The graders of `task`; None for the run's.
             reads_logprobs: Whether the log-probs of answers are needed.
-            services: Further services of this phase.
         """
         session, engine = self.session, self.server.engine
-        # Credit finds this rollout by its type (`GrowingRollout`), and continues answers with this rollout.
-        # A rollout that draws further problems (`until_mixed`) is replaced by the rollout inside it.
-        services = (for_fixed_problems(rollout), *services, *self._services.services)
-        if self.critic is not None:
-            services += (self.critic,)
-        if self.reference_scores is not None:
-            services += (self.reference_scores,)
-        services += tuple(self.credit_services)
+        turn_journal: TurnJournal | None = None
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, observe)
             other_journals = [*journals, *([earlier] if earlier is not None else [])]
-            services += (TurnJournal.for_requests(journal, other_journals),)
+            turn_journal = TurnJournal.for_requests(journal, other_journals)
         return RolloutContext(
             task=task or session.config.task,
             engine=engine,
@@ -183,7 +174,12 @@ class RunResources:
             ),
             ranks=session.ranks,
             log=Log(session.console.say, progress),
-            services=services,
+            # Credit continues answers with this rollout. A rollout that draws further problems
+            # (`until_mixed`) is replaced by the rollout inside it.
+            rollout=for_fixed_problems(rollout),
+            model_scores=self.model_scores,
+            environments=self._environments,
+            turn_journal=turn_journal,
         )
 
     @contextmanager
@@ -193,7 +189,7 @@ class RunResources:
         if task is None or task.grader == self.session.config.task.grader:
             yield self.grader
             return
-        with grader_pool(self.session, task, self._services) as pool:
+        with grader_pool(self.session, task, self._service_context) as pool:
             yield pool
 
     def service_metrics(self, grader: GraderPool, name_prefix: str = "") -> Metrics:
@@ -241,14 +237,14 @@ class RunResources:
         return self.session.console.phase(title, unit, describe_state)
 
 
-def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:
+def grader_pool(session: Session, task: Task, service_context: ServiceContext) -> GraderPool:
     """Returns a pool that grades answers of the task; its processes start with the first answer."""
     config = session.config
     return GraderPool(
         task.grader,
         workers=config.grader_workers,
         deadline=config.grader_deadline,
-        context=services,
+        context=service_context,
         # `framed` returns a prompt with the chat template, which may open a thought.
         whole_prompt=session.model.codec.framed,
     )

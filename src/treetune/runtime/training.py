@@ -14,22 +14,25 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.credit.base import Critic
 from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
-from treetune.credit.literature.scored_texts import ReferenceScores, ScoredText
-from treetune.credit.literature.token_level import (
+from treetune.exceptions import Damaged
+from treetune.rollouts.model_scores import (
+    Critic,
     Deviation,
     Distributions,
     GroupDivergences,
+    ModelScores,
     ReferenceDistances,
+    ReferenceScores,
+    ScoredText,
 )
-from treetune.exceptions import Damaged
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
@@ -105,22 +108,30 @@ def open_trainer(
         if state is not None:
             trainer.load(state)
     with closing(trainer):
-        if session.config.credit.asks_critic:
-            resources.critic = critic_for_credit(session, server, trainer.values)
-        if session.config.credit.asks_reference:
-            logprobs = trainer.logprobs_of_reference
-            resources.reference_scores = reference_for_credit(session, server, logprobs)
-        credit_services: list[object] = []
-        if session.config.credit.asks_distributions:
-            credit_services.append(distributions_for_credit(session, server, trainer.distributions))
-            credit_services.append(divergences_for_credit(session, server, trainer.group_divergences))
-            if session.config.credit.asks_reference:
-                credit_services.append(distances_for_credit(session, server, trainer.reference_distances))
-        # Replaced, since those of an earlier trainer, which is closed, must not be used.
-        resources.credit_services = credit_services
+        # All scores are replaced, since those of an earlier trainer, which is closed, must not be used.
+        resources.model_scores = scores_for_credit(session, server, trainer)
         if trains:
             resources.reference = trainer.prefetch
         yield trainer
+
+
+def scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> ModelScores:
+    """Returns the scores that the run's credit asks the trainer for."""
+    credit, scores = session.config.credit, ModelScores()
+    if credit.asks_critic:
+        critic = critic_for_credit(session, server, trainer.values)
+        scores = replace(scores, critic=critic)
+    if credit.asks_reference:
+        reference = reference_for_credit(session, server, trainer.logprobs_of_reference)
+        scores = replace(scores, reference=reference)
+    if credit.asks_distributions:
+        distributions = distributions_for_credit(session, server, trainer.distributions)
+        divergences = divergences_for_credit(session, server, trainer.group_divergences)
+        scores = replace(scores, distributions=distributions, group_divergences=divergences)
+    if credit.asks_distributions and credit.asks_reference:
+        distances = distances_for_credit(session, server, trainer.reference_distances)
+        scores = replace(scores, reference_distances=distances)
+    return scores
 
 
 def critic_for_credit(

@@ -22,7 +22,7 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Experiment, Finding, Need
 from treetune.rollouts.base import Shaping
-from treetune.rollouts.context import RolloutContext, ShapingMemory
+from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.shaping import groups_of
 from treetune.seeds import derive_seed
 from treetune.threads.format import TagIds
@@ -131,7 +131,8 @@ class Running(ReferenceLength):
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         # What earlier iterations have stored under the label "acceleration": by problem, the running mean
         # length of correct answers without a parallel block.
-        memory = context.get(ShapingMemory).setdefault("acceleration", {})
+        shaping_memory = required(context.shaping_memory, "shaping memory")
+        memory = shaping_memory.setdefault("acceleration", {})
         changed: dict[str, float] = {}
         for problem_id, indices in groups_of(answers).items():
             sequential_lengths = []

@@ -36,7 +36,7 @@ from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.states.base import AnswerPrefix
 from treetune.engine.requests import CONTINUATIONS
-from treetune.rollouts.answers import GrowingRollout, Start
+from treetune.rollouts.answers import Start, require_growing_rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed, derived_random
 from treetune.threads.parallel_threads import ParallelThreads
@@ -250,7 +250,7 @@ class ThreadShapley(Credit):
         have no reward. The cost is over all ranks. Collective.
         """
         assert context.engine is not None, "counterfactual answers need an engine"
-        rollout = context.get(GrowingRollout)
+        rollout = require_growing_rollout(context)
         assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
         starts: list[Start] = []
         blocks: list[int] = []  # for each start the number of its block

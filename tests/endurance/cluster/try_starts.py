@@ -30,7 +30,7 @@ FAULTS = {
     "code": ("one file of the code differs", "node2 has other code of treetune than node1"),
     "configuration": ("`APP_SEED` on one alone", "node2 has another configuration than node1"),
     "ports": ("a firewall on the second machine", "node1 can't reach node2 at 10.77.0.2 (eth0)"),
-    "absent": ("the second machine isn't started", "no rank of another machine has come to node1"),
+    "absent": ("the second machine isn't started", "no rank of another machine has connected to node1"),
     "first": ("the first machine isn't started", "on node2 can't reach the first rank at node1:29500"),
     "interface": ("an interface that isn't there", "node2 has no network interface ib0"),
     "loopback": ("each host's own name is 127.0.1.1, as on Debian", ""),

@@ -1,4 +1,4 @@
-"""Plans of shipped configurations, with changes."""
+"""Plans of shipped configurations, and published runs to compare plans with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from treetune.runtime.planning.plan import Plan
 
 
 def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:
-    texts = [one if isinstance(one, str) else json.dumps(one) for one in overrides]
+    texts = [override if isinstance(override, str) else json.dumps(override) for override in overrides]
     return experiment_of(f"{ROOT}/configs/{name}", *texts)
 
 
 def plan(name: str, *overrides: str | dict[str, Any], machine: Machine | None = None) -> Plan:
-    """On a machine with eight GPUs of 80 GiB, unless another is given."""
+    """Plans a shipped experiment, by default on a machine with eight GPUs of 80 GiB."""
     root = experiment(name, *overrides)
     return Plan.of(root, machine or described_machine(8, 80), shape=start_shape(root))
 
@@ -35,7 +35,7 @@ BESIDE = {"sleep": False, "servers": "one", "tensor_parallel_size": 4, "devices"
 
 
 def by_rows(rows: int, checkpointing: bool, **engine: Any) -> str:
-    """Changes of an experiment: micro-batches of so many rows, and the engine's settings."""
+    """Returns an override: micro-batches of `rows` rows, and the engine's settings."""
     trainer = {"sequences_per_micro_batch": rows, "gradient_checkpointing": checkpointing}
     engines = json.dumps(IN_PROCESS | engine)
     return f"{{trainer+: {json.dumps(trainer)}, engines+: {{policy+: {engines}}}}}"
@@ -63,27 +63,31 @@ PUBLISHED_RUNS: Mapping[str, tuple[str, str, int, int, dict[str, float]]] = {
     ),
 }  # fmt: skip
 """CASPO's runs on H100s (its README and docs/disaggregated_topology_plan.md, April 2026), 512 answers of MATH
-an iteration, K = 9: an experiment of ours, what is set as theirs, GPUs, tokens of an answer, and seconds.
+an iteration, K = 9. Each entry has an experiment of ours, an override with their settings, GPUs, tokens of an
+answer, and their seconds by phase.
 
-Of eight GPUs in turn the sum alone is published; scoring and training are those of eight ranks beside one
-engine of eight GPUs. They give no lengths. 152 s at 6.6 ms a continuation are 5 states an answer, or 250
-tokens at 50 a step. Their engine is in the trainer's process."""
+For eight GPUs in turn only the sum is published; scoring and training are those of eight ranks beside one
+engine of eight GPUs. They give no lengths of answers: 152 s at 6.6 ms a continuation are 5 states an
+answer, or 250 tokens at 50 a step. Their engine is in the trainer's process."""
 
 
 def seconds_of_published(name: str) -> dict[str, tuple[float, float]]:
-    """Returns the phases' seconds, planned without HTTP and without what they didn't do, and published."""
-    of, changes, gpus, tokens, published = PUBLISHED_RUNS[name]
-    root = experiment(of, changes)
+    """Returns planned and published seconds by phase.
+
+    The plan has no costs of HTTP and files, and no phases that the published run didn't have.
+    """
+    configuration, override, gpus, tokens, published = PUBLISHED_RUNS[name]
+    root = experiment(configuration, override)
     machine = replace(described_machine(gpus, 80), gpus=8)
     with (
         mock.patch.object(report, "HTTP_TOKEN", 0.0),
         mock.patch.object(report, "HTTP_SAMPLE", 0.0),
         mock.patch.object(report, "FILE_BYTES", math.inf),
     ):
-        found = {
-            one.phase: one.seconds
-            for one in report.estimates(Plan.of(root, machine, tokens, start_shape(root)))
-            if one.phase not in ("evaluation", "checkpoints")
-        }
-    found["in all"] = sum(found.values())
-    return {phase: (found[phase], seconds) for phase, seconds in published.items()}
+        estimates = report.estimates(Plan.of(root, machine, tokens, start_shape(root)))
+    planned = {}
+    for estimate in estimates:
+        if estimate.phase not in ("evaluation", "checkpoints"):
+            planned[estimate.phase] = estimate.seconds
+    planned["in all"] = sum(planned.values())
+    return {phase: (planned[phase], seconds) for phase, seconds in published.items()}

@@ -1,4 +1,4 @@
-"""Plans of a trainer on a processor beside what PyTorch counts while it trains."""
+"""The planned memory of a trainer, compared with what PyTorch counts while it trains on a CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MUCH_VOCABULARY = Shape(
     hidden=256, layers=2, heads=4, kv_heads=4, head_dim=64, intermediate=512, vocabulary=16_000, tied=False,
     source="",
 )  # fmt: skip
-"""The head has most of the weights, and beside adapters no gradient."""
+"""The head has most of the weights; with adapters it has no gradient."""
 
 CASES = {
     "padded": (TINY, {}, {}),
@@ -80,7 +80,7 @@ def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
     )
     planned, counted = case.planned().peak, case.measured()
     if counted > planned * (1 + WITHIN):
-        # Gloo's thread may be the last to hold the reduced gradient: the profiler doesn't see that it goes.
+        # Gloo's thread may be the last to hold the reduced gradient; the profiler doesn't see its release.
         counted = case.measured()
     assert planned == pytest.approx(counted, rel=WITHIN)
 

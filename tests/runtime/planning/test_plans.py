@@ -1,4 +1,12 @@
-"""What a plan says: what is needed where, what doesn't fit, and the change with which it does."""
+"""Plans of runs: memory, disk and time, and the smallest change with which a run fits.
+
+Promises that these tests hold:
+
+* Sizes are those of the published models and of transformers; every copy and pass of a method is counted.
+* A run that doesn't fit is refused at its start, with the smallest change that makes it fit.
+* The engine gets the largest share of memory that fits beside the trainer.
+* Published seconds of other trainers' iterations are planned within a factor of two.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +51,7 @@ BILLIONS = {
     "Qwen/Qwen3-4B": 4.02,
     "Qwen/Qwen3-8B": 8.19,
 }
-"""Parameters as the models' cards and their files' indices give them."""
+"""Billions of parameters, from the models' cards and the indices of their files."""
 
 
 def test_a_server_on_a_cpu_computes_its_longest_sequence_in_one_step():
@@ -88,15 +96,15 @@ def test_the_chunks_of_the_head_are_those_that_the_policy_has():
     }
 
 
-def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit_and_be_it_more_gpus():
-    found = plan(BIG, machine=described_machine(1, 80))
-    assert [use.phase for use in found.misfits] == ["training"]
-    change = remedy(found)
-    assert change.override in as_text(found)
+def test_a_run_that_does_not_fit_gets_a_change_with_which_it_fits_if_need_be_more_gpus():
+    too_large = plan(BIG, machine=described_machine(1, 80))
+    assert [use.phase for use in too_large.misfits] == ["training"]
+    change = remedy(too_large)
+    assert change.override in as_text(too_large)
     assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
     small, kept = described_machine(1, 40), "{trainer+: {offload_reference: false}}"
     change = remedy(plan(BIG, kept, machine=small))
-    assert "trainer.offload_reference" in {one.key for one in change.changes}
+    assert "trainer.offload_reference" in {setting.key for setting in change.changes}
     assert plan(BIG, kept, change.override, machine=small).fits
     change = remedy(plan("guru/32b_ppo", machine=described_machine(1, 80)))
     assert change.gpus > 1
@@ -117,59 +125,67 @@ def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit_and_be_it_mor
         ("{credit: {type: 'gae'}}", False),
     ],
 )
-def test_what_saves_or_takes_memory_in_training_is_planned_with_less_or_more(override, is_less):
+def test_settings_that_save_or_take_memory_in_training_are_planned_so(override, is_less):
     machine = described_machine(4, 80)
-    changed, plain = (plan(BIG, *more, machine=machine).trainer.peak for more in ((override,), ()))
-    assert changed < plain if is_less else changed > plain
+    plain = plan(BIG, machine=machine).trainer.peak
+    changed = plan(BIG, override, machine=machine).trainer.peak
+    if is_less:
+        assert changed < plain
+    else:
+        assert changed > plain
 
 
-def test_an_engine_is_there_while_training_but_where_it_sleeps_or_has_gpus_of_its_own():
+def test_an_engine_has_memory_during_training_unless_it_sleeps_or_has_its_own_gpus():
     awake = plan(SMALL, "{engines+: {policy+: {sleep: false}}}")
     training = next(use for use in awake.uses if use.phase == "training")
     assert any(item.what == "engine: KV cache" for item in training.items)
     apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
-    wheres = {use.where for use in apart.uses if "GPU" in use.where}
-    assert wheres == {"an engine's GPU", "a trainer's GPU"}
+    kinds_of_gpus = {use.where for use in apart.uses if "GPU" in use.where}
+    assert kinds_of_gpus == {"an engine's GPU", "a trainer's GPU"}
 
 
-def test_a_share_too_small_for_one_sequence_and_ranks_that_cannot_be_grouped_are_said():
+def test_a_share_too_small_for_one_sequence_and_ranks_that_cannot_be_grouped_are_problems():
     small = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.1}}}")
-    assert any("gpu_memory_utilization 0.1" in words for words in small.problems)
+    assert any("gpu_memory_utilization 0.1" in problem for problem in small.problems)
     single = plan("guru/32b_ppo", machine=described_machine(1, 80))
-    assert any("sequence_parallel_size is 2" in words for words in single.problems)
+    assert any("sequence_parallel_size is 2" in problem for problem in single.problems)
 
 
-def test_a_share_that_is_left_out_is_the_largest_that_fits_beside_the_trainer():
-    found = plan(BIG)
-    assert found.fits and found.engine.settings.gpu_memory_utilization == pytest.approx(0.79)
-    most = max(use.needed for use in found.uses if use.phase == "generation" and use.where == "a GPU")
-    assert 0 <= most + SPARE - found.uses[0].room + 0.01 * found.machine.device_memory <= 2**30
-    assert plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.6}}}").engine.cache < found.engine.cache
+def test_the_default_share_of_the_engine_is_the_largest_that_fits_beside_the_trainer():
+    planned = plan(BIG)
+    assert planned.fits and planned.engine.settings.gpu_memory_utilization == pytest.approx(0.79)
+    on_gpus = [use for use in planned.uses if use.phase == "generation" and use.where == "a GPU"]
+    most = max(use.needed for use in on_gpus)
+    # Shares are rounded to hundredths: one hundredth more would not fit.
+    hundredth = 0.01 * planned.machine.device_memory
+    assert 0 <= most + SPARE - planned.uses[0].room + hundredth <= 2**30
+    smaller = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.6}}}")
+    assert smaller.engine.cache < planned.engine.cache
     apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
     assert apart.engine.settings.gpu_memory_utilization == 0.9
 
 
-def test_a_run_starts_its_server_with_the_planned_share_and_no_more_than_the_cache_has_room_for(monkeypatch):
+def test_a_run_starts_its_server_with_the_planned_share_and_sequences_that_fit_in_the_cache(monkeypatch):
     monkeypatch.setattr(fitting, "this_machine", lambda **_: described_machine(8, 80))
 
     def sized_engine(config):
         return fitting.size_engine(config, config.engines.policy)
 
-    found = plan(BIG)
+    planned = plan(BIG)
     sized = sized_engine(experiment(BIG))
-    assert sized.gpu_memory_utilization == found.engine.settings.gpu_memory_utilization
-    length = found.work.prompt_tokens + found.work.answer_tokens
-    assert sized.max_num_seqs * length <= found.engine.cached_tokens < (sized.max_num_seqs + 1) * length
+    assert sized.gpu_memory_utilization == planned.engine.settings.gpu_memory_utilization
+    length = planned.work.prompt_tokens + planned.work.answer_tokens
+    assert sized.max_num_seqs * length <= planned.engine.cached_tokens < (sized.max_num_seqs + 1) * length
     assert sized_engine(experiment(BIG, "{plan: {check: false}}")).gpu_memory_utilization is None
     assert sized_engine(experiment(SMALL)).max_num_seqs == 512
 
 
-def test_a_remedy_leaves_no_gpu_without_work_while_it_samples():
-    found = plan("guru/32b_grpo")
-    change = remedy(found)
-    assert {one.key: one.value for one in change.changes}["engines.policy.replicas"] == 4
+def test_a_remedy_uses_all_gpus_for_sampling():
+    too_large = plan("guru/32b_grpo")
+    change = remedy(too_large)
+    assert {setting.key: setting.value for setting in change.changes}["engines.policy.replicas"] == 4
     settings = plan("guru/32b_grpo", change.override).engine.settings
-    assert settings.replicas_on("cuda") * settings.tensor_parallel_size == found.machine.ranks
+    assert settings.replicas_on("cuda") * settings.tensor_parallel_size == too_large.machine.ranks
 
 
 def test_a_tree_of_answers_is_planned_with_its_prompt_once():
@@ -178,9 +194,9 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     work = dataclasses.replace(rows.work, **counts, steps=1, epochs=1)
     assert report.trained_tokens(work, "padded") == 512 * 400
     assert report.trained_tokens(work, "tree") == 64 * 300 + 512 * 100
-    begin_alike = dataclasses.replace(work, shared_prompt_tokens=200)
-    assert report.trained_tokens(begin_alike, "padded") == 512 * 400
-    assert report.trained_tokens(begin_alike, "tree") == 200 + 64 * 100 + 512 * 100
+    with_shared_beginning = dataclasses.replace(work, shared_prompt_tokens=200)
+    assert report.trained_tokens(with_shared_beginning, "padded") == 512 * 400
+    assert report.trained_tokens(with_shared_beginning, "tree") == 200 + 64 * 100 + 512 * 100
     tree = plan(SMALL, "{trainer+: {layout: 'tree'}}")
     seconds = {estimate.phase: estimate.seconds for estimate in report.estimates(rows)}
     seconds_of_tree = {estimate.phase: estimate.seconds for estimate in report.estimates(tree)}
@@ -188,7 +204,7 @@ def test_a_tree_of_answers_is_planned_with_its_prompt_once():
     assert seconds_of_tree["training"] < seconds["training"]
 
 
-def test_a_prompt_is_computed_in_each_step_that_has_an_answer_to_it():
+def test_trees_compute_a_prompt_once_in_each_step_that_has_an_answer_to_it():
     """The rows are those of 3 problems with 4 answers each, shuffled and cut into steps."""
     work = dataclasses.replace(
         plan(SMALL).work, problems=3, rows=12, prompt_tokens=50, answer_tokens=10, longest=100, epochs=1
@@ -208,7 +224,7 @@ def test_a_prompt_is_computed_in_each_step_that_has_an_answer_to_it():
         assert planned == pytest.approx(drawn, rel=0.1)
 
 
-def test_sampling_in_the_ranks_own_processes_is_estimated_where_the_model_is_large_enough():
+def test_sampling_in_process_is_estimated_where_the_model_is_large_enough():
     in_process = "{engines: {policy: {type: 'in_process'}}}"
     large = plan(SMALL, in_process, machine=machine.Machine(device="cpu", ranks=1, cores=2))
     phases = {estimate.phase: estimate.seconds for estimate in report.estimates(large)}
@@ -224,9 +240,12 @@ def test_a_plan_without_a_server_lists_the_phases_that_it_does_not_estimate():
     assert "seconds/total" in predicted(plan(SMALL))
 
 
-def test_tokens_of_continuations_lie_behind_two_thirds_of_an_answer():
+def test_the_mean_context_of_continuations_is_two_thirds_of_an_answer():
     length, prompt = 300, 40
-    contexts = [prompt + place for begin in range(length) for place in range(begin, length)]
+    # Continuations begin at every token of an answer with the same frequency, and go to its end.
+    contexts = []
+    for begin in range(length):
+        contexts += [prompt + position for position in range(begin, length)]
     work = dataclasses.replace(plan(SMALL).work, answer_tokens=length, prompt_tokens=prompt)
     assert sum(contexts) / len(contexts) == pytest.approx(work.continued_context, rel=0.01)
 
@@ -250,9 +269,9 @@ def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
     assert command_line.main(arguments) == 1
     assert "DOES NOT FIT" in capsys.readouterr().out
     assert command_line.main([*arguments[:3], "--gpus", "8", "--memory", "80", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fits"] and told["parameters"] == 6_910_365_696
-    assert {one["phase"] for one in told["places"]} >= {"start", "generation", "sync", "training"}
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["fits"] and printed["parameters"] == 6_910_365_696
+    assert {use["phase"] for use in printed["places"]} >= {"start", "generation", "sync", "training"}
 
 
 def test_seconds_of_a_tiny_model_come_with_a_warning():
@@ -260,7 +279,7 @@ def test_seconds_of_a_tiny_model_come_with_a_warning():
     assert "fixed costs of each step" not in as_text(plan(SMALL))
 
 
-def test_a_critic_s_weights_and_states_have_their_place_in_training():
+def test_a_critics_weights_and_states_are_counted_in_training():
     training = next(use for use in plan("polIter_rho1bSft2_ppo_MATH").uses if use.phase == "training")
     sizes = {item.what: item.size for item in training.items}
     assert sizes["critic: weights"] == pytest.approx(sizes["policy: weights"], rel=0.1)
@@ -276,7 +295,7 @@ def weighted_by(**settings):
     return {"credit": {"type": "weighted_by", "over": {"type": "group"}} | settings}
 
 
-def test_the_passes_that_credit_asks_of_the_trainer_are_planned():
+def test_the_scoring_passes_of_credit_are_planned():
     plain = seconds_by_phase()
     assert "scoring for credit" not in plain
     assert "scoring for credit" not in seconds_by_phase(weighted_by(signal="surprise"))
@@ -314,23 +333,25 @@ def test_a_moving_teacher_is_planned_as_one_more_copy_of_the_weights_and_one_mor
 
     of_policy = with_teacher("{weights: 'policy'}")
     moving = with_teacher("{weights: 'average', decay: 0.95}")
-    plan_of_policy, planned = (plan("polIter_rho1bSft2_grpo_MATH", more) for more in (of_policy, moving))
+    plan_of_policy = plan("polIter_rho1bSft2_grpo_MATH", of_policy)
+    planned = plan("polIter_rho1bSft2_grpo_MATH", moving)
     training = next(use for use in planned.uses if use.phase == "training")
     sizes = {item.what: item.size for item in training.items}
     weights = planned.shape.parameters
-    # In float32 and in bfloat16.
+    # The average is kept in float32, and as a model in bfloat16.
     assert sizes["moving average of the weights (teacher)"] == (4 + 2) * weights
     assert planned.trainer.peak - plan_of_policy.trainer.peak == 6 * weights
     assert planned.trainer.put_aside - plan_of_policy.trainer.put_aside == 6 * weights
     assert planned.checkpoints.state - plan_of_policy.checkpoints.state == 4 * weights
-    # The policy takes three passes, or four if it makes activations again.
+    # The policy takes three passes (one forward, two backward), or four if it recomputes activations.
     ratio = seconds_by_phase(moving)["training"] / seconds_by_phase()["training"]
     assert ratio == pytest.approx(5 / 4 if planned.experiment.trainer.gradient_checkpointing else 4 / 3)
 
 
 def test_a_reward_model_that_learns_is_planned_as_a_second_model():
     prime = "{credit: {type: 'prime'}}"
-    plain_plan, planned = (plan("polIter_rho1bSft2_grpo_MATH", *more) for more in ((), (prime,)))
+    plain_plan = plan("polIter_rho1bSft2_grpo_MATH")
+    planned = plan("polIter_rho1bSft2_grpo_MATH", prime)
     training = next(use for use in planned.uses if use.phase == "training")
     sizes = {item.what: item.size for item in training.items}
     assert sizes["reward model: weights"] == sizes["policy: weights"]
@@ -373,8 +394,11 @@ def test_comparisons_of_whole_distributions_need_memory():
 
 def test_a_critics_head_and_its_longer_prompts_need_memory():
     def training_of(*overrides: str) -> dict[str, int]:
-        uses = plan("polIter_rho1bSft2_ppo_MATH", *overrides).uses
-        return {item.what: item.size for use in uses if use.phase == "training" for item in use.items}
+        sizes = {}
+        for use in plan("polIter_rho1bSft2_ppo_MATH", *overrides).uses:
+            if use.phase == "training":
+                sizes |= {item.what: item.size for item in use.items}
+        return sizes
 
     plain = training_of()
     classifier = training_of("{credit+: {critic+: {loss: {type: 'hl_gauss', bins: 101}}}}")
@@ -387,58 +411,59 @@ def test_a_critics_head_and_its_longer_prompts_need_memory():
     assert sum(privileged.values()) > sum(shorter.values())
 
 
-def test_half_of_a_machine_is_refused(capsys):
+def test_gpus_without_memory_are_refused(capsys):
     assert command_line.main(["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "8"]) == 2
     assert "--gpus and --memory go together" in capsys.readouterr().err
 
 
-def test_everything_that_a_plan_says_is_plain_data():
-    found = as_data(plan(SMALL))
-    assert json.loads(json.dumps(found)) == found
-    for use in found["places"]:
+def test_a_plan_as_data_is_json_whose_sums_agree():
+    data = as_data(plan(SMALL))
+    assert json.loads(json.dumps(data)) == data
+    for use in data["places"]:
         assert use["needed"] == sum(use["items"].values())
 
 
 class TestSharedMemory:
-    """Of 64 MiB, as a container has it unless told otherwise."""
+    """Plans on a machine with 64 MiB of shared memory, the default of a container."""
 
-    SMALL_ONE = dataclasses.replace(described_machine(8, 80, host_gib=2000), shared_memory=64 * 2**20)
+    MACHINE = dataclasses.replace(described_machine(8, 80, host_gib=2000), shared_memory=64 * 2**20)
 
-    def test_weights_in_files_are_named_as_the_change_and_need_none(self):
-        found = plan(SMALL, machine=self.SMALL_ONE)
-        assert [use.where for use in found.misfits] == ["/dev/shm"]
-        change = remedy(found)
+    def test_the_remedy_is_weights_in_files_which_need_no_shared_memory(self):
+        too_large = plan(SMALL, machine=self.MACHINE)
+        assert [use.where for use in too_large.misfits] == ["/dev/shm"]
+        change = remedy(too_large)
         assert change.override == '{engines+: {policy+: {weight_transfer: "file"}}}'
-        line = next(line for line in as_text(found).splitlines() if "--override" in line)
+        line = next(line for line in as_text(too_large).splitlines() if "--override" in line)
         assert shlex.split(line) == ["--override", change.override], "a shell passes it on unchanged"
-        in_files = plan(SMALL, change.override, machine=self.SMALL_ONE)
+        in_files = plan(SMALL, change.override, machine=self.MACHINE)
         assert in_files.fits
-        assert not any("/dev/shm" in item.what and item.size for one in in_files.uses for item in one.items)
+        for use in in_files.uses:
+            assert not any("/dev/shm" in item.what and item.size for item in use.items)
 
-    def test_more_gpus_do_not_make_it_larger(self):
-        one = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
-        change = remedy(plan("guru/32b_ppo", machine=one))
+    def test_more_gpus_are_not_taken_for_more_shared_memory(self):
+        one_gpu = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
+        change = remedy(plan("guru/32b_ppo", machine=one_gpu))
         assert change.gpus > 1
-        larger = dataclasses.replace(one, ranks=change.gpus, nodes=change.nodes, host_memory=None)
+        larger = dataclasses.replace(one_gpu, ranks=change.gpus, nodes=change.nodes, host_memory=None)
         assert plan("guru/32b_ppo", change.override, machine=larger).fits
 
-    def test_one_that_cannot_be_written_to_is_not_used(self):
-        read_only = dataclasses.replace(self.SMALL_ONE, shared_memory=0)
+    def test_shared_memory_that_cannot_be_written_to_is_not_used(self):
+        read_only = dataclasses.replace(self.MACHINE, shared_memory=0)
         assert plan(SMALL, machine=read_only).fits
 
-    def test_adapters_leave_one_version_there(self):
+    def test_adapters_need_one_version_of_the_weights_in_shared_memory_and_merged_weights_two(self):
         def needed(send: str) -> int:
-            found = plan(
+            planned = plan(
                 SMALL,
                 f"{{trainer+: {{offload_reference: false, lora: {{send: '{send}'}}}}}}",
-                machine=self.SMALL_ONE,
+                machine=self.MACHINE,
             )
-            return next(use.needed for use in found.uses if use.where == "/dev/shm")
+            return next(use.needed for use in planned.uses if use.where == "/dev/shm")
 
         assert 2 * needed("adapters") == needed("merged")
 
 
-def test_a_model_that_is_read_in_parts_is_whole_on_one_rank_alone():
+def test_with_zero_3_the_host_has_the_whole_model_once_and_not_once_for_each_rank():
     def read(override: str) -> int:
         start = next(use for use in plan(BIG, override).uses if use.where == "the machine")
         return sum(item.size for item in start.items if "model" in item.what and "/dev/shm" not in item.what)
@@ -448,21 +473,21 @@ def test_a_model_that_is_read_in_parts_is_whole_on_one_rank_alone():
 
 
 def test_credit_of_a_users_own_that_continues_answers_is_planned():
-    class Own(Credit):
+    class OwnCredit(Credit):
         @property
         def gives(self):
             return Advantages(before_training=True), Continuations()
 
-    root = dataclasses.replace(experiment(SMALL), credit=Own())
+    root = dataclasses.replace(experiment(SMALL), credit=OwnCredit())
     assert Plan.of(root, described_machine(8, 80), shape=start_shape(root)).work.continuations == 0
 
 
 class TestStart:
-    """Of a run on a machine that it doesn't fit."""
+    """The start of runs on machines that they don't fit, and how a machine is recognised."""
 
     @pytest.fixture
     def start(self, monkeypatch):
-        """Starts an experiment on a machine, which is described."""
+        """A function that starts an experiment on a described machine."""
 
         def start(root, *described, **more):
             monkeypatch.setattr(fitting, "this_machine", lambda **_: described_machine(*described, **more))
@@ -470,7 +495,7 @@ class TestStart:
 
         return start
 
-    def test_it_is_refused_before_anything_is_started_but_where_the_user_wants_it(self, start):
+    def test_it_is_refused_before_anything_starts_unless_the_user_switches_the_check_off(self, start):
         expected = r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
         with pytest.raises(ValueError, match=expected) as error:
             start(experiment(BIG), 1, 80, host_gib=2000)
@@ -479,7 +504,7 @@ class TestStart:
             start(experiment(BIG), 8, 80, host_gib=32)
         start(experiment(BIG, "{plan: {check: false}}"), 1, 80)
 
-    def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, start, monkeypatch):
+    def test_one_rank_of_each_machine_raises_the_error_for_all_of_its_ranks(self, start, monkeypatch):
         def kind(nodes: int, rank: str, of_machine: str) -> type[Exception]:
             monkeypatch.setenv("RANK", rank)
             monkeypatch.setenv("LOCAL_RANK", of_machine)
@@ -490,7 +515,7 @@ class TestStart:
         assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is SameOnAllRanks
         assert kind(2, "2", "0") is ValueError
 
-    def test_where_nobody_knows_that_is_said(self, start, capsys, tmp_path):
+    def test_a_model_of_unknown_sizes_starts_with_a_warning(self, start, capsys, tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
         root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
         with pytest.raises(ValueError, match="sizes are unknown"):
@@ -506,10 +531,10 @@ class TestStart:
 
     @pytest.mark.parametrize("launcher", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
     def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
-        found = machine.this_machine(
+        this = machine.this_machine(
             {"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True
         )
-        assert (found.ranks, found.nodes) == (4, 2)
+        assert (this.ranks, this.nodes) == (4, 2)
 
     @pytest.mark.parametrize(
         ("visible", "answers"),
@@ -522,7 +547,7 @@ class TestStart:
             ("-1,0", []),
         ],
     )
-    def test_the_gpus_that_are_visible_are_asked_for(self, visible, answers, tmp_path, monkeypatch):
+    def test_only_visible_gpus_are_queried(self, visible, answers, tmp_path, monkeypatch):
         nvidia_smi = tmp_path / "nvidia-smi"
         nvidia_smi.write_text('#!/bin/bash\necho "${@: -1}"\n')  # its last argument
         nvidia_smi.chmod(0o755)
@@ -533,7 +558,7 @@ class TestStart:
         assert answers == ([f"--id={names}"] if names else [])
 
 
-def test_sizes_are_told_in_readable_units():
+def test_sizes_are_written_in_readable_units():
     from treetune.runtime.machine import in_units
 
     assert in_units(GIB) == "1.00 GiB"
@@ -546,16 +571,16 @@ def test_a_disk_without_room_for_checkpoints_is_refused_and_one_that_fills_up_is
     # Weights in bfloat16, and Adam's two moments with float32 master weights.
     assert space.weights == 2 * run.shape.parameters
     assert space.state > 12 * run.shape.parameters
-    for free, words in (
+    for free, verdict in (
         (space.at_once - 1, "it doesn't fit:\n  checkpoints: the disk of experiments has room for"),
         (space.at_once, "it fits, but checkpoints take"),
         (space.by_the_end, "it fits"),
     ):
         monkeypatch.setattr(disk, "_room", lambda folder, experiment, free=free: free)
         again = plan(BIG, machine=dataclasses.replace(described_machine(8, 80), is_here=True))
-        assert as_text(again).splitlines() and report.verdict_of(again).startswith(words)
+        assert as_text(again).splitlines() and report.verdict_of(again).startswith(verdict)
         assert as_data(again)["fits"] == (free >= space.at_once)
 
 
-def test_the_disk_of_another_machine_is_not_known():
+def test_the_disk_of_another_machine_is_unknown():
     assert plan(BIG, machine=described_machine(8, 80)).checkpoints.room is None

@@ -1,4 +1,4 @@
-"""An experiment with evaluations, as a run would leave it, without a run."""
+"""An experiment with evaluations and a checkpoint, written without a run."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from typing import Any
 from treetune.store.checksums import write_record
 
 RUN = Path(__file__).parent / "run"
-"""Its configuration, manifest and metrics, and the answers of each of its evaluations: two to each of two
-problems, of which one was never graded, one is cut off, and one holds what is no text."""
+"""The experiment's configuration, manifest and metrics, and the answers of each of its evaluations.
+
+These are two answers to each of two problems: one was never graded, one is cut off, and one has bytes that
+are no text.
+"""
 ANSWERS: tuple[dict[str, Any], ...] = tuple(map(json.loads, (RUN / "answers.jsonl").read_text().splitlines()))
 
 
 def write_experiment(
     path: Path, answers: Sequence[Any] = ANSWERS, sets: Sequence[str] = ("test",), **config: Any
 ) -> Path:
-    """Finished, with the evaluations of its start and of its end."""
+    """Writes a finished experiment, with evaluations before training and at its end."""
     shutil.copytree(RUN, path, ignore=shutil.ignore_patterns("answers.jsonl"))
-    own = json.loads((RUN / "config.json").read_text()) | config
-    (path / "config.json").write_text(json.dumps(own))
+    settings = json.loads((RUN / "config.json").read_text()) | config
+    (path / "config.json").write_text(json.dumps(settings))
     for iteration in (0, 4):
         share = 0.25 + iteration / 8
         summary = {
@@ -40,7 +43,7 @@ def write_experiment(
 
 
 def write_checkpoint(experiment: Path, iteration: int = 4) -> Path:
-    """Weights that no library could load, in files of the right names."""
+    """Writes a checkpoint: files with the right names, whose weights no library could load."""
     policy = experiment / "checkpoints" / f"{iteration:04d}" / "policy"
     policy.mkdir(parents=True)
     (policy.parent / "state.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A hub on this machine that speaks what huggingface_hub asks for an upload, and keeps what it is sent."""
+"""A server on this machine with the hub's routes for an upload, which stores what it receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN = "hf_a_token_that_no_log_may_hold"
 
 @dataclass
 class Hub:
-    """`files` by name, `requests` as method and path."""
+    """The received `files` by name, and the `requests` as method and path."""
 
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
@@ -59,9 +59,9 @@ def stand_in_hub() -> Iterator[Hub]:
             if path == "/api/validate-yaml":
                 return 200, {"errors": [], "warnings": []}
             if "/preupload/" in path:
-                return 200, {"files": [_mode(one["path"]) for one in json.loads(body)["files"]]}
+                return 200, {"files": [_mode(file["path"]) for file in json.loads(body)["files"]]}
             if path.endswith("/info/lfs/objects/batch"):
-                objects = [_upload(one, hub.address) for one in json.loads(body)["objects"]]
+                objects = [_upload(blob, hub.address) for blob in json.loads(body)["objects"]]
                 return 200, {"transfer": "basic", "objects": objects}
             if "/commit/" in path:
                 for line in map(json.loads, body.splitlines()):
@@ -80,8 +80,8 @@ def stand_in_hub() -> Iterator[Hub]:
         mode = "lfs" if path.endswith(".safetensors") else "regular"
         return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": None}
 
-    def _upload(one: dict[str, Any], address: str) -> dict[str, Any]:
-        return {**one, "actions": {"upload": {"href": f"{address}/blobs/{one['oid']}"}}}
+    def _upload(blob: dict[str, Any], address: str) -> dict[str, Any]:
+        return {**blob, "actions": {"upload": {"href": f"{address}/blobs/{blob['oid']}"}}}
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"

@@ -1,4 +1,8 @@
-"""Inspect's logs and Parquet hold what an evaluation measured."""
+"""Exports of an evaluation: logs of Inspect and Parquet files.
+
+The tests hold that both have every answer and number of the evaluation, that missing values stay missing,
+and that a damaged answer is named and leaves no file.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from treetune.view.exports.evaluations import METADATA, chosen_evaluation, write
 from treetune.view.exports.inspect_log import write_inspect_log
 
 
-def _archive(path: Path) -> dict[str, Any]:
+def read_archive(path: Path) -> dict[str, Any]:
     with zipfile.ZipFile(path) as archive:
         return {name: json.loads(archive.read(name)) for name in archive.namelist()}
 
@@ -23,38 +27,39 @@ def _archive(path: Path) -> dict[str, Any]:
 def test_an_archive_has_what_inspect_looks_for_and_the_same_numbers(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "run")
     assert write_inspect_log(chosen_evaluation(experiment, None, None), tmp_path / "log.eval") == len(ANSWERS)
-    found = _archive(tmp_path / "log.eval")
-    header = found["header.json"]
+    members = read_archive(tmp_path / "log.eval")
+    header = members["header.json"]
     assert header["status"] == "success" and header["version"] == 2
     assert header["eval"]["model"] == "treetune/small/vineppo@4"
     assert header["eval"]["model_generate_config"] == {"temperature": 0.5, "top_p": 0.9, "seed": 0}
     assert header["eval"]["revision"] == {"type": "git", "origin": "", "commit": "a" * 40, "dirty": True}
     [score] = header["results"]["scores"]
-    metrics = {name: one["value"] for name, one in score["metrics"].items()}
+    metrics = {name: metric["value"] for name, metric in score["metrics"].items()}
     assert metrics["pass_at_1"] == 0.75 and metrics["ci_low"] == 0.625 and metrics["pass_at_2"] == 0.5
     assert "majority_vote" not in metrics
     assert (score["scored_samples"], score["unscored_samples"]) == (3, 1)
-    assert [(one["id"], one["epoch"]) for one in found["summaries.json"]] == [
+    assert [(summary["id"], summary["epoch"]) for summary in members["summaries.json"]] == [
         ("test/0", 1), ("test/0", 2), ("test/1", 1), ("test/1", 2),
     ]  # fmt: skip
-    cut = found["samples/test/0_epoch_2.json"]
+    cut = members["samples/test/0_epoch_2.json"]
     assert cut["output"]["choices"][0]["stop_reason"] == "max_tokens"
     assert cut["output"]["completion"] == "\ufffd half, \x00 null, \x1b[31m escape, </script>"
     assert cut["scores"]["math"]["value"] == 0.0
-    assert found["samples/test/1_epoch_1.json"]["scores"] == {}, "what nobody graded has no score"
+    assert members["samples/test/1_epoch_1.json"]["scores"] == {}, "an answer without a grade has no score"
 
 
-def test_both_forms_of_a_log_say_the_same_and_are_the_same_each_time(tmp_path: Path) -> None:
+def test_both_forms_of_a_log_have_the_same_content_and_equal_bytes_each_time(tmp_path: Path) -> None:
     chosen = chosen_evaluation(write_experiment(tmp_path / "run"), "test", 0)
     for name in ("a.eval", "b.eval", "a.json"):
         write_inspect_log(chosen, tmp_path / name)
     assert (tmp_path / "a.eval").read_bytes() == (tmp_path / "b.eval").read_bytes()
-    one, archive = json.loads((tmp_path / "a.json").read_text()), _archive(tmp_path / "a.eval")
-    assert one.pop("samples") == [own for name, own in archive.items() if name.startswith("samples/")]
-    assert one == archive["header.json"]
+    log = json.loads((tmp_path / "a.json").read_text())
+    archive = read_archive(tmp_path / "a.eval")
+    assert log.pop("samples") == [sample for name, sample in archive.items() if name.startswith("samples/")]
+    assert log == archive["header.json"]
 
 
-def test_parquet_has_a_row_per_answer_and_null_for_what_was_not_said(tmp_path: Path) -> None:
+def test_parquet_has_a_row_per_answer_and_null_for_missing_values(tmp_path: Path) -> None:
     chosen = chosen_evaluation(write_experiment(tmp_path / "run"), None, None)
     assert write_parquet(chosen, tmp_path / "answers.parquet") == len(ANSWERS)
     table = parquet.read_table(tmp_path / "answers.parquet")
@@ -68,7 +73,7 @@ def test_parquet_has_a_row_per_answer_and_null_for_what_was_not_said(tmp_path: P
     assert about["set"] == "test" and about["summary"]["pass_at_1"] == 0.75
 
 
-def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_answers_are_written_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treetune.view.exports.evaluations.ROWS_AT_ONCE", 3)
     answers = [{**ANSWERS[0], "problem": f"test/{i}", "text": str(i)} for i in range(7)]
     chosen = chosen_evaluation(write_experiment(tmp_path / "run", answers), None, None)
@@ -84,7 +89,7 @@ def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.
         ("easy", 3, "not evaluated after 3 iterations of .*, only after 0, 4"),
     ],
 )
-def test_an_evaluation_that_is_not_there_is_answered_with_what_is(
+def test_a_missing_evaluation_is_refused_with_those_that_exist(
     tmp_path: Path, label: str | None, iteration: int | None, message: str
 ) -> None:
     experiment = write_experiment(tmp_path / "run", sets=("easy", "hard"))

@@ -1,4 +1,11 @@
-"""A checkpoint's card says what the weights are; the hub gets both, and no log the token."""
+"""The model card of a checkpoint, and its upload to the hub.
+
+Promises that these tests hold:
+
+* A card has the method, results, data, licences and the command of the very weights that it describes.
+* Unknown facts are called missing, and no folder of the machine is named.
+* Damaged weights are not uploaded; the hub gets card and weights whole, and no output has the token.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +32,7 @@ from treetune.view.exports.card import (
 )
 
 MAIN = Path(__file__).resolve().parents[3] / "src" / "treetune" / "main.py"
-SAID = Licences("apache-2.0", "mit")
+LICENCES = Licences("apache-2.0", "mit")
 
 
 @pytest.fixture
@@ -33,70 +40,75 @@ def policy(tmp_path: Path) -> Path:
     return write_checkpoint(write_experiment(tmp_path / "run"))
 
 
-def _push(policy: Path, hub: Hub, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+def push(
+    policy: Path, hub: Hub, *options: str, token: str | None = TOKEN
+) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
     environment |= {
         "HF_ENDPOINT": hub.address, "HF_HOME": str(policy.parents[4] / "hub"), "HF_HUB_DISABLE_XET": "1",
         "HF_DEBUG": "1", "PYTHONPATH": str(MAIN.parents[2]), **({"HF_TOKEN": token} if token else {}),
     }  # fmt: skip
     command = [sys.executable, str(MAIN), "push_to_hub", str(policy), "me/tiny", "--license", "mit"]
-    command += ["--data-license", "mit", *words]
+    command += ["--data-license", "mit", *options]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def checkpoint_of(folder: Path, **config: Any) -> Checkpoint:
-    """The last one of an experiment with these settings."""
+    """Writes an experiment with these settings, and returns its last checkpoint."""
     return checkpoint_at(write_checkpoint(write_experiment(folder, **config)))
 
 
-def begun_from(folder: Path) -> dict[str, str]:
-    """The model of a training that begins from weights in a folder."""
+def pretrained_model(folder: Path) -> dict[str, str]:
+    """Returns the configuration of a model whose training begins from the weights in a folder."""
     return {"type": "pretrained", "name_or_path": str(folder)}
 
 
 def test_a_card_holds_method_results_data_and_how_to_make_it(policy: Path) -> None:
-    read = ModelCard(str(model_card(checkpoint_at(policy.parent), SAID, "tiny")))  # as a reader of cards does
-    data, [result] = read.data, read.data.eval_results
+    text = str(model_card(checkpoint_at(policy.parent), LICENCES, "tiny"))
+    card = ModelCard(text)  # parses the text, as the hub does
+    data, [result] = card.data, card.data.eval_results
     assert (data.license, data.base_model) == ("apache-2.0", "someone/base-1b")
     assert data.datasets == ["someone/sums"]
     assert (result.metric_type, result.metric_value) == ("pass@1", 0.75)
     measured_on = (result.dataset_type, result.dataset_split, result.dataset_revision)
     assert measured_on == ("someone/sums", "test", "v2")
-    for words in (
+    for expected in (
         "0.750 [0.625, 0.875]", "`monte_carlo`", "Licence of the data: mit", "revision `v2`",
         "a" * 40 + "+changes", "torch 2.13.0", '"learning_rate": 1e-06', "CONFIGSTR=config.jsonnet ./run.sh",
     ):  # fmt: skip
-        assert words in read.text
+        assert expected in card.text
 
 
-def test_a_card_is_of_its_own_weights_and_not_of_later_ones(tmp_path: Path) -> None:
+def test_a_card_has_the_results_of_its_weights_and_not_of_later_ones(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path / "run")
     first = write_checkpoint(experiment, 0)
     write_checkpoint(experiment, 2)
-    assert "0.250 [0.125, 0.375]" in model_card(checkpoint_at(first), SAID).text
-    last = model_card(checkpoint_at(experiment / "checkpoints/last"), SAID)
+    assert "0.250 [0.125, 0.375]" in model_card(checkpoint_at(first), LICENCES).text
+    last = model_card(checkpoint_at(experiment / "checkpoints/last"), LICENCES)
     assert "These weights were not evaluated." in last.text
 
 
-def test_what_it_is_measured_on_is_not_what_it_was_trained_on(tmp_path: Path) -> None:
+def test_data_of_the_evaluation_are_not_listed_as_training_data(tmp_path: Path) -> None:
     other = {"type": "rows", "source": {"type": "hub", "name": "others/test-set", "revision": "v9"}}
     checkpoint = checkpoint_of(tmp_path / "run", evaluation={"sets": [{"split": "test", "task": other}]})
-    data = model_card(checkpoint, SAID).data
+    data = model_card(checkpoint, LICENCES).data
     assert data.datasets == ["someone/sums"]
-    assert [one.dataset_type for one in data.eval_results] == ["others/test-set"]
+    assert [result.dataset_type for result in data.eval_results] == ["others/test-set"]
 
 
 def test_no_folder_of_the_machine_is_in_a_card(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     write_checkpoint(write_experiment(secret / "start"))
-    model = begun_from(secret / "start/checkpoints/last/policy")
-    text = str(model_card(checkpoint_of(secret / "run", directory=str(secret), model=model), SAID))
+    model = pretrained_model(secret / "start/checkpoints/last/policy")
+    text = str(model_card(checkpoint_of(secret / "run", directory=str(secret), model=model), LICENCES))
     assert "secret" not in text and "…/start/checkpoints/last/policy" in text
     assert "from `someone/base-1b`" in text, "the base model is found through the experiment it began from"
 
 
-def test_what_nobody_said_is_missing_and_not_made_up(tmp_path: Path) -> None:
-    checkpoint = checkpoint_of(tmp_path / "run", model=begun_from(tmp_path / "weights" / "folder-of-mine"))
+def test_facts_that_nobody_stated_are_called_missing(tmp_path: Path) -> None:
+    checkpoint = checkpoint_of(
+        tmp_path / "run", model=pretrained_model(tmp_path / "weights" / "folder-of-mine")
+    )
     assert base_model(checkpoint.experiment, Licences()) == "the folder folder-of-mine"
     assert len(missing(checkpoint, Licences())) == 3
     assert missing(checkpoint, Licences("mit", "mit", "me/base")) == []
@@ -105,10 +117,10 @@ def test_what_nobody_said_is_missing_and_not_made_up(tmp_path: Path) -> None:
         parcel_of(checkpoint, "me/tiny", Licences())
 
 
-OF_THE_DATA = "the licence of the data (--data-license)"
+MISSING_DATA_LICENCE = "the licence of the data (--data-license)"
 
 
-def test_data_are_those_of_others_wherever_they_lie_and_none_where_a_task_makes_its_problems(
+def test_a_licence_is_needed_for_data_that_are_read_and_not_for_generated_problems(
     tmp_path: Path,
 ) -> None:
     making = checkpoint_of(tmp_path / "making", task={"type": "multiplication"})
@@ -116,45 +128,45 @@ def test_data_are_those_of_others_wherever_they_lie_and_none_where_a_task_makes_
     assert "names no data set or file" in str(model_card(making, Licences("mit")))
     source = {"type": "disk", "path": "sums", "train": "a/b"}
     reading = checkpoint_of(tmp_path / "reading", task={"type": "math", "source": source})
-    assert missing(reading, Licences("mit")) == [OF_THE_DATA]
+    assert missing(reading, Licences("mit")) == [MISSING_DATA_LICENCE]
     text = str(model_card(reading, Licences("mit")))
     assert "* file `sums`" in text and "Licence of the data: not stated" in text
 
 
-def test_data_of_the_training_that_it_began_from_is_data_of_the_weights(tmp_path: Path) -> None:
+def test_data_of_the_earlier_training_are_data_of_the_weights(tmp_path: Path) -> None:
     start = write_experiment(tmp_path / "sft")
     write_checkpoint(start)
-    model = begun_from(start / "checkpoints/last/policy")
+    model = pretrained_model(start / "checkpoints/last/policy")
     checkpoint = checkpoint_of(tmp_path / "run", model=model, task={"type": "multiplication"})
-    assert missing(checkpoint, Licences("mit")) == [OF_THE_DATA]
-    card = model_card(checkpoint, SAID)
+    assert missing(checkpoint, Licences("mit")) == [MISSING_DATA_LICENCE]
+    card = model_card(checkpoint, LICENCES)
     assert card.data.datasets == ["someone/sums"]
     assert "`someone/sums`, revision `v2` (in earlier training, which this one started from)" in card.text
     (start / "config.json").unlink()
-    assert OF_THE_DATA in missing(checkpoint, Licences("mit"))
+    assert MISSING_DATA_LICENCE in missing(checkpoint, Licences("mit"))
 
 
 @pytest.mark.parametrize("name", ["not there/", "a b", "me/tiny/more"])
-def test_a_name_that_is_none_is_refused(policy: Path, name: str) -> None:
+def test_an_impossible_repository_name_is_refused(policy: Path, name: str) -> None:
     with pytest.raises(ValueError, match="is not a repository name"):
-        parcel_of(checkpoint_at(policy), name, SAID)
+        parcel_of(checkpoint_at(policy), name, LICENCES)
 
 
-def test_damaged_weights_and_what_is_no_checkpoint_are_not_sent(policy: Path) -> None:
+def test_damaged_weights_and_folders_without_a_checkpoint_are_not_uploaded(policy: Path) -> None:
     seal_folder(policy)
     (policy / "model.safetensors").write_bytes(b"\1" * 64)
     with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
-        parcel_of(checkpoint_at(policy), "me/tiny", SAID)
+        parcel_of(checkpoint_at(policy), "me/tiny", LICENCES)
     with pytest.raises(ValueError, match="is not a checkpoint: give one of an experiment"):
         checkpoint_at(policy.parents[3])
 
 
-def test_the_hub_gets_the_card_and_the_weights_whole_and_no_log_the_token(policy: Path) -> None:
+def test_the_hub_gets_card_and_weights_whole_and_no_output_has_the_token(policy: Path) -> None:
     with stand_in_hub() as hub:
-        done = _push(policy, hub, "--private")
+        done = push(policy, hub, "--private")
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip().endswith(f"{hub.address}/me/tiny/commit/1")
-    assert [(one["name"], one["visibility"]) for one in hub.created] == [("tiny", "private")]
+    assert [(request["name"], request["visibility"]) for request in hub.created] == [("tiny", "private")]
     assert sorted(hub.files) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         assert hub.files[name] == (policy / name).read_bytes()
@@ -162,18 +174,18 @@ def test_the_hub_gets_the_card_and_the_weights_whole_and_no_log_the_token(policy
     assert TOKEN not in done.stdout + done.stderr
 
 
-def test_a_dry_run_shows_what_would_be_sent_and_asks_nobody(policy: Path) -> None:
+def test_a_dry_run_lists_the_files_and_sends_no_request(policy: Path) -> None:
     with stand_in_hub() as hub:
-        done = _push(policy, hub, "--dry-run", token=None)
+        done = push(policy, hub, "--dry-run", token=None)
     assert done.returncode == 0 and hub.requests == []
     assert "This would be uploaded to me/tiny (public):" in done.stdout
     assert "model.safetensors  64 bytes" in done.stdout
 
 
-def test_without_a_token_and_with_a_wrong_one_it_says_so(policy: Path) -> None:
+def test_a_missing_and_a_wrong_token_are_named(policy: Path) -> None:
     with stand_in_hub() as hub:
-        none = _push(policy, hub, token=None)
-        assert none.returncode == 2 and "HF_TOKEN is not set" in none.stderr and hub.requests == []
-        wrong = _push(policy, hub, token="hf_another")
+        without = push(policy, hub, token=None)
+        assert without.returncode == 2 and "HF_TOKEN is not set" in without.stderr and hub.requests == []
+        wrong = push(policy, hub, token="hf_another")
     assert wrong.returncode == 1 and "uploading me/tiny to" in wrong.stderr and "401" in wrong.stderr
     assert "hf_another" not in wrong.stdout + wrong.stderr

@@ -1,9 +1,9 @@
-"""Runs of a reproduction as they would lie on disk, without running; as a program, a launcher's stand-in.
+"""Runs of a reproduction with made-up results; as a program, a stand-in for main.py that writes them.
 
 As a program it takes ``--configs … COMMAND``, APP_SEED and APP_DIRECTORY as main.py does, and does what
 APP_FAKE (a JSON object from ``experiment:seed`` or ``experiment`` to a behaviour) says: by default it
-finishes. Jsonnet takes a while, so that configurations are evaluated once, and kept in the file
-APP_FAKE_CONFIGS with a stand-in for what differs between seeds.
+finishes. As Jsonnet takes a while, configurations are evaluated once and kept in the file APP_FAKE_CONFIGS,
+with placeholders for the values that differ between seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 PROBLEMS, SAMPLES = 40, 4
 SEED, DIRECTORY = 777777, "@DIRECTORY@"
-"""Stand-ins."""
+"""Placeholders for the values that differ between seeds."""
 
 
 def recipe_key(configs: str, overrides: Sequence[str]) -> str:
@@ -26,12 +26,12 @@ def recipe_key(configs: str, overrides: Sequence[str]) -> str:
 
 
 def filled_in(text: str, seed: str, directory: str) -> dict[str, Any]:
-    """A configuration from its JSON with stand-ins."""
+    """Reads a configuration from its JSON with placeholders."""
     return json.loads(text.replace(str(SEED), seed).replace(DIRECTORY, directory))
 
 
 def metrics_row(iteration: int) -> dict[str, float]:
-    """512 answers of 32 tokens, 64 tokens a problem for values, 10 s, 2 of them evaluation; entropy falls."""
+    """Builds metrics of an iteration: 512 answers of 32 tokens, 10 s (2 s of evaluation); entropy falls."""
     return {
         "iteration": iteration,
         "seconds/total": 10.0,
@@ -45,7 +45,7 @@ def metrics_row(iteration: int) -> dict[str, float]:
 
 
 def write_answers(folder: Path, share: float, *, split: str = "test", iteration: int = 2) -> None:
-    """An evaluation of pass@1 `share`: of each problem's answers, the first ones are right."""
+    """Writes an evaluation with pass@1 `share`; the first answers are the right ones."""
     folder.mkdir(parents=True, exist_ok=True)
     right = round(share * PROBLEMS * SAMPLES)
     rows = [
@@ -63,7 +63,7 @@ def write_answers(folder: Path, share: float, *, split: str = "test", iteration:
 
 
 def write_progress(config: Mapping[str, Any], done: int) -> Path:
-    """A run that has trained `done` iterations, with a checkpoint if that is all of them."""
+    """Writes a run that has trained `done` iterations, with a checkpoint if these are all."""
     path = Path(config["directory"]) / config["experiment_name"]
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -81,7 +81,7 @@ def write_progress(config: Mapping[str, Any], done: int) -> Path:
 def write_run(
     config: Mapping[str, Any], share: float, *, sets: tuple[str, ...] = ("validation", "test")
 ) -> Path:
-    """A finished run, measured on `sets` at its end."""
+    """Writes a finished run with evaluations on `sets` at its end."""
     done = config["iterations"]
     path = write_progress(config, done)
     for label in sets:
@@ -90,11 +90,12 @@ def write_run(
 
 
 def main() -> int:
-    words = sys.argv[1:]
-    command = next(word for word in reversed(words) if "/" not in word)  # a fork has a folder behind it
-    overrides = [words[i + 1] for i, word in enumerate(words) if word == "--override"]
+    arguments = sys.argv[1:]
+    # The command is the last argument, except that a fork has a folder behind it.
+    command = next(argument for argument in reversed(arguments) if "/" not in argument)
+    overrides = [arguments[i + 1] for i, argument in enumerate(arguments) if argument == "--override"]
     texts = json.loads(Path(os.environ["APP_FAKE_CONFIGS"]).read_text())
-    text = texts[recipe_key(words[words.index("--configs") + 1], overrides)]
+    text = texts[recipe_key(arguments[arguments.index("--configs") + 1], overrides)]
     config = filled_in(text, os.environ["APP_SEED"], os.environ["APP_DIRECTORY"])
     name, seed = Path(config["experiment_name"]).name, config["seed"]
     behaviours = json.loads(os.environ.get("APP_FAKE", "{}"))
@@ -114,11 +115,10 @@ def main() -> int:
         write_progress(config, config["iterations"] - 1)
         return 0
     shares = json.loads(os.environ.get("APP_FAKE_SHARES", "{}"))
-    sets = (
-        ("validation",)
-        if behaviour == "unmeasured" and command == "run_iteration_loop"
-        else ("validation", "test")
-    )
+    if behaviour == "unmeasured" and command == "run_iteration_loop":
+        sets: tuple[str, ...] = ("validation",)
+    else:
+        sets = ("validation", "test")
     write_run(config, shares.get(name, 0.5) + 0.02 * seed, sets=sets)
     return 0
 

@@ -1,4 +1,4 @@
-"""A page as a browser would read it."""
+"""A parsed HTML page, for tests that look at its elements and its text."""
 
 from __future__ import annotations
 
@@ -46,18 +46,20 @@ class Page(HTMLParser):
 
     @property
     def words(self) -> str:
-        """The visible text with one space for whatever white space there is."""
+        """The visible text, with one space instead of any white space."""
         return " ".join(self.text.split())
 
-    def count(self, tag: str, word: str) -> int:
-        return sum(
-            name == tag and word in (attrs.get("class") or "").split() for name, attrs in self.elements
-        )
+    def count(self, tag: str, css_class: str) -> int:
+        return sum(name == tag and css_class in _classes_of(attrs) for name, attrs in self.elements)
 
-    def texts(self, *words: str) -> list[str]:
-        """What stands in each element that has all of these classes, in order."""
-        return [
-            text
-            for (_, attrs), text in zip(self.elements, self._texts, strict=True)
-            if set(words) <= set((attrs.get("class") or "").split())
-        ]
+    def texts(self, *css_classes: str) -> list[str]:
+        """Returns the texts of the elements that have all of these classes, in their order."""
+        texts = []
+        for (_, attrs), text in zip(self.elements, self._texts, strict=True):
+            if set(css_classes) <= _classes_of(attrs):
+                texts.append(text)
+        return texts
+
+
+def _classes_of(attrs: dict[str, str | None]) -> set[str]:
+    return set((attrs.get("class") or "").split())

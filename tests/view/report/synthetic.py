@@ -1,4 +1,4 @@
-"""An experiment's directory as a run would leave it, without a run."""
+"""The directory of an experiment, with the files of a run and made-up numbers."""
 
 from __future__ import annotations
 
@@ -67,16 +67,16 @@ def metrics_row(iteration: int, **more: float) -> dict[str, Any]:
 
 
 def episode(text: str, values: tuple[float, ...] | None, reward: float, group: str = "train/1") -> Episode:
-    """Steps are lines. With values, each step's advantage is what its value changes by."""
+    """Builds a row whose steps are lines; with values, a step's advantage is the change of the value."""
     ends = [i + 1 for i, character in enumerate(text) if character == "\n"]
     if not ends or ends[-1] != len(text):
         ends.append(len(text))
     advantages = None
     if values is not None:
-        after = [*values[1:], reward]
-        per_step = [later - now for now, later in zip(values, after, strict=True)]
-        steps = [sum(end <= token for end in ends) for token in range(len(text))]
-        advantages = tuple(per_step[step] for step in steps)
+        values_after = [*values[1:], reward]
+        by_step = [after - before for before, after in zip(values, values_after, strict=True)]
+        step_of_token = [sum(end <= token for end in ends) for token in range(len(text))]
+        advantages = tuple(by_step[step] for step in step_of_token)
     return Episode(
         prompt_ids=CODEC.encode("12+34+56+78="),
         response_ids=CODEC.encode(text),
@@ -116,7 +116,7 @@ def write_experiment(
     metrics: Callable[[int], Mapping[str, float]] = lambda iteration: {},
     **settings: Any,
 ) -> Path:
-    """A run of `iterations` of `planned` ones, measured on `test` at the checkpoints in `passes`."""
+    """Writes a run with `iterations` of its `planned` iterations; `passes` are its evaluations' pass@1."""
     path.mkdir(parents=True)
     config = {
         "type": "policy_iteration",
@@ -151,7 +151,7 @@ def write_experiment(
 
 
 def report(*experiments: Path) -> Page:
-    """On these, with every element closed in turn."""
+    """Writes the report on experiments and parses it; every element must be closed."""
     page = Page(write_report(list(experiments)))
     assert page.open == []
     return page

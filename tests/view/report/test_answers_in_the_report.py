@@ -1,4 +1,8 @@
-"""What a report shows of answers: turns, trees, and what credit gives their steps."""
+"""Answers in the report: the credit microscope, trees, episodes and turns.
+
+The tests hold that steps stand with the values, intervals and advantages that were stored, that shared
+steps are drawn once, and that texts of models and environments are escaped and marked.
+"""
 
 from __future__ import annotations
 
@@ -25,31 +29,33 @@ GROUP = step_credit([2, 4], 0.0, [-0.001] * 4).plain()
 
 
 def microscope(path: Path) -> tuple[str, str]:
-    """Its HTML and its text."""
+    """Writes the report, and returns the HTML and the text of its credit microscope."""
     written = write_report([path])
     html = written.read_text().partition("Credit microscope</h3>")[2].partition("<h3>")[0]
     return html, Page(written).text.partition("Credit microscope")[2].partition("Episodes")[0]
 
 
-def analysed(path: Path, numbers: dict[str, Any]) -> Path:
-    """A run with a result of the microscope."""
+def write_analysis(path: Path, numbers: dict[str, Any]) -> Path:
+    """Writes a run with a result of the credit microscope."""
     folder = write_experiment(path) / "analyses" / "credit_microscope"
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps({"analyzer": "credit_microscope", "numbers": numbers}))
     return path
 
 
-def looked_at(path: Path, credit: dict[str, Any], truth: int = 0, **more: Any) -> Path:
+def write_analysis_of_an_answer(path: Path, credit: dict[str, Any], truth: int = 0, **more: Any) -> Path:
     answer = {
         "answer": f"train/7#{HOSTILE}", "prompt": HOSTILE, "reward": 0.0, "correct": False,
         "unfinished": True, "steps": [f"{HOSTILE}\n", "second"], "credit": credit, **more,
     }  # fmt: skip
-    found = {"costs": {"K=9": {"tokens_per_answer": 812.4}}, "answers": [answer]}
-    return analysed(path, {"truth": truth, "by_iteration": {"4": found}})
+    of_iteration = {"costs": {"K=9": {"tokens_per_answer": 812.4}}, "answers": [answer]}
+    return write_analysis(path, {"truth": truth, "by_iteration": {"4": of_iteration}})
 
 
 def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Path) -> None:
-    html, text = microscope(looked_at(tmp_path / "run", {"K=9": NINE, "GRPO": GROUP}, truth=64))
+    html, text = microscope(
+        write_analysis_of_an_answer(tmp_path / "run", {"K=9": NINE, "GRPO": GROUP}, truth=64)
+    )
     assert "iteration 5" in text and "means over 64 continuations" in text and "reward 0, unfinished" in text
     assert "812 tokens an answer" in text and "V 0.50 [0.30, 0.70]" in " ".join(text.split())
     assert "+0.25" in text and "-0.75" in text
@@ -59,28 +65,30 @@ def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Pa
     assert 'class="signed down s10">-0.75' in html and 'class="signed up s3">+0.25' in html
 
 
-def test_what_a_model_wrote_is_text_a_newline_is_one_line_and_an_end_token_is_seen(tmp_path: Path) -> None:
-    html, text = microscope(looked_at(tmp_path / "run", {HOSTILE: NINE}))
+def test_texts_are_escaped_a_newline_takes_one_line_and_an_end_token_is_shown(tmp_path: Path) -> None:
+    html, text = microscope(write_analysis_of_an_answer(tmp_path / "run", {HOSTILE: NINE}))
     assert HOSTILE not in html
     assert text.count(HOSTILE) == 4, "as the id, the prompt, a step and a method's name"
-    html, text = microscope(looked_at(tmp_path / "other", {"K=9": NINE}, steps=["\n<i>", ""]))
+    html, text = microscope(
+        write_analysis_of_an_answer(tmp_path / "other", {"K=9": NINE}, steps=["\n<i>", ""])
+    )
     assert "↵ &lt;i&gt;</span>" in html and "(end)" in text
 
 
-def test_without_an_analysis_the_runs_own_values_stand_with_its_episodes_and_their_intervals(
+def test_without_an_analysis_the_episodes_have_the_runs_values_and_intervals(
     tmp_path: Path,
 ) -> None:
-    episodes = tuple(replace(one, step_errors=(0.1,) * len(one.step_ends)) for one in EPISODES)
+    episodes = tuple(replace(row, step_errors=(0.1,) * len(row.step_ends)) for row in EPISODES)
     page = report(write_experiment(tmp_path / "run", episodes=episodes))
     assert "Credit microscope" not in page.text and "credit_microscope.jsonnet" in page.text
     assert "V 0.600 [0.40, 0.80]" in page.words and page.count("article", "episode") == 3
-    # Of runs from before errors were kept, values alone.
+    # Episodes without errors have values without intervals.
     page = report(write_experiment(tmp_path / "older"))
     assert "V 0.600" in page.text and "0.40" not in page.text
 
 
-def test_a_damaged_analysis_is_missing_and_no_end_of_the_report(tmp_path: Path) -> None:
-    text = report(analysed(tmp_path / "run", {})).text
+def test_a_damaged_analysis_is_named_and_the_report_is_written(tmp_path: Path) -> None:
+    text = report(write_analysis(tmp_path / "run", {})).text
     assert "analyses/credit_microscope/result.json can't be read" in text and "V 0.600" in text
 
 
@@ -91,26 +99,26 @@ ANSWERS = (
 )
 
 
-def test_steps_that_answers_share_stand_once_with_the_value_of_the_state_behind_them(tmp_path: Path) -> None:
+def test_steps_that_answers_share_are_drawn_once_with_the_value_after_them(tmp_path: Path) -> None:
     page = report(write_experiment(tmp_path / "run", episodes=(*EPISODES, *ANSWERS)))
     drawn = page.text.partition("A problem's tree")[2].partition("Episodes")[0]
     once = (
         "the prompt · value after it 0.500", "46 ↵", "102 ↵", "· value after it 0.700", "after it 0.100",
         "mean reward 1.000", "mean reward 0.000",
     )  # fmt: skip
-    assert {own: drawn.count(own) for own in once} == dict.fromkeys(once, 1), drawn
+    assert {text: drawn.count(text) for text in once} == dict.fromkeys(once, 1), drawn
     assert "train/7" in drawn and "<b>" in drawn, "escaped"
 
 
-def test_a_tree_has_values_and_two_answers_or_more_and_all_of_them(tmp_path: Path) -> None:
-    plain = [replace(one, step_values=None) for one in ANSWERS]
+def test_a_tree_is_drawn_only_with_values_and_two_answers_and_then_has_all(tmp_path: Path) -> None:
+    plain = [replace(answer, step_values=None) for answer in ANSWERS]
     assert "A problem's tree" not in report(write_experiment(tmp_path / "alone")).text
     assert "A problem's tree" not in report(write_experiment(tmp_path / "plain", episodes=plain)).text
     many = [replace(ANSWERS[i % 2], trajectory=f"train/7#{i}") for i in range(40)]
     assert "All 40 answers" in report(write_experiment(tmp_path / "many", episodes=many)).text
 
 
-def test_of_equal_problems_the_tree_is_always_the_same_ones_however_they_stand_in_the_file(
+def test_which_problems_tree_is_drawn_does_not_depend_on_the_order_of_rows(
     tmp_path: Path,
 ) -> None:
     equal = []
@@ -125,7 +133,7 @@ def test_of_equal_problems_the_tree_is_always_the_same_ones_however_they_stand_i
         assert "train/11" not in drawn, name
 
 
-def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:
+def test_each_turn_is_a_line_with_its_reward_and_the_environments_replies_are_marked(tmp_path: Path) -> None:
     with EnvironmentPool() as environments:
         context = lent(Letters(golds=("",) * 2), turns.engine(), environments)
         trees, _ = rollout(samples=4).run(context, context.task.problems("train"))
@@ -133,8 +141,8 @@ def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(t
     write_episodes(path / "iterations/0000/episodes.arrow", Group().assign(context, trees)[0], turns.CODEC)
     write_tokens(path / TOKENS, turns.CODEC, len(turns.ALPHABET) + 1)
     page = report(path)
-    said = sum(one.text.count("+") + one.text.count("-") for one in answers_of(trees))
-    assert len(page.texts("injected")) == said + 1, "and one in the words that explain it"
+    replies = sum(answer.text.count("+") + answer.text.count("-") for answer in answers_of(trees))
+    assert len(page.texts("injected")) == replies + 1, "each reply, and one in the legend"
     assert "not sampled by the policy" in page.text
-    first = next(one for one in answers_of(trees) if one.step_rewards)
+    first = next(answer for answer in answers_of(trees) if answer.step_rewards)
     assert [reward for reward in first.step_rewards if f"r {reward:+.3g}" not in page.text] == []

@@ -1,4 +1,8 @@
-"""Axes say what they show, and curves that would hide each other are all seen."""
+"""Charts: axes, numbers and colours, and curves that lie in the same place.
+
+The tests hold that no two ticks have the same label, that an axis has all its values, and that curves which
+would hide each other are all visible.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,7 @@ def test_an_axis_holds_its_values_and_does_not_cross_zero_for_nothing(values: li
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, -2.0])
-def test_what_is_always_the_same_is_shown_from_zero_on(value: float) -> None:
+def test_a_constant_is_shown_on_an_axis_from_zero(value: float) -> None:
     low, high = limits([value] * 5)
     assert min(abs(low), abs(high)) < 0.02 * (high - low)
     assert low <= value <= high <= max(1.1, 1.1 * value)
@@ -52,7 +56,7 @@ def strokes(figure: str) -> list[str]:
     return re.findall(r"<polyline ([^>]*)>", figure)
 
 
-def test_curves_in_the_same_place_take_turns_so_that_each_is_seen() -> None:
+def test_curves_in_the_same_place_are_dashed_in_turns_so_that_each_is_seen() -> None:
     rows = [Series(f"row {i}", [(1, 0.2), (2, 0.2), (3, 0.5 if i == 2 else 0.2)], f"c{i}") for i in range(3)]
     first, second, other = strokes(line_chart(Chart("accuracy", rows, "up")))
     assert 'dasharray="7.2 7.2"' in first and 'dasharray="7.2 7.2"' in second and "dasharray" not in other
@@ -61,14 +65,14 @@ def test_curves_in_the_same_place_take_turns_so_that_each_is_seen() -> None:
     assert radii[0] > radii[3], "what is drawn below is larger"
 
 
-def test_levels_in_the_same_place_take_turns_as_well() -> None:
+def test_levels_in_the_same_place_are_dashed_in_turns() -> None:
     rows = [Series(f"row {i}", [(4, 0.2)], f"c{i}", is_level=True) for i in range(2)]
     assert all(
         'dasharray="7.2 10.8"' in stroke for stroke in strokes(line_chart(Chart("accuracy", rows, "up")))
     )
 
 
-def test_points_say_what_they_are_and_ticks_of_iterations_are_whole_numbers() -> None:
+def test_points_have_titles_and_ticks_of_iterations_are_whole_numbers() -> None:
     chart = line_chart(Chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})], "up"))
     assert "<title>&lt;a&gt;, 1: 0.25</title>" in chart
     assert "<title>&lt;a&gt;, 2: 0.5 [0.4, 0.6]</title>" in chart
@@ -83,12 +87,12 @@ def test_many_iterations_make_a_small_chart_and_few_bars() -> None:
 
 
 def test_numbers_have_three_digits_and_no_noise() -> None:
-    shown = [number(x) for x in (0.0, 0.1 + 0.2, 0.03125, 12.345, 999.9, 4510.0, 1.2e-6, -0.5)]
-    assert shown == ["0", "0.3", "0.0312", "12.3", "1000", "4\u2009510", "1.2e-06", "-0.5"]
+    written = [number(x) for x in (0.0, 0.1 + 0.2, 0.03125, 12.345, 999.9, 4510.0, 1.2e-6, -0.5)]
+    assert written == ["0", "0.3", "0.0312", "12.3", "1000", "4\u2009510", "1.2e-06", "-0.5"]
 
 
 @pytest.mark.parametrize(
-    ("better", "half", "words", "is_there"),
+    ("better", "half_width", "text", "is_there"),
     [
         ("down", 0.0, "↓ lower is better", True),
         ("down", 0.0, "band:", False),
@@ -97,16 +101,16 @@ def test_numbers_have_three_digits_and_no_noise() -> None:
     ],
 )
 def test_a_figure_says_which_way_is_better_and_what_its_band_is(
-    better: Any, half: float, words: str, is_there: bool
+    better: Any, half_width: float, text: str, is_there: bool
 ) -> None:
-    interval = {1: (0.2 - half, 0.2 + half)} if half else {}
+    interval = {1: (0.2 - half_width, 0.2 + half_width)} if half_width else {}
     chart = line_chart(Chart("x", [Series("a", [(1, 0.2)], "c0", interval)], better, "range over seeds"))
-    assert (words in chart) == is_there
+    assert (text in chart) == is_there
 
 
-def test_every_row_of_a_long_table_has_a_colour_that_page_and_chart_know() -> None:
+def test_every_row_of_a_long_table_has_a_colour_of_the_palette() -> None:
     series = [Series(f"row {row}", [(0, row), (1, row + 1)], colour_of(row)) for row in range(30)]
     drawn = line_chart(Chart("long", series, "up"))
-    for one in series:
-        assert one.colour in palette("light") and one.colour in palette("dark")
-        assert f'<g class="{one.colour}">' in drawn
+    for row in series:
+        assert row.colour in palette("light") and row.colour in palette("dark")
+        assert f'<g class="{row.colour}">' in drawn

@@ -18,19 +18,21 @@ from treetune.tables.write import as_html
 from treetune.view.report.write import write_report
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-BEYOND = """
+FIND_OVERFLOW = """
 return [...document.querySelectorAll(".cards, h1, h2, .facts, .legend, figcaption")].filter(
-  (one) => one.getBoundingClientRect().right > innerWidth || one.scrollWidth > one.clientWidth + 1
-).map((one) => one.innerText.slice(0, 40));
+  (element) =>
+    element.getBoundingClientRect().right > innerWidth || element.scrollWidth > element.clientWidth + 1
+).map((element) => element.innerText.slice(0, 40));
 """
-CUT_OFF = """
-const all = [...document.querySelectorAll(".scroll")];
-return [all.length > 0, all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.innerText)];
+FIND_CUT_OFF_TABLES = """
+const tables = [...document.querySelectorAll(".scroll")];
+const cutOff = tables.filter((table) => table.scrollWidth > table.clientWidth);
+return [tables.length > 0, cutOff.map((table) => table.innerText)];
 """
 
 
 def wide_table(folder: Path) -> str:
-    """With several columns and panels."""
+    """Renders a table with several columns and panels."""
     columns = tuple(MeasuredColumn(name=f"MATH DeepSeekMath-7B {i}", evaluation="test") for i in range(4))
     panels = tuple(Panel(name=f"length of sampled answers {i}", metric="train/entropy") for i in range(5))
     cells = {column.name: CellSource(published=0.5, source="a paper") for column in columns}
@@ -52,6 +54,6 @@ def test_reports_fit_wide_and_narrow_windows_and_tables_1200_pixels(tmp_path: Pa
         for width, dark in ((1400, False), (420, True)):
             window.open(report.as_uri(), width=width, dark=dark)
             assert window.script("return document.querySelectorAll('.cards td').length") > 5
-            assert wrong_with(window) == [] == window.script(BEYOND)
+            assert wrong_with(window) == [] == window.script(FIND_OVERFLOW)
         window.open(page.as_uri(), width=1200)
-        assert window.script(CUT_OFF) == [True, []]
+        assert window.script(FIND_CUT_OFF_TABLES) == [True, []]

@@ -1,4 +1,12 @@
-"""An answer with threads is drawn with what was written side by side, nothing lost and nothing twice."""
+"""Answers with threads, as the report draws them.
+
+Promises that these tests hold:
+
+* All text of an answer is drawn once and in its order, however its tags lie.
+* Threads stand side by side with tokens, seconds and credit; the critical path is marked.
+* Injected text is marked, texts are escaped, and missing or damaged trajectories only lose the seconds.
+* Numbers of threads have charts, and columns in the results.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +42,8 @@ def report_of(folder: Path, answer: Trajectory, row: Episode | None = None) -> P
     return report(path)
 
 
-def drawn(answer: Trajectory) -> Page:
-    """The answer alone, without a report around it."""
+def draw(answer: Trajectory) -> Page:
+    """Draws one answer, without a report around it."""
     row = episode(answer, (0.5,))
     tokens = [CODEC.decode([token]) for token in row.response_ids]
     page = Page(threads_html(ThreadedAnswer(tokens, row, answer, 1.0)))
@@ -43,19 +51,19 @@ def drawn(answer: Trajectory) -> Page:
     return page
 
 
-def words(count: int) -> str:
+def words_of(count: int) -> str:
     return " w" * count
 
 
 def thread(tokens: int, seconds: float | None = 1.0) -> Thread:
-    """So many words, and its closing tag."""
-    return Thread(words(tokens) + "</Thread>", seconds)
+    """Builds a thread of `tokens` words and its closing tag."""
+    return Thread(words_of(tokens) + "</Thread>", seconds)
 
 
 def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_path() -> None:
     block = Fork((thread(18, 0.5), thread(28, 0.25)))
     answer = trajectory([f" a b {outlines(2)}", block, "</Parallel> c d"])
-    page = drawn(answer)
+    page = draw(answer)
     # The header's number and colon are a token of the thread, and the end of the line before it another.
     first, second = page.texts("thread")
     assert "20 tokens · 0.5 s" in first and "30 tokens · 0.25 s" in second
@@ -64,7 +72,7 @@ def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_p
     total = len(answer.response_ids)
     assert f"{total} tokens, {total - 20} on the critical path" in counts
     assert f"acceleration ratio {20 / total:.3f}" in counts and "1 block of 2 threads" in counts
-    # 0.1 s each for what is before and behind; the slower thread is not the longest one.
+    # The texts before and behind took 0.1 s each; the thread with more tokens took less time.
     assert "0.7 s on the slowest path, 0.95 s in all requests" in counts
     assert "A +0.50 throughout" in counts
 
@@ -72,7 +80,7 @@ def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_p
 def test_a_block_holds_its_outlines_its_threads_and_its_end_and_no_more() -> None:
     block = Fork((thread(1), thread(2)))
     answer = trajectory([f"before {outlines(2)}", block, "</Parallel> after"])
-    page = drawn(answer)
+    page = draw(answer)
     (text,) = page.texts("block")
     assert text.startswith("<Parallel>") and text.endswith("</Parallel>")
     assert "<Outline>2: the part of digit 2</Outline>" in text
@@ -83,40 +91,44 @@ def test_a_block_holds_its_outlines_its_threads_and_its_end_and_no_more() -> Non
     ]  # fmt: skip
 
 
-def test_a_block_within_a_thread_is_drawn_in_it_and_only_the_way_through_both_is_marked() -> None:
+def test_a_block_within_a_thread_is_drawn_in_it_and_only_the_critical_path_is_marked() -> None:
     def forking(*threads: Thread) -> Thread:
         return Thread(parts=(f" i {outlines(2)}", Fork(threads), "</Parallel></Thread>"), seconds=0.1)
 
     inner, other = forking(thread(3), thread(9)), forking(thread(1), thread(2))
     answer = trajectory([outlines(2), Fork((inner, other)), "</Parallel> end"])
-    page = drawn(answer)
+    page = draw(answer)
     outer, *_ = page.texts("thread")
-    assert "critical path" in outer and outer.count("tokens") == 3, "its own, and those of two within"
+    assert "critical path" in outer and outer.count("tokens") == 3, (
+        "the thread has its own, and those of two within"
+    )
     assert len(page.texts("thread")) == 6
     marked = page.texts("thread", "critical")
-    assert len(marked) == 2 and words(9) in marked[1] and words(9) in marked[0]
-    assert "longest" in page.texts("thread")[5], "of a block that is not on the way"
+    assert len(marked) == 2 and words_of(9) in marked[1] and words_of(9) in marked[0]
+    assert "longest" in page.texts("thread")[5], (
+        "the longest thread of a block that is not on the critical path"
+    )
 
 
-def test_an_end_that_was_forced_is_injected_and_what_the_rollout_noted_is_told() -> None:
+def test_a_forced_end_is_injected_and_the_rollouts_counts_are_shown() -> None:
     cut = Thread(" cut off", 0.1, forced_end=True)
     answer = trajectory([outlines(1), Fork((cut,)), "</Parallel>"], truncated=1, dropped=0)
-    page = drawn(answer)
+    page = draw(answer)
     assert "truncated: 1" in page.texts("counts")[0] and "dropped" not in page.texts("counts")[0]
     assert page.texts("injected")[2].endswith("</Thread>")
 
 
-def test_fifty_threads_are_rows_of_which_the_longest_is_open() -> None:
+def test_fifty_threads_are_closed_rows_except_the_longest() -> None:
     threads = tuple(thread(5 + 7 * i % 50) for i in range(50))
     answer = trajectory([outlines(50), Fork(threads), "</Parallel>"])
-    page = drawn(answer)
+    page = draw(answer)
     rows = [attrs for tag, attrs in page.elements if tag == "details" and "class" in attrs]
     assert len(rows) == 50
     assert ["open" in attrs for attrs in rows] == ["critical" in (attrs["class"] or "") for attrs in rows]
     assert len(page.texts("block", "many")) == 1
 
 
-def test_credit_that_differs_is_told_where_steps_and_threads_begin(tmp_path: Path) -> None:
+def test_credit_that_differs_is_shown_where_steps_and_threads_begin(tmp_path: Path) -> None:
     answer = trajectory([outlines(2), Fork((thread(2), thread(3))), "</Parallel>"])
     advantages = (0.1, 0.0, 0.0, -0.25, 0.0, 0.75, 0.0, 0.1)
     page = report_of(tmp_path, answer, episode(answer, advantages, [i / 10 for i in range(8)]))
@@ -131,35 +143,35 @@ def test_without_the_trajectories_threads_are_drawn_without_seconds(tmp_path: Pa
     assert " s " in report_of(tmp_path, answer).texts("counts")[0]
     path = tmp_path / "run"
     file = path / "iterations/0000/trajectories.arrow"
-    whole = file.read_bytes()
+    content = file.read_bytes()
 
-    def timeless() -> Page:
+    def report_without_seconds() -> Page:
         page = report(path)
         assert " s " not in page.texts("counts")[0] and len(page.texts("thread")) == 2
         return page
 
     file.unlink()
-    assert len(timeless().texts("injected")) == 5, "what isn't trained"
-    # Those of another cut of the answer are not its segments.
+    assert len(report_without_seconds().texts("injected")) == 5, "all tokens that aren't trained"
+    # Segments that don't join to the answer of the episode are not used.
     write_trajectories(file, [replace(answer, segments=answer.segments[:-1])])
-    timeless()
-    file.write_bytes(whole[:-500])
-    text = timeless().text
+    report_without_seconds()
+    file.write_bytes(content[:-500])
+    text = report_without_seconds().text
     assert "iteration 1 can't be read" in text and "trajectories.arrow" in text
 
 
 def test_text_in_threads_is_escaped() -> None:
     hostile = Thread(" <script>alert(1)</script> </div></details></Thread>", 0.1)
-    page = drawn(trajectory([outlines(1), Fork((hostile,)), "</Parallel>"]))
+    page = draw(trajectory([outlines(1), Fork((hostile,)), "</Parallel>"]))
     assert "script" not in {tag for tag, _ in page.elements}
     assert "<script>alert(1)</script>" in page.texts("thread")[0]
 
 
-def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Path) -> None:
+def test_an_answer_of_the_rollout_is_drawn_with_all_its_text_and_its_critical_path(tmp_path: Path) -> None:
     two = "<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>"
 
     def script(before: str, request: Request) -> str:
-        """The first thread forks again."""
+        """Writes the next text; the first thread forks again."""
         if before.endswith("</Thread>\n"):
             is_inner = before.count("<Parallel>") - before.count("</Parallel>") == 2
             return "</Parallel>b\n</Thread>" if is_inner else "</Parallel>a$"
@@ -170,10 +182,10 @@ def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Pa
     context = generation_context(engine=ScriptedEngine(script), context_length=4096)
     rollout = ParallelThreads(samples=1, max_tokens=200, max_depth=2)
     trajectories, _ = answered(rollout.run(context, [Problem("train/0", "?", "")]))
-    (one,), _ = whole_answer_episodes(context, trajectories, [0.5])
+    (row,), _ = whole_answer_episodes(context, trajectories, [0.5])
     path = write_experiment(tmp_path / "run", iterations=1, episodes=())
     write_trajectories(path / "iterations/0000/trajectories.arrow", trajectories)
-    write_episodes(path / "iterations/0000/episodes.arrow", [one], CHARACTERS)
+    write_episodes(path / "iterations/0000/episodes.arrow", [row], CHARACTERS)
     write_tokens(path / TOKENS, CHARACTERS, CHARACTERS.eos_id)
     page = report(path)
     outer, first, second, last = page.texts("thread")
@@ -206,7 +218,7 @@ LINE = st.recursive(
 @given(parts=LINE)
 def test_all_text_is_drawn_once_and_in_its_order_however_the_tags_lie(parts: list[str | Fork]) -> None:
     answer = trajectory(parts)
-    assert "".join(drawn(answer).texts("run")).replace("↵", "") == answer.text
+    assert "".join(draw(answer).texts("run")).replace("↵", "") == answer.text
 
 
 def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
@@ -234,22 +246,23 @@ def measure(trajectories, codec):
 """
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_the_command_knows_the_numbers_of_the_packages_parts_and_of_the_users(
-    tmp_path: Path, known: bool
+@pytest.mark.parametrize("module_exists", [True, False])
+def test_the_command_shows_numbers_of_the_package_and_of_the_users_module(
+    tmp_path: Path, module_exists: bool
 ) -> None:
     metrics = {"threads/parallel_ratio": 0.5, "rounds/count": 2.0}
-    imports = ["own_numbers" if known else "no_such_module"]
+    imports = ["own_numbers" if module_exists else "no_such_module"]
     path = write_experiment(tmp_path / "run", iterations=1, metrics=lambda i: metrics, imports=imports)
     (tmp_path / "own_numbers.py").write_text(OWN_NUMBERS)
     command = [sys.executable, "-m", "treetune.main", "report", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     page = (path / "report.html").read_text()
     assert "share of tokens within blocks" in page
-    assert (("rounds of an answer" in page), ("no_such_module" in done.stdout)) == (known, not known)
+    assert ("rounds of an answer" in page) == module_exists
+    assert ("no_such_module" in done.stdout) == (not module_exists)
 
 
-def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:
+def test_results_have_columns_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", iterations=3, passes={3: 0.5})
     assert "longest thread" not in report(path).text
     threads = {"num_tokens_in_the_longest_thread": 61.24, "with_parallel": 0.4375}
@@ -261,4 +274,4 @@ def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_up_to_four_threads_stand_side_by_side(count: int) -> None:
     answer = trajectory([outlines(count), Fork((thread(2),) * count), "</Parallel>"])
-    assert bool(drawn(answer).texts("threads", "side")) == (count <= 4)
+    assert bool(draw(answer).texts("threads", "side")) == (count <= 4)

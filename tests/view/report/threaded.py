@@ -1,4 +1,4 @@
-"""Answers with threads, made by hand: what a rollout would have sampled and injected, and its episodes."""
+"""Answers with threads, written by hand: their sampled and injected segments, and their episodes."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from treetune.threads.format import TAGS
 from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, TextCodec, Trajectory
 
 _TOKENS = re.compile("|".join([*map(re.escape, TAGS), r"\n", r" ?[^\s<]+", r"<", r"\s"]))
-_KNOWN: list[str] = list(TAGS)
+_VOCABULARY: list[str] = list(TAGS)
 
 
 def _encode(text: str) -> tuple[int, ...]:
-    """A tag, or a word with the space before it, is a token; words are learnt as they come."""
-    found = []
+    """Encodes tags, and words with the space before them, as tokens; a new word gets the next id."""
+    ids = []
     for token in _TOKENS.findall(text):
-        if token not in _KNOWN:
-            _KNOWN.append(token)
-        found.append(_KNOWN.index(token))
-    return tuple(found)
+        if token not in _VOCABULARY:
+            _VOCABULARY.append(token)
+        ids.append(_VOCABULARY.index(token))
+    return tuple(ids)
 
 
-CODEC = TextCodec(encode=_encode, decode=lambda ids: "".join(_KNOWN[i] for i in ids), eos_id=10**6)
+CODEC = TextCodec(encode=_encode, decode=lambda ids: "".join(_VOCABULARY[i] for i in ids), eos_id=10**6)
 
 
 @dataclass(frozen=True)
 class Thread:
-    """What a thread sampled; where `parts` are given, text and blocks in turn."""
+    """The text that a thread sampled, or its `parts`: texts and blocks in turn."""
 
     text: str = ""
     seconds: float | None = None
@@ -40,7 +40,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Fork:
-    """A block: the outlines end the text before it."""
+    """A block of threads; its outlines stand in the text before it."""
 
     threads: tuple[Thread, ...]
 
@@ -48,7 +48,7 @@ class Fork:
 def segments_of(
     parts: Sequence[str | Fork], branch: Branch = (), seconds: float | None = 0.1
 ) -> Iterator[Segment]:
-    """In the order in which a rollout joins them."""
+    """Yields the segments in the order in which a rollout joins them."""
     n_blocks = 0
     for part in parts:
         if isinstance(part, str):
@@ -56,11 +56,11 @@ def segments_of(
             continue
         yield Segment(CODEC.encode("\n"), "injected", branch=branch)
         for position, thread in enumerate(part.threads):
-            own = (*branch, (n_blocks, position))
-            yield Segment(CODEC.encode(f"<Thread>\n{position + 1}:"), "injected", branch=own)
-            yield from segments_of(thread.parts or (thread.text,), own, thread.seconds)
+            branch_of_thread = (*branch, (n_blocks, position))
+            yield Segment(CODEC.encode(f"<Thread>\n{position + 1}:"), "injected", branch=branch_of_thread)
+            yield from segments_of(thread.parts or (thread.text,), branch_of_thread, thread.seconds)
             if thread.forced_end:
-                yield Segment(CODEC.encode("\n</Thread>"), "injected", branch=own)
+                yield Segment(CODEC.encode("\n</Thread>"), "injected", branch=branch_of_thread)
         yield Segment(CODEC.encode("\n"), "injected", branch=branch)
         n_blocks += 1
 
@@ -85,15 +85,15 @@ def trajectory(parts: Sequence[str | Fork], **events: int) -> Trajectory:
 def episode(
     answer: Trajectory, advantages: Sequence[float], values: Sequence[float] | None = None
 ) -> Episode:
-    """One advantage for each segment, or one for all; with `values` every segment is a step."""
-    ends, stretches, trained, own = [], [], [], []
+    """Builds a row with an advantage for each segment, or one for all; with `values`, segments are steps."""
+    ends, stretches, trained, by_token = [], [], [], []
     for position, segment in enumerate(answer.segments):
         size, sampled = len(segment.token_ids), segment.origin == "sampled"
         ends.append((ends[-1] if ends else 0) + size)
         stretches.append(Stretch(ends[-1], segment.branch))
         trained += [sampled] * size
         advantage = advantages[position] if len(advantages) > 1 else advantages[0]
-        own += [advantage if sampled else 0.0] * size
+        by_token += [advantage if sampled else 0.0] * size
     return Episode(
         prompt_ids=answer.prompt_ids,
         response_ids=answer.response_ids,
@@ -102,7 +102,7 @@ def episode(
         group=answer.problem.id,
         trajectory=answer.id,
         policy_version=0,
-        advantages=tuple(own),
+        advantages=tuple(by_token),
         step_ends=tuple(ends) if values is not None else (ends[-1],),
         step_values=None if values is None else tuple(values),
         text=answer.text,
@@ -113,7 +113,7 @@ def episode(
 def write_answers(folder: Path, answers: Sequence[Trajectory], episodes: Sequence[Episode]) -> None:
     write_trajectories(folder / "trajectories.arrow", answers)
     write_episodes(folder / "episodes.arrow", episodes, CODEC)
-    write_tokens(folder.parents[2] / TOKENS, CODEC, len(_KNOWN))
+    write_tokens(folder.parents[2] / TOKENS, CODEC, len(_VOCABULARY))
 
 
 def outlines(count: int) -> str:

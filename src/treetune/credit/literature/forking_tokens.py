@@ -14,9 +14,9 @@ from annotated_types import Gt, Le
 from typing_extensions import override
 
 from treetune.credit.base import Credit
-from treetune.credit.literature.token_level import Distributions, OverAnotherCredit
+from treetune.credit.literature.token_level import OverAnotherCredit
 from treetune.credit.literature.weighted_by import top_share_weights
-from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.context import RolloutContext, required
 from treetune.vocabulary import Episode
 
 
@@ -49,7 +49,8 @@ class ForkingTokens(OverAnotherCredit):
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
-        entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
+        distributions = required(context.model_scores.distributions, "distributions")
+        entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         # 1 for the `share` of the iteration's trained tokens with the largest entropies, 0 for the others.
         weights = top_share_weights(context, episodes, entropies, self.share)
         rows = []

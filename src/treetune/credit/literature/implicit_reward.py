@@ -28,7 +28,6 @@ from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import (
     LEAST_LOGPROB,
-    ScoredText,
     check_reference_model,
     check_uncut_sampling,
     score_texts,
@@ -36,6 +35,7 @@ from treetune.credit.literature.scored_texts import (
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.models.sources import ModelSource
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.model_scores import ScoredText
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
 

@@ -16,8 +16,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Need, OneLine, SampledAnswers
 from treetune.credit.base import Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
-from treetune.credit.literature.token_level import Distributions
-from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.context import RolloutContext, required
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
 
@@ -69,7 +68,8 @@ class OptimalTokenBaseline(Credit):
             probabilities.append(np.exp(np.asarray(episode.behaviour_logprobs, np.float64)))
         # Σ_v π(v)² by answer. Its estimate is π(a), since the mean of π(a) over sampled tokens is this sum.
         if self.squared_norms == "exact":
-            sums_of_squares = [squares_T for squares_T, _ in context.get(Distributions).along(plain_episodes)]
+            distributions = required(context.model_scores.distributions, "distributions")
+            sums_of_squares = [squares_T for squares_T, _ in distributions.along(plain_episodes)]
         else:
             sums_of_squares = probabilities
         squared_norms = []  # w by answer: the squared length of ∇ log π(a) with respect to the logits

@@ -12,38 +12,19 @@ Nothing is sampled, so that a text costs one forward pass. `GoldScores` scores a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from treetune.contracts import Experiment, Finding, Need, OneLine, TextScores
 from treetune.credit.base import EXAMPLE_PROBLEMS
-from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.context import RolloutContext, required
+from treetune.rollouts.model_scores import ScoredText
 from treetune.vocabulary import Column, Metrics, Problem, TokenIds, joined, token_array
 
 LEAST_LOGPROB = -100.0
 """Smaller log-probs of a token are raised to this one, so that no credit is infinite. vLLM reports −9999 for
 a token of probability 0."""
-
-
-class ScoredText(NamedTuple):
-    """A text that is scored, and the tokens before it.
-
-    Example: the reference answer ``4`` after a prompt and two tokens of an answer::
-
-        ScoredText(prompt_ids=array([17, 10, 17, 28, 8, 9]), text_ids=array([20]))
-    """
-
-    prompt_ids: TokenIds
-    text_ids: TokenIds
-
-
-@dataclass(frozen=True)
-class ReferenceScores:
-    """The scores of the trainer's reference model. A context has them if the credit `asks_reference`."""
-
-    logprobs: Callable[[Sequence[ScoredText]], list[Column]]
-    """Returns the log-probs of this rank's texts, at the rollout's temperature. Collective."""
 
 
 def score_texts(
@@ -62,7 +43,8 @@ def score_texts(
         distinct[key] = text
         keys.append(key)
     if scorer == "reference":
-        logprobs = context.get(ReferenceScores).logprobs(list(distinct.values()))
+        reference = required(context.model_scores.reference, "reference scores")
+        logprobs = reference.logprobs(list(distinct.values()))
     else:
         logprobs = _score_by_engine(context, list(distinct.values()))
     logprobs_by_key = dict(zip(distinct, logprobs, strict=True))

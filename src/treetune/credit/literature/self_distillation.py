@@ -37,7 +37,6 @@ from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
 from treetune.credit.literature.scored_texts import (
     LEAST_LOGPROB,
-    ScoredText,
     check_reference_answers,
     check_reference_model,
     score_texts,
@@ -51,6 +50,7 @@ from treetune.credit.teacher_prompts import (
 )
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.model_scores import ScoredText
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
 

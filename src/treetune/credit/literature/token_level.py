@@ -1,17 +1,14 @@
 """Shared by the credits of papers that treat tokens of an answer differently.
 
-* `Distributions`: the entropy and Σ π² of the policy's next-token distributions.
-* `ReferenceDistances`: the distance of the policy's distributions from the reference model's.
-* `GroupDivergences`: the divergence of the policy's distributions from their mean over a problem's answers.
 * `shared_prefixes`: which answers begin with the same tokens.
 * `OverAnotherCredit`: the base of credits that change another credit's advantages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from typing_extensions import override
 
@@ -25,59 +22,6 @@ from treetune.models.sources import ModelSource
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory
-
-
-@dataclass(frozen=True)
-class Distributions:
-    """The distributions that answers were sampled from: a service of contexts. Contexts of analyses have it,
-    and those of runs whose credit `asks_distributions`. The engine reports only the probability of the
-    sampled token, so the trainer runs the policy over the answers once more.
-
-    They are the distributions at the rollout's temperature, before top-p and top-k cut them.
-    """
-
-    along: Callable[[Sequence[Episode]], list[tuple[Column, Column]]]
-    """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each of shape [T]: of the
-    distributions that the response tokens were sampled from. In runs, 0 at tokens that aren't trained.
-    Collective."""
-
-
-class Deviation(NamedTuple):
-    """How far the policy's distributions along a row are from the reference's, and how uncertain the policy
-    is, each of shape [T].
-
-    Example: of two tokens, the policy is sure of the first one as the reference is, and has moved at the
-    second one: ``Deviation(distances_T=[0.0, 0.12], relative_entropies_T=[0.0, 0.4])``.
-    """
-
-    distances_T: Column
-    """1 − Σ_v √(π(v)·π_ref(v)), the square of the Hellinger distance, between 0 and 1."""
-    relative_entropies_T: Column
-    """The policy's entropy / log V, where V is the size of the vocabulary; between 0 and 1."""
-
-
-@dataclass(frozen=True)
-class ReferenceDistances:
-    """The distances of the policy from the trainer's reference model: a service of contexts of runs whose
-    credit `asks_distributions` and `asks_reference`."""
-
-    along: Callable[[Sequence[Episode]], list[Deviation]]
-    """Returns the deviations along each row of this rank; 0 at tokens that aren't trained. Collective."""
-
-
-@dataclass(frozen=True)
-class GroupDivergences:
-    """The divergences of the policy's distributions from their means over the answers to a problem: a service
-    of contexts of runs whose credit `asks_distributions`, and of the arena.
-
-    Example: at position 2, two answers to a problem have the distributions ``[0.9, 0.1]`` and ``[0.1, 0.9]``.
-    Their mean is ``[0.5, 0.5]``, from which both have the divergence 0.10.
-    """
-
-    along: Callable[[Sequence[Episode]], list[Column]]
-    """Returns for each row of this rank the Jensen-Shannon divergence, in nats, between the distribution of
-    each response token and the mean of those that the answers to the same problem have at the same position;
-    0 at tokens that aren't trained. Collective."""
 
 
 def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:

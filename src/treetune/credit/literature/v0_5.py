@@ -17,10 +17,10 @@ from typing_extensions import override
 
 from treetune import contracts
 from treetune.contracts import Experiment, Finding, Need
-from treetune.credit.base import UNUSED_REMEDY, Credit, Critic, CriticSettings, check_critic_is_kept
+from treetune.credit.base import UNUSED_REMEDY, Credit, CriticSettings, check_critic_is_kept
 from treetune.credit.episodes import whole_answer_episodes
 from treetune.credit.values.critic import CRITIC_NEEDS
-from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.metrics import mean
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Column, Episode, Metrics
@@ -63,7 +63,8 @@ class FusedBaseline(Credit):
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         answers = answers_of(trees)
-        columns = iter(context.get(Critic).values(answers))  # for each answer a value before each token
+        critic = required(context.model_scores.critic, "critic")
+        columns = iter(critic.values(answers))  # for each answer a value before each token
         advantages: list[float] = []
         for tree in trees:
             rewards = [leaf.reward for leaf in tree.leaves]

@@ -33,7 +33,7 @@ This is a credit over another credit, and not a weight in the objective, for thr
 weighted before training, so the viewer, selections and the arena show those that are trained. The weights
 don't depend on how steps and micro-batches divide the answers, since all are weighted at once. And every
 credit and objective can be combined with them. In a run this costs one more forward pass of the policy over
-the iteration's answers (`Distributions`), since the trainer's own first pass comes after credit and
+the iteration's answers (`model_scores`), since the trainer's own first pass comes after credit and
 selection; ``surprise`` alone is in the engine's log-probs and costs nothing.
 """
 
@@ -49,13 +49,8 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
 from treetune.credit.base import THREADS_REMEDY, Credit
 from treetune.credit.literature.scored_texts import check_reference_model, check_uncut_sampling
-from treetune.credit.literature.token_level import (
-    Distributions,
-    GroupDivergences,
-    OverAnotherCredit,
-    ReferenceDistances,
-)
-from treetune.rollouts.context import RolloutContext
+from treetune.credit.literature.token_level import OverAnotherCredit
+from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.metrics import pool_columns
 from treetune.vocabulary import Column, Episode
 
@@ -224,18 +219,21 @@ class WeightedBy(OverAnotherCredit):
         """Returns the signal of each response token, by episode. Collective."""
         import numpy as np
 
+        scores = context.model_scores
         if self.signal == "deviation":
+            reference_distances = required(scores.reference_distances, "reference distances")
             # d_t · (H_t / log V)^κ: how far the policy has moved from the reference at a token. This counts
             # less where the policy is nearly certain; with κ = 0 it counts alike at all tokens.
             return [
                 deviation.distances_T * deviation.relative_entropies_T**self.exponent
-                for deviation in context.get(ReferenceDistances).along(episodes)
+                for deviation in reference_distances.along(episodes)
             ]
         if self.signal == "group_divergence":
-            return context.get(GroupDivergences).along(episodes)
+            return required(scores.group_divergences, "group divergences").along(episodes)
         entropies: list[Column] = []
         if self.signal != "surprise":
-            entropies = [entropies_T for _, entropies_T in context.get(Distributions).along(episodes)]
+            distributions = required(scores.distributions, "distributions")
+            entropies = [entropies_T for _, entropies_T in distributions.along(episodes)]
         if self.signal == "entropy":
             return entropies
         surprises = []

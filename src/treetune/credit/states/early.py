@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from treetune.credit.states.base import AnswerPrefix, ContinuationPlan, StateRule
@@ -34,8 +34,8 @@ class EarlyContinuations:
     graded are not continued. Nor are those of problems with fewer than `least_answers` graded answers, since
     these are left out of training: an answer waits until so many of its problem's are graded.
 
-    A rollout takes part through `attach`. In the credit phase this object is a service of the context, and
-    estimates read what has `begun`.
+    A rollout takes part through `attach`. In the credit phase this object is in the context, and estimates
+    read what has `begun`.
     """
 
     rule: StateRule
@@ -60,11 +60,11 @@ class EarlyContinuations:
             # `context` is the one without this observer: continuations must not be continued themselves.
             await asyncio.gather(*(self._begin(context, prefix) for prefix in prefixes))
 
-        return context.with_services(AnswerObserver(observe))
+        return replace(context, answer_observer=AnswerObserver(observe))
 
-    def find(self, prefix: AnswerPrefix, plan: ContinuationPlan) -> Any:
-        """Returns what was begun of this state with this plan; None where nothing was."""
-        return self.begun.get(prefix.key) if plan == self.plan else None
+    def find(self, state_key: bytes, plan: object) -> Any:
+        """Returns what was begun of the state with this key and this plan; None where nothing was."""
+        return self.begun.get(state_key) if plan == self.plan else None
 
     def _new_states(self, answer: Trajectory) -> list[AnswerPrefix]:
         """Returns the states to continue now that this answer is graded.

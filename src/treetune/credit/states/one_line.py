@@ -30,7 +30,6 @@ from treetune.credit.states.base import (
     Estimate,
     StateRule,
 )
-from treetune.credit.states.early import EarlyContinuations
 from treetune.engine.programs import result_of
 from treetune.engine.requests import CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.rollouts.answers import CountedSamples, before_stop
@@ -73,11 +72,11 @@ class OneLineStates(StateRule):
     ) -> list[Estimate]:
         """Continues each state. Prefix and continuation together have the token budget of an answer."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
-        early = context.find(EarlyContinuations)
+        early = context.early_continuations
         states: list[OneLineContinuations] = []
         for prefix in prefixes:
             # The continuations of this state that began during the rollout: only the rest is sampled here.
-            begun = None if early is None else early.find(prefix, plan)
+            begun = None if early is None else early.find(prefix.key, plan)
             states.append(begun or OneLineContinuations(context, prefix, plan))
         sampled_early = sum(len(state.completions) for state in states)
         counted_samples = CountedSamples(context, earlier_samples=sampled_early)

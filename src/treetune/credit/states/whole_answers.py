@@ -17,9 +17,8 @@ from functools import partial
 from typing_extensions import override
 
 from treetune.credit.states.base import AnswerPrefix, Budget, ContinuationPlan, Estimate, StateRule
-from treetune.credit.states.early import EarlyContinuations
 from treetune.engine.requests import CONTINUATIONS, SamplingParams
-from treetune.rollouts.answers import GrowingRollout, Start
+from treetune.rollouts.answers import GrowingRollout, Start, require_growing_rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Segment, Trajectory
@@ -62,10 +61,10 @@ class WholeAnswers(StateRule):
         assert context.engine is not None, "Monte-Carlo values need an engine"
         rollout, budget = _rollout_of_continuations(context, plan.sampling), plan.budget
         context_of_continuations = _context_of_continuations(context)
-        early = context.find(EarlyContinuations)  # what was sampled during the rollout; None for nothing
+        early = context.early_continuations
         answers_by_state: list[list[Trajectory]] = []
         for prefix in prefixes:
-            begun = None if early is None else early.find(prefix, plan)
+            begun = None if early is None else early.find(prefix.key, plan)
             answers_by_state.append(list(begun or ()))
         # What was sampled early is the first round.
         rounds_by_state = [1 if answers else 0 for answers in answers_by_state]
@@ -116,7 +115,7 @@ def _no_rewards() -> Sequence[float]:
 def _rollout_of_continuations(context: RolloutContext, sampling: SamplingParams) -> GrowingRollout:
     """Returns the rollout that made the answers, with the sampling parameters of continuations."""
     return replace(
-        context.get(GrowingRollout),
+        require_growing_rollout(context),
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,

@@ -20,7 +20,6 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import TextScores
 from treetune.credit.base import CriticSettings
 from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget, StateRule
-from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.values.estimates import ProblemStates, estimate_states
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
@@ -201,7 +200,7 @@ class Valuation:
             first_states += [answer.states[index] for index in estimator.first_states(len(answer.states))]
         # An early continuation is on the rank of its answer. So if there are any, no state may move to
         # another rank.
-        nothing_is_early = self.context.find(EarlyContinuations) is None
+        nothing_is_early = self.context.early_continuations is None
         self.sample(first_states, estimator.budget(self.samples), balanced=nothing_is_early)
 
     def on_any_rank(self, condition: bool) -> bool:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
-from treetune.credit.base import Critic, CriticSettings, check_critic_is_kept
+from treetune.credit.base import CriticSettings, check_critic_is_kept
 from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
 from treetune.credit.values.over_another import OverAnother, Sums
+from treetune.rollouts.context import required
 
 if TYPE_CHECKING:
     from treetune.vocabulary import Column
@@ -79,7 +80,7 @@ class CriticEstimator(ValueEstimator):
 def critic_values(valuation: Valuation) -> list[list[float | None]]:
     """Returns the critic's values of each answer, one for each of its states; None after the last sampled
     token. Collective."""
-    critic = valuation.context.get(Critic)
+    critic = required(valuation.context.model_scores.critic, "critic")
     values_of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
     values_of_states = []
     for answer, values_T in zip(valuation.answers, values_of_tokens, strict=True):

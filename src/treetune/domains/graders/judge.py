@@ -259,7 +259,8 @@ class Judge:
         place: Place | Callable[[], Place]
         self.run_model: RunningJudge | None = None
         """The model that the run serves, if that is the judge."""
-        run_model = context.get(RunningJudge)
+        run_model = context.judge
+        assert isinstance(run_model, RunningJudge | None), "`judge_server` makes no other judge"
         if grader.endpoint is not None:
             self._asking: Asking = grader.endpoint
             self._model = self.identity = grader.endpoint.model

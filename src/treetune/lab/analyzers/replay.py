@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.lab.analyzers.gradients import Loss
 from treetune.lab.analyzers.stored import credit_critic_at, distributions_at, policy_at
 from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.model_scores import ModelScores
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
@@ -388,13 +389,11 @@ def assign_credit_again(
             journal=journal if engine is not None else None,
             journals=[*stored, *journals],
             progress=show,
-            services=[read_shaping_memory(session, point)],
         )
-        critic = credit_critic_at(resources, point)
-        if critic is not None:
-            context = context.with_services(critic)
+        scores = ModelScores(critic=credit_critic_at(resources, point))
         if config.credit.asks_distributions:
-            context = context.with_services(distributions_at(session, point))
+            scores = replace(scores, distributions=distributions_at(session, point))
+        context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - tokens_before

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from treetune.credit.base import Critic
-from treetune.credit.literature.token_level import Distributions
 from treetune.lab.analyzers.points import require_critic
 from treetune.models.attention import attach_tree_attention
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
@@ -21,6 +19,7 @@ from treetune.models.policy_files import read_policy
 from treetune.models.saved_weights import saved_weights
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.model_scores import Critic, Distributions, ModelScores
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
@@ -119,9 +118,11 @@ def context_at(
         journal=work / f"{point:04d}-{purpose}.jsonl",
         progress=progress,
     )
-    context = context.with_services(distributions_at(resources.session, point))
-    critic = credit_critic_at(resources, point)
-    return context if critic is None else context.with_services(critic)
+    scores = ModelScores(
+        critic=credit_critic_at(resources, point),
+        distributions=distributions_at(resources.session, point),
+    )
+    return replace(context, model_scores=scores)
 
 
 def distributions_at(session: Session, point: int) -> Distributions:

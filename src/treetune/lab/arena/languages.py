@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -29,10 +29,10 @@ import numpy as np
 from typing_extensions import override
 
 from treetune.credit.base import TokenCredit
-from treetune.credit.literature.token_level import Distributions, GroupDivergences
 from treetune.engine.base import Engine
 from treetune.engine.requests import Completion, Later, OnResult, Request, SamplingParams, ScoreRequest
 from treetune.rollouts.context import AnswerSettings, RolloutContext, ShapingMemory
+from treetune.rollouts.model_scores import Critic, Distributions, GroupDivergences, ModelScores
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
@@ -673,12 +673,17 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         iteration=0,
         # More context than any answer needs, and a budget with the end token.
         settings=AnswerSettings(context_length=4096, sampling=SamplingParams(max_tokens=language.length + 1)),
-        services=(
-            ShapingMemory(),
-            Distributions(language.distributions),
-            GroupDivergences(language.divergences),
+        model_scores=ModelScores(
+            distributions=Distributions(language.distributions),
+            group_divergences=GroupDivergences(language.divergences),
         ),
+        shaping_memory=ShapingMemory(),
     )
+
+
+def with_critic(context: RolloutContext, critic: Critic) -> RolloutContext:
+    """Returns the context with a critic for the credit."""
+    return replace(context, model_scores=replace(context.model_scores, critic=critic))
 
 
 def _entropy(chances: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigIssue
 from treetune.config.imports import import_parts
 from treetune.config.jsonnet import load
-from treetune.credit.base import Credit, Critic
+from treetune.credit.base import Credit
 from treetune.credit.rloo import Rloo
 from treetune.credit.values.base import ValueEstimator
 from treetune.exceptions import ConfigError
@@ -39,12 +39,21 @@ from treetune.lab.arena.gain import (
     markdown,
     with_interval,
 )
-from treetune.lab.arena.languages import CHOICES, LANGUAGES, Language, TrueAdvantages, context_of, language_of
+from treetune.lab.arena.languages import (
+    CHOICES,
+    LANGUAGES,
+    Language,
+    TrueAdvantages,
+    context_of,
+    language_of,
+    with_critic,
+)
 from treetune.lab.arena.signals import HINDSIGHT_RATIO, LOG_PROBABILITY, HindsightRatio, LogProbability
 from treetune.lab.arena.steps import step_measures, step_sums
 from treetune.lab.arena.steps_page import write_steps_page
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.model_scores import Critic
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.seeds import derive_seed
 from treetune.store.files import write_json
@@ -125,7 +134,7 @@ def scores(
     ValueError for advantages that are not finite, and for a method that declares itself unbiased but isn't.
     """
     critic = fitted_critic(language, derive_seed(seed, "critic"))
-    context = context_of(language, most, seed).with_services(critic)
+    context = with_critic(context_of(language, most, seed), critic)
     shared, _ = SingleTurn(samples=ANSWERS, max_tokens=language.length + 1).run(
         context, context.task.problems("train")
     )

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.thoughts import read_thoughts
@@ -59,31 +59,27 @@ class Service(Protocol):
         """Ends it."""
 
 
-@runtime_checkable
-class CheckedService(Protocol):
-    """A service of a run that can be checked before anything is sampled."""
+class ServedJudge(Protocol):
+    """The model that a run serves to judge answers (`domains.graders.judge.RunningJudge`)."""
 
     def refuse_unusable(self, task: Any, problems: Sequence[Problem]) -> None:
-        """Raises ValueError if it can't grade answers to the task's problems."""
+        """Raises ValueError if the model can't be asked about answers to the task's problems. Called before
+        anything is sampled."""
 
 
 @dataclass
 class ServiceContext:
-    """The objects of a run that its services use. All services of a process share one context, which its
+    """What the services of graders need of a run. All services of a process share one context, which its
     maker closes after them."""
 
     folder: Path | None = None
     """The folder in which services store replies; None: nothing is stored."""
     name: str = "0"
     """The name of this process's files in the folder."""
-    services: Sequence[Any] = ()
-    """Objects of the run itself (`runtime.resources`), such as the model that judges answers."""
+    judge: ServedJudge | None = None
+    """The model that the run itself serves to judge answers; None if it serves none."""
     _shared: dict[Callable[[ServiceContext], Any], Any] = field(default_factory=dict, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    def get(self, kind: type[T]) -> T | None:
-        """Returns the run's object of this type; None if there is none."""
-        return next((service for service in self.services if isinstance(service, kind)), None)
 
     def shared(self, make: Callable[[ServiceContext], T]) -> T:
         """Returns the object that `make` makes, which all services of this process share. It is closed with

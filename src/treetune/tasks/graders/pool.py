@@ -84,7 +84,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         deadline: Seconds for an answer, if its grader has no deadline.
         memory_gib: Memory of a worker.
         memo_size: The most grades that are remembered.
-        context: The objects that services use. The caller closes it.
+        context: What services need of the run. The caller closes it.
         whole_prompt: Returns a problem's prompt as the model reads it, with its chat template. If that ends
             by opening a thought, responses begin within the thought.
         """

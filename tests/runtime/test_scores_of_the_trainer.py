@@ -1,17 +1,18 @@
-"""The services that the credit gets are those of the trainer that is open."""
+"""The credit gets the scores of the open trainer, and never those of a closed one."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from treetune.credit.literature.forking_tokens import ForkingTokens
-from treetune.credit.literature.token_level import Distributions, GroupDivergences, ReferenceDistances
 from treetune.credit.literature.weighted_by import WeightedBy
 from treetune.credit.rloo import Rloo
+from treetune.rollouts.model_scores import ModelScores
 from treetune.runtime import training
 
 
@@ -25,22 +26,27 @@ class Trainer:
     def close(self) -> None: ...
 
 
-def test_a_second_trainer_replaces_the_services_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def names_of_scores(scores: ModelScores) -> list[str]:
+    return [field.name for field in fields(scores) if getattr(scores, field.name) is not None]
+
+
+def test_a_second_trainer_replaces_the_scores_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "make_trainer", lambda session: Trainer())
     config = SimpleNamespace(credit=WeightedBy(signal="deviation"))
     resources: Any = SimpleNamespace(
         session=SimpleNamespace(config=config),
         server=SimpleNamespace(asleep=nullcontext, trainer=None),
-        credit_services=[],
+        model_scores=ModelScores(),
     )
     with training.open_trainer(resources):
-        of_first = list(resources.credit_services)
+        scores_of_first = resources.model_scores
     with training.open_trainer(resources):
-        of_second = list(resources.credit_services)
-    expected = [Distributions, GroupDivergences, ReferenceDistances]
-    assert [type(service) for service in of_second] == expected
-    assert not any(service is earlier for service in of_second for earlier in of_first)
-    for credit, services in ((ForkingTokens(), [Distributions, GroupDivergences]), (Rloo(), [])):
+        scores_of_second = resources.model_scores
+    names = names_of_scores(scores_of_second)
+    assert names == ["reference", "distributions", "reference_distances", "group_divergences"]
+    for name in names:
+        assert getattr(scores_of_second, name) is not getattr(scores_of_first, name)
+    for credit, expected in ((ForkingTokens(), ["distributions", "group_divergences"]), (Rloo(), [])):
         config.credit = credit
         with training.open_trainer(resources):
-            assert [type(service) for service in resources.credit_services] == services
+            assert names_of_scores(resources.model_scores) == expected
