@@ -1,4 +1,23 @@
-"""Jobs: parallel processes on this machine, or tasks of a SLURM array."""
+"""Jobs: parallel processes on this machine, or tasks of a SLURM array.
+
+One thread, such as that of `treetune.data.difficulty.watching`, polls the jobs of a folder::
+
+    the command's thread     "local": processes                       "slurm": tasks of an array
+    ────────────────────     ──────────────────────────────────       ──────────────────────────────────────
+    start(shards)            at most `at_once`; the others wait       sbatch; a busy controller is asked again
+                                                                        in `alive`, SUBMIT_PATIENCE_S at most
+    alive(), every `poll`    takes the exit codes of jobs that        squeue; OSError if it can't say
+                               ended, and starts those that wait
+    stop(shard)              SIGTERM, and SIGKILL for what is         scancel
+                               left after `lifetime.GRACE_S`
+    leave()                  the same for each process in turn        nothing: the tasks keep running
+    the command dies         the kernel sends SIGTERM to them         nothing: the same command finds them
+
+No call waits for a job's work, and no job has a deadline here: the caller ends those that show no progress
+for `silence` seconds, and starts those again that died. A task may be queued for any time. A command of SLURM
+may take `slurm.COMMAND_TIMEOUT_S`. If a process ends and its children don't, `alive` gives them
+`lifetime.GRACE_S` to end, and then kills them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,21 @@
-"""Asks a language model about solutions: each question once, its costs counted and bounded by a budget."""
+"""Asks a language model about solutions: each question once, its costs counted and bounded by a budget.
+
+All questions are asked in one event loop::
+
+    Questions.ask, of many solutions at the same time
+       │
+       ├─ the answer is in the journal ─► returned at once
+       ├─ another task asks the same ───► waits for that task
+       └─ a task for the request, `SolutionAsker._ask`, which waits for
+            _room             one of `concurrency` permits, which each request gives back when it ends
+            Ledger.reserved   enough budget: a request that ends frees what it had reserved. If none is in
+                              flight, there never is enough: `OutOfBudget`, for all that wait
+            EndpointClient    the answer: `timeout` for each of `retries` + 1 attempts, with pauses between
+
+Only attempts have a deadline. So every request ends, and lets others go on that wait for a permit or for
+budget. After a failure that concerns all requests, those in flight are not sent again, and those that wait
+raise it when it is their turn. `all_of` waits for everything that it was given, even if some of it raises.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,22 @@
-"""Carries out `make_threads`: converts many solutions at a time. After a kill, the same command continues."""
+"""Carries out `make_threads`: converts many solutions at a time. After a kill, the same command continues.
+
+All tasks run in one event loop, in the main thread::
+
+    convert_all                  `concurrency` tasks "worker"               SolutionAsker
+    ─────────────────────        ──────────────────────────────────         ───────────────────────────
+    starts the workers ────────► take the next solution that isn't done
+    waits for all of them          make_parallel: questions, some at
+                                   the same time ─────────────────────────► journal, or a request: at most
+                                   waits for their answers ◄──────────────  `concurrency` in flight together
+                                   writes the solution's record
+                                 return if no solution is left,
+    returns the failure ◄──────  or the asker is stopping ◄───────────────  the endpoint is given up, or the
+                                                                            budget is spent
+
+Only requests have deadlines (`treetune.data.asking`). If a worker raises another error, such as that of a
+full disk, the other workers are cancelled with their requests. A kill loses only the requests in flight:
+answers are in the journal, and finished solutions have records.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,23 @@
 """Checks, before the ranks of several machines communicate, that the machines can do a run together.
 
-::
+Every rank does the same::
 
-    each rank       listens on a port; writes a mark into the experiment's folder
-    exchange        facts: code, packages, configuration, clock, address and port
-    each rank       looks for the marks of the other machines, and connects to their ports
-    exchange        what each rank has seen
-    every rank      raises MachinesDiffer with all differences, or continues
+    what it does                                           what it waits for, and how long
+    ───────────────────────────────────────────────        ─────────────────────────────────────────
+    finds the interface to the other machines, if          on the first machine: an address of another
+      GLOO_SOCKET_IFNAME is not set                          machine's rank, `rank_deadline`
+    exchanges a token for the names of the marks           all ranks, `rank_deadline`
+    listens on a port; writes a mark into the folder       nothing
+    exchanges facts: code, configuration, port, …          all ranks, `rank_deadline`
+    looks for the marks of the other machines              all marks, SEEN_WITHIN_S together
+    connects to a port of each other machine,              the kernel there, CONNECT_WITHIN_S
+      each in a thread
+    exchanges the problems that it has seen                all ranks, `rank_deadline`
+    closes its port, deletes the mark                      nothing
+    continues, or raises MachinesDiffer                    before it raises: all ranks, `rank_deadline`
+
+A rank that died is missing in the next exchange, where all others raise RuntimeError. A mark may then stay in
+the folder. It doesn't matter, since the next start uses another name.
 """
 
 from __future__ import annotations

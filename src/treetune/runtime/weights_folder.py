@@ -6,6 +6,23 @@
       0000/                        the start model
       0004/                        the policy after 4 iterations; older versions are deleted
       start-model/                 the start model, if the engine is sent adapters
+
+`WeightsFolder.send` makes chunks on all ranks; those that write have threads for the files::
+
+    thread of the rank, from which the engine takes chunks     threads "weights-writer" (WRITERS)
+    ──────────────────────────────────────────────────────     ──────────────────────────────────
+    gets a chunk's weights from the trainer, with all ranks
+    submits the chunk ───────────────────────────────────────► write the chunk's file
+    nccl, cuda_ipc: yields the chunk
+    waits until at most WRITERS files are unwritten ◄────────  a file is written
+      (none, with shared_memory or at the last chunk)
+    shared_memory, file at the last chunk: waits for all ranks
+    shared_memory, file: yields the chunk
+
+Waits for other ranks end after `rank_deadline`. Waits for files have no deadline. If a write fails, its error
+is raised in the rank's thread when this thread waits for the file, and after the other writers have returned.
+Ranks that wait for this one then raise, at their deadline at the latest. `write_start`, `write_adapters` and
+`write_stored` have no threads: the ranks that don't write wait for the others in a collective call.
 """
 
 from __future__ import annotations

@@ -3,6 +3,22 @@
 A line::
 
     {"crc32":"9ae0daaf","row":["train/17#3",{"token_ids":[20,31]}]}
+
+Several threads may use a `Journal`, and other processes may read its file meanwhile::
+
+    threads of the process that writes                     other processes
+    ────────────────────────────────────────────────       ──────────────────────────────────────────
+    _lock: one call at a time, the others wait
+      add     line ─► _unwritten                           read_rows: needs no lock, and ends before a
+      flush   _unwritten ─► the end of the file              line that is just being written
+      get     the first one reads all files;               Journal(exclusive=True): ValueError at once
+              flush, then one line of a file                 while another exclusive one has the file
+
+A call holds the lock while it uses the disk, without a deadline. No thread writes rows later: they wait for
+the next call that flushes. If writing fails, that call raises OSError, and the rows that it didn't write are
+lost. If the process is killed, rows that wait are lost, and the kernel frees the file for another exclusive
+journal. The next journal that appends cuts off an incomplete line. Without `exclusive`, the callers take care
+that only one process appends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,25 @@
 """Runs models over sequences without training: log-probs and values of an iteration, and of single
-answers."""
+answers.
+
+`Scorer` runs in the thread that calls it. `ReferencePrefetch` has a thread of its own, on each rank::
+
+    the thread that samples, then trains               thread "reference"
+    ──────────────────────────────────────────         ──────────────────────────────────
+    on_result(answer)  ──────────submit──────────►     scores the row, sets its future
+    on_result(answer)  ──────────submit──────────►     …
+    …
+    training begins
+    logprobs(sequences):
+      cancels waiting rows that are not trained
+      learns which rows each rank has submitted
+      scores this rank's share of the others           scores the rows that remain
+      wait(futures, rank_deadline)  ◄────────────      the last future is set
+      sums over all ranks
+
+Two steps of `logprobs`, the second and the last one, wait for the other ranks, `rank_deadline` each. If
+scoring a row fails, the next `on_result` or `logprobs` raises. `close` waits, without a deadline, for the row
+that the thread has begun.
+"""
 
 from __future__ import annotations
 
@@ -383,20 +403,7 @@ class Scorer:
 class ReferencePrefetch:
     """Scores each answer under the reference model in a thread, while other answers are sampled.
 
-    ::
-
-        the thread that samples               thread "reference"
-        ─────────────────────────────         ────────────────────────────────────
-        on_result(answer)  ────submit────►    scores the row, sets its future
-        on_result(answer)  ────submit────►    …
-        …
-        training begins
-        logprobs(sequences):
-          cancels rows that are not trained
-          scores this rank's share of rows
-            that no rank has submitted        scores the rows that remain
-          wait(futures, rank_deadline)  ◄──   the last future is set
-          sums over all ranks
+    The head of this file draws both threads.
 
     A row always has a forward pass of its own. Its log-probs therefore don't depend on when it was sampled,
     with which other rows, on which rank, or whether the run was restarted in between, and need not be stored

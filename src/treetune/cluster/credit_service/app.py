@@ -18,7 +18,26 @@
 | 503 | too many requests or bytes wait already, or the service is ending |
 | 504 | the deadline has passed |
 
-If a client disconnects, its request ends: nothing more is sampled for it.
+Each request is a task of the event loop. Bodies and credit are computed in threads::
+
+    task of a request                                      a thread
+    ────────────────────────────────────────────────       ───────────────────────────────
+    _read_body: waits for the client, READ_S at most
+    _read_request ───────────────────────────────────────► parses the body
+    _credit_while_connected: waits for the first of
+      task CreditService.credit
+        waits for a free slot, until its deadline
+        CreditAssigner, and its advantages_async ────────► samples until the deadline, grades
+        frees the slot ◄─────────────────────────────────  returns
+      task _wait_for_disconnect: the client is gone
+        the task above is cancelled ─────────────────────► the engine stops waiting for samples
+        waits until it has freed the slot ◄──────────────  returns
+    _write_response ─────────────────────────────────────► writes the response's body
+
+If a client disconnects, its request ends: nothing more is sampled for it. An error in a thread decides the
+status of that request alone. A thread has no deadline while it parses or writes a body, or assigns credit
+that samples nothing. After SIGTERM, requests get `serving.GRACE_S` seconds to end. Then their tasks are
+cancelled, and the process ends when its threads have returned.
 """
 
 from __future__ import annotations

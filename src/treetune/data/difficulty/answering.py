@@ -1,5 +1,25 @@
 """Policies that answer rows: a model on servers that a job starts, or a model at OpenAI-compatible
-addresses."""
+addresses.
+
+An `Ask` function returns when all questions are answered. It calls `keep` with each answer, in the job's main
+thread::
+
+    Served                                         a vLLM server of this job
+      engine.generate(WAVE requests) ────────────► samples, `request_timeout` for each request
+        keep(question, reply) ◄──────────────────  returns an answer
+      the wave is answered: the next wave          if it dies, it is restarted, and asked again
+
+    AtAddresses: an event loop, with `concurrency` tasks
+      worker: takes the next question
+        await client.ask ────────────────────────► the address, `timeout` for each of `retries` + 1 attempts
+        keep(question, reply) ◄──────────────────  returns an answer
+      `failure` is set, or no question is left: each worker ends after its present request
+
+While `keep` runs, the thread does nothing else: `keep` of a shard waits for the graders if too many answers
+have no grade yet (`shard.MOST_UNGRADED`). The asking ends with an error if the server fails more than
+`max_restarts` times in a row, if the address is given up, or if `keep` raises. If the job is killed, its
+server ends too, and the next job asks for the answers that were not kept.
+"""
 
 from __future__ import annotations
 
