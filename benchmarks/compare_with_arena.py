@@ -1,9 +1,10 @@
-"""Prints the table of credits on the pretrained model, and compares their gains with those in the arena.
+"""Prints tables of credits on the pretrained model, and compares their gains with those in the arena.
 
     python benchmarks/compare_with_arena.py experiments/real_model/grpo
 
-It reads the analyses of credit_table.jsonnet and the tables of docs/results/arena.md. The correlation of the
-gains is Spearman's, over the credits that both have, with a 95 % bootstrap interval over these credits.
+It takes one or more folders of experiments. It reads their analyses of credit_table.jsonnet or
+credit_table_critic.jsonnet, and the tables of docs/results/arena.md. The correlation of the gains is
+Spearman's, over the credits that both have, with a 95 % bootstrap interval over these credits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from treetune.lab.arena.gain import TRUE_ADVANTAGES, markdown, with_interval
 from treetune.runtime.analysis import read_result
 
 ARENA_PAGE = Path(__file__).resolve().parents[1] / "docs/results/arena.md"
-ANALYSES = ("credits_before_training", "credits_after_training")
+ANALYSES = "credits*"
+"""A pattern of the names of the analyses with tables."""
 RESAMPLES = 2000
 FEWEST = 4
 """The fewest credits that a rank correlation is computed of."""
@@ -31,22 +33,25 @@ Gains = dict[str, float]
 
 
 def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("give the folder of the experiment, such as experiments/real_model/grpo")
-    experiment = Path(sys.argv[1])
+    if len(sys.argv) == 1:
+        sys.exit("give the folders of experiments, such as experiments/real_model/grpo")
     arena_gains = read_arena(ARENA_PAGE, column=1)
     arena_gains_per_token = read_arena(ARENA_PAGE, column=3)
+    results = []
+    for experiment in sys.argv[1:]:
+        folders = list((Path(experiment) / "analyses").glob(ANALYSES))
+        if not folders:
+            sys.exit(f"{experiment} has no analyses {ANALYSES}: run_analyzers makes them")
+        for folder in folders:
+            [(checkpoint, numbers)] = read_result(folder)["numbers"]["by_checkpoint"].items()
+            results.append((experiment, int(checkpoint), numbers))
     lines = []
-    for analysis in ANALYSES:
-        folder = experiment / "analyses" / analysis
-        if not folder.is_dir():
-            lines += ["", f"{folder} is missing: run_analyzers makes it"]
-            continue
-        [(checkpoint, numbers)] = read_result(folder)["numbers"]["by_checkpoint"].items()
+    # The policies of an experiment are in the order of its training.
+    for experiment, checkpoint, numbers in sorted(results, key=lambda result: result[:2]):
         lines += [
             "",
-            f"After {checkpoint} iterations ({numbers['solved']:.0%} of the answers are correct, and the"
-            f" reliability of the true advantages is {numbers['truth_reliability']:.2f}):",
+            f"{experiment}, after {checkpoint} iterations ({numbers['solved']:.0%} of the answers are"
+            f" correct, and the reliability of the true advantages is {numbers['truth_reliability']:.2f}):",
             "",
             *credit_table(numbers["methods"]),
             "",

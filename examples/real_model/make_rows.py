@@ -1,4 +1,5 @@
-"""Writes data/sums/train.jsonl, validation.jsonl and test.jsonl: sums of three digits, as conversations.
+"""Writes the rows of two tasks, as conversations: sums of three digits in data/sums, sums of four in
+data/sums_of_four. Each folder has train.jsonl, validation.jsonl and test.jsonl.
 
 A prompt shows three solved sums as earlier turns, since the chat model hardly ever writes steps without them.
 """
@@ -6,29 +7,42 @@ A prompt shows three solved sums as earlier turns, since the chat model hardly e
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
-SOLVED = [(2, 3, 4), (6, 1, 5), (8, 7, 2)]
+Numbers = tuple[int, ...]
+"""The digits of a sum, in the order of the question."""
+
+SOLVED_BY_FOLDER: dict[str, list[Numbers]] = {
+    "data/sums": [(2, 3, 4), (6, 1, 5), (8, 7, 2)],
+    "data/sums_of_four": [(2, 3, 4, 1), (6, 1, 5, 3), (8, 7, 2, 4)],
+}
+"""The solved sums of the prompt. They have as many digits as the sums of the task."""
 VALIDATION_ROWS, TEST_ROWS = 100, 100
+MOST_ORDERS = 6
+"""The most orders of the same digits. Three digits have no more; four digits have up to 24."""
 
 
-def write_question(numbers: tuple[int, ...]) -> str:
+def write_question(numbers: Numbers) -> str:
     """Returns the question, e.g. "What is 2 + 3 + 4?"."""
     return "What is " + " + ".join(map(str, numbers)) + "?"
 
 
-def write_solution(numbers: tuple[int, int, int]) -> str:
+def write_solution(numbers: Numbers) -> str:
     """Returns one addition a line and the marked result, e.g. "2 + 3 = 5\\n5 + 4 = 9\\n#### 9"."""
-    first, second, third = numbers
-    subtotal = first + second
-    total = subtotal + third
-    return f"{first} + {second} = {subtotal}\n{subtotal} + {third} = {total}\n#### {total}"
+    total = numbers[0]
+    lines = []
+    for number in numbers[1:]:
+        lines.append(f"{total} + {number} = {total + number}")
+        total += number
+    lines.append(f"#### {total}")
+    return "\n".join(lines)
 
 
-def make_row(numbers: tuple[int, int, int]) -> dict[str, object]:
+def make_row(numbers: Numbers, solved_sums: Sequence[Numbers]) -> dict[str, object]:
     """Returns the problem in the schema of the task `rows`: messages, and the sum as the reference answer."""
     messages = []
-    for solved in SOLVED:
+    for solved in solved_sums:
         messages.append({"role": "user", "content": write_question(solved)})
         messages.append({"role": "assistant", "content": write_solution(solved)})
     messages.append({"role": "user", "content": write_question(numbers)})
@@ -41,20 +55,23 @@ def make_row(numbers: tuple[int, int, int]) -> dict[str, object]:
     }
 
 
-def split_sums() -> dict[str, list[tuple[int, int, int]]]:
-    """Returns the sums of each split. The same three digits in any order are in one split only.
+def split_sums(solved_sums: Sequence[Numbers]) -> dict[str, list[Numbers]]:
+    """Returns the sums of each split. The same digits in any order are in one split only.
 
     The solved sums of the prompt are in none.
     """
     rng = random.Random(0)
-    unordered = list(itertools.combinations_with_replacement(range(1, 10), 3))
+    digits = len(solved_sums[0])
+    unordered = list(itertools.combinations_with_replacement(range(1, 10), digits))
     rng.shuffle(unordered)
-    in_prompt = {tuple(sorted(numbers)) for numbers in SOLVED}
-    sums: dict[str, list[tuple[int, int, int]]] = {"validation": [], "test": [], "train": []}
+    in_prompt = {tuple(sorted(numbers)) for numbers in solved_sums}
+    sums: dict[str, list[Numbers]] = {"validation": [], "test": [], "train": []}
     for numbers in unordered:
         if numbers in in_prompt:
             continue
         orders = sorted(set(itertools.permutations(numbers)))
+        if len(orders) > MOST_ORDERS:
+            orders = rng.sample(orders, MOST_ORDERS)
         if len(sums["validation"]) < VALIDATION_ROWS:
             sums["validation"] += orders
         elif len(sums["test"]) < TEST_ROWS:
@@ -68,11 +85,12 @@ def split_sums() -> dict[str, list[tuple[int, int, int]]]:
 
 
 def main() -> None:
-    folder = Path("data/sums")
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, sums in split_sums().items():
-        rows = [json.dumps(make_row(numbers)) + "\n" for numbers in sums]
-        (folder / f"{split}.jsonl").write_text("".join(rows))
+    for folder_name, solved_sums in SOLVED_BY_FOLDER.items():
+        folder = Path(folder_name)
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, sums in split_sums(solved_sums).items():
+            rows = [json.dumps(make_row(numbers, solved_sums)) + "\n" for numbers in sums]
+            (folder / f"{split}.jsonl").write_text("".join(rows))
 
 
 if __name__ == "__main__":

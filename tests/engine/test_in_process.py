@@ -105,16 +105,16 @@ def test_few_samples_stay_in_the_smallest_batch(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(_RowBatch, "_resize", count_resizes)
     batch = _RowBatch(None, "cpu", NoPrompts())
-    samples = [_Sample(0, number, request([1, 2, 3]), np.zeros(20)) for number in range(20)]
+    samples = [_Sample(0, number, request([1, 2, number]), np.zeros(20)) for number in range(20)]
     for sample in samples[:4]:
         batch.admit([sample])
     assert heights == [FEWEST_ROWS]
     batch.admit(samples[4:])
-    batch.samples = dict(list(batch.samples.items())[:3])
+    batch.rows = dict(list(batch.rows.items())[:3])
     batch.admit([])
     batch.admit([])
     assert heights == [FEWEST_ROWS, 20, FEWEST_ROWS]
-    assert list(batch.samples.values()) == samples[:3]
+    assert list(batch.rows.values()) == [[sample] for sample in samples[:3]]
 
 
 def various_requests(count: int) -> list[Request]:
@@ -147,6 +147,32 @@ def test_a_sample_has_the_same_bits_whatever_shares_its_batch(folder: Path, rows
     shuffled = engine(folder, rows).generate([requests[i] for i in order])
     for position, i in enumerate(order):
         assert have_same_bits(shuffled[position], expected[i])
+
+
+def test_samples_share_a_row_until_they_draw_different_tokens(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No bit of a sample depends on it, and equal beginnings are computed once."""
+    asked = request([3, 4, 5], n=40, most=12)
+    together = engine(folder)
+    assert isinstance(together, InProcessEngine)
+    computed_rows: list[int] = []
+    next_logits = _RowBatch.next_logits
+
+    def count_rows(batch: _RowBatch) -> torch.Tensor:
+        computed_rows.append(len(batch.rows))
+        return next_logits(batch)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(_RowBatch, "next_logits", count_rows)
+    [samples] = together.generate([asked])
+    expected_rows = []
+    for length in range(max(len(sample.token_ids) for sample in samples)):
+        longer = [sample for sample in samples if len(sample.token_ids) > length]
+        expected_rows.append(len({tuple(sample.token_ids[:length].tolist()) for sample in longer}))
+    assert computed_rows == expected_rows
+    assert computed_rows[0] == 1 < FEWEST_ROWS < max(computed_rows)
+    alone = [engine(folder).generate([request([3, 4, 5], seed=i, most=12)])[0] for i in range(40)]
+    assert same_bits(samples, [completion for [completion] in alone])
 
 
 @pytest.mark.parametrize("stored_bytes", [1 << 29, 0])

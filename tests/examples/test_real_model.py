@@ -22,12 +22,26 @@ from treetune.vocabulary import Problem
 FOLDER = ROOT / "pretrained/SmolLM2-135M-Instruct"
 
 
+Rows = dict[str, list[dict[str, Any]]]
+"""The rows of each split."""
+
+
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def rows_by_task(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
     folder = tmp_path_factory.mktemp("rows")
     subprocess.run([sys.executable, ROOT / "examples/real_model/make_rows.py"], cwd=folder, check=True)
-    files = sorted((folder / "data/sums").iterdir())
-    return {file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in files}
+    rows_by_task = {}
+    for task in ("sums", "sums_of_four"):
+        files = sorted((folder / "data" / task).iterdir())
+        rows_by_task[task] = {
+            file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in files
+        }
+    return rows_by_task
+
+
+@pytest.fixture(scope="module")
+def rows(rows_by_task: dict[str, Rows]) -> Rows:
+    return rows_by_task["sums"]
 
 
 def numbers_of(question: str) -> list[int]:
@@ -38,9 +52,13 @@ def asked_numbers(row: dict[str, Any]) -> tuple[int, ...]:
     return tuple(sorted(numbers_of(row["prompt"][-1]["content"])))
 
 
-def test_every_line_of_every_solution_is_right(rows: dict[str, list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize(("task", "digits", "train_rows"), [("sums", 3, 511), ("sums_of_four", 4, 2561)])
+def test_every_line_of_every_solution_is_right(
+    rows_by_task: dict[str, Rows], task: str, digits: int, train_rows: int
+) -> None:
+    rows = rows_by_task[task]
     assert {split: len(of_split) for split, of_split in rows.items()} == {
-        "test": 100, "train": 511, "validation": 100,
+        "test": 100, "train": train_rows, "validation": 100,
     }  # fmt: skip
     for row in itertools.chain.from_iterable(rows.values()):
         *solved, question = row["prompt"]
@@ -52,12 +70,16 @@ def test_every_line_of_every_solution_is_right(rows: dict[str, list[dict[str, An
             for step in steps:
                 terms, result = step.split(" = ")
                 assert sum(map(int, terms.split(" + "))) == int(result), row
-            assert len(steps) == 2
+            assert len(steps) == digits - 1
             assert marked_answer == f"#### {sum(numbers_of(asked['content']))}"
         assert row["reward_model"]["ground_truth"] == str(sum(numbers_of(question["content"])))
 
 
-def test_no_held_out_sum_is_trained_on_or_shown_in_any_order(rows: dict[str, list[dict[str, Any]]]) -> None:
+@pytest.mark.parametrize("task", ["sums", "sums_of_four"])
+def test_no_held_out_sum_is_trained_on_or_shown_in_any_order(
+    rows_by_task: dict[str, Rows], task: str
+) -> None:
+    rows = rows_by_task[task]
     digits = {split: set(map(asked_numbers, of_split)) for split, of_split in rows.items()}
     shown = {tuple(sorted(numbers_of(turn["content"]))) for turn in rows["train"][0]["prompt"][:-1:2]}
     assert len(shown) == 3
@@ -71,7 +93,7 @@ def test_grpo_and_vineppo_differ_in_their_credit_only() -> None:
     assert replace(vineppo, credit=grpo.credit, experiment_name=grpo.experiment_name) == grpo
 
 
-def test_the_grader_reads_the_marked_sum_of_an_answer(rows: dict[str, list[dict[str, Any]]]) -> None:
+def test_the_grader_reads_the_marked_sum_of_an_answer(rows: Rows) -> None:
     row = rows["test"][0]
     problem = Problem(
         id="test/0",

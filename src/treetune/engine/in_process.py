@@ -1,11 +1,12 @@
 """An engine without a server: each rank samples in its own process, with PyTorch.
 
-Samples are rows of one batch, which share a cache of keys and values. In each step every row gets one token.
-A row whose sample has ended is given to the next waiting sample::
+The samples being drawn are rows of one batch, which share a cache of keys and values. Samples of the same
+prompt share a row until they draw different tokens, so that equal beginnings are computed once. In each step
+every sample gets one token. A row without samples is given to the next waiting ones::
 
     waiting samples ──admit──► rows of the batch ──next_logits──► draw a token for each ──► ended samples
                                      ▲                                     │
-                                     └─────────── unfinished samples ──────┘
+                                     └── branch ──── unfinished samples ───┘
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class InProcessEngine(Engine):
 
         batch = _RowBatch(self._model, self._device, self._prompts)
         add_requests(requests)
-        while batch.samples or laters or waiting or waiting_scores:
+        while batch.rows or laters or waiting or waiting_scores:
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
             # Texts are scored before the next sampling step, in few forward passes.
@@ -134,14 +135,19 @@ class InProcessEngine(Engine):
                 results[index] = [completion]
                 if on_result is not None:
                     add_requests(on_result(index, [completion]) or ())
-            if laters and not batch.samples and not waiting and not waiting_scores:
+            if laters and not batch.rows and not waiting and not waiting_scores:
                 # There is nothing to compute until the requests of one `Later` are known.
                 wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
             for later in [later for later in laters if later.ready.done()]:
                 laters.remove(later)
                 add_requests(later.requests())
-            batch.admit(waiting.take(self.at_once - len(batch.samples)))
-            if not batch.samples:
+            free = self.at_once - batch.count_samples()
+            # Only samples that are admitted together can share a row. So where not all fit, they wait until
+            # half of the batch has ended, and aren't admitted one by one.
+            if len(waiting) > free and 2 * free < self.at_once:
+                free = 0
+            batch.admit(waiting.take(free))
+            if not batch.rows:
                 continue
             for sample in self._step(batch):
                 completions = results[sample.index]
@@ -215,20 +221,31 @@ class InProcessEngine(Engine):
     def _step(self, batch: _RowBatch) -> list[_Sample]:
         """Draws one more token for every sample of the batch. Returns the samples that end, which leave the
         batch."""
-        rows = list(batch.samples)
-        tokens, logprobs = draw(batch.next_logits()[rows], list(batch.samples.values()))
-        ended = []
-        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
-            sample = batch.samples[row]
-            sample.ids.append(token)
-            sample.logprobs.append(logprob)
-            sampling = sample.request.sampling.with_special_stops(self._special_ids)
-            if token in self._end_ids or token in sampling.stop_ids or self._has_stop(sample):
-                sample.finish_reason = "stop"
-            elif len(sample.ids) == sampling.max_tokens:
-                sample.finish_reason = "length"
-            if sample.finish_reason:
-                ended.append(batch.samples.pop(row))
+        rows = list(batch.rows)
+        samples_by_row = list(batch.rows.values())
+        tokens_by_row, logprobs_by_row = draw(batch.next_logits()[rows], samples_by_row)
+        ended: list[_Sample] = []
+        for row, samples, tokens, logprobs in zip(
+            rows, samples_by_row, tokens_by_row, logprobs_by_row, strict=True
+        ):
+            unfinished: list[_Sample] = []
+            for sample, token, logprob in zip(samples, tokens, logprobs, strict=True):
+                sample.ids.append(token)
+                sample.logprobs.append(logprob)
+                sampling = sample.request.sampling.with_special_stops(self._special_ids)
+                if token in self._end_ids or token in sampling.stop_ids or self._has_stop(sample):
+                    sample.finish_reason = "stop"
+                elif len(sample.ids) == sampling.max_tokens:
+                    sample.finish_reason = "length"
+                if sample.finish_reason:
+                    ended.append(sample)
+                else:
+                    unfinished.append(sample)
+            if unfinished:
+                batch.rows[row] = unfinished
+            else:
+                del batch.rows[row]
+        batch.branch()
         return ended
 
     def _check_vocabulary(self, index: int, request: ScoreRequest) -> None:
@@ -463,7 +480,7 @@ def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
             expected[sample] = logits_1TV[0].float().log_softmax(-1)
         for step in range(PROBE_STEPS):
             logprobs_BV = batch.next_logits().float().log_softmax(-1)
-            for batch_row, sample in batch.samples.items():
+            for batch_row, [sample] in batch.rows.items():
                 token_ids = rows[sample.index]
                 position = len(token_ids) - PROBE_STEPS + step
                 # The model's distribution of a token is computed at the position before it.
@@ -666,8 +683,8 @@ class _WaitingSamples:
     def __init__(self) -> None:
         self._queues: dict[int, deque[_Sample]] = {}
 
-    def __bool__(self) -> bool:
-        return any(self._queues.values())
+    def __len__(self) -> int:
+        return sum(len(queue) for queue in self._queues.values())
 
     def add_in_front(self, priority: int, samples: Sequence[_Sample]) -> None:
         """Adds samples before the waiting ones of the same priority, so that answers which have begun are
@@ -684,15 +701,23 @@ class _WaitingSamples:
 
 
 class _RowBatch:
-    """The samples that are being drawn, each in a row, and the cache of all rows."""
+    """The samples that are being drawn, in rows, and the cache of all rows.
+
+    The samples of a row have the same prompt, the same tokens so far, and the same distribution of the next
+    token. Example: three samples of one prompt begin in one row, ``{0: [a, b, c]}``. If `b` draws another
+    token than the other two, it moves to a row of its own, ``{0: [a, c], 1: [b]}``.
+    """
 
     def __init__(self, model: Any, device: str, prompts: _PromptBlocks) -> None:
-        self.samples: dict[int, _Sample] = {}
-        """The samples by their rows."""
+        self.rows: dict[int, list[_Sample]] = {}
+        """The samples of each row; free rows are left out."""
         self._model, self._device, self._prompts = model, device, prompts
         self._cache = _Cache()
         self._height = self._width = 0
         """The rows and the tokens for which the cache has room."""
+
+    def count_samples(self) -> int:
+        return sum(len(samples) for samples in self.rows.values())
 
     def admit(self, samples: Sequence[_Sample]) -> None:
         """Puts samples into free rows, and computes the keys and values of their prompts.
@@ -700,39 +725,70 @@ class _RowBatch:
         Those of a prompt's last token are left to the next step, which also needs the token's logits. If the
         cache is too small, it first gets more rows or tokens. If half of its rows are free, it gets fewer.
         """
-        all_samples = [*self.samples.values(), *samples]
-        if not all_samples:
+        new_rows = _group_alike(samples)
+        row_count = len(self.rows) + len(new_rows)
+        if not row_count:
             return
         # A batch never has fewer than `FEWEST_ROWS` rows.
-        is_half_empty = 2 * max(len(all_samples), FEWEST_ROWS) <= self._height
+        is_half_empty = 2 * max(row_count, FEWEST_ROWS) <= self._height
         if not samples and not is_half_empty:
             return
         prompts = {sample.request.prompt_ids.tobytes(): sample.request.prompt_ids for sample in samples}
         computed = self._prompts.layers_of(prompts)
+        all_samples = [*samples]
+        for samples_of_row in self.rows.values():
+            all_samples += samples_of_row
         lengths = [len(s.request.prompt_ids) + s.request.sampling.max_tokens for s in all_samples]
         width = max(_padded(length) for length in lengths)
-        is_too_small = len(all_samples) > self._height or width > self._width
+        is_too_small = row_count > self._height or width > self._width
         if is_too_small or is_half_empty:
             # `_resize` takes the number of heads and the dimension of each layer from these examples: a new
             # prompt's keys and values or, without a new prompt, those of the cache.
             examples = next(iter(computed.values()), self._cache.layers)
-            self._resize(max(FEWEST_ROWS, len(all_samples)), width, examples)
-        free_rows = [row for row in range(self._height) if row not in self.samples]
-        for row, sample in zip(free_rows, samples, strict=False):
-            layers_of_prompt = computed[sample.request.prompt_ids.tobytes()]
+            self._resize(max(FEWEST_ROWS, row_count), width, examples)
+        for row, samples_of_row in zip(self._free_rows(), new_rows, strict=False):
+            layers_of_prompt = computed[samples_of_row[0].request.prompt_ids.tobytes()]
             for layer, keys_and_values in layers_of_prompt.items():
                 for cached, new in zip(self._cache.layers[layer], keys_and_values, strict=True):
                     cached[row, :, : new.shape[1]] = new
-            self.samples[row] = sample
+            self.rows[row] = samples_of_row
+
+    def branch(self) -> None:
+        """Gives samples rows of their own where they drew other tokens than the first sample of their row.
+
+        The keys and values so far are copied. Those of the new tokens are left to the next step.
+        """
+        row_count = sum(len(_group_by_last_token(samples)) for samples in self.rows.values())
+        if row_count > self._height:
+            # A half more rows than are needed, so that the cache isn't moved in every step.
+            self._resize(row_count + row_count // 2, self._width, self._cache.layers)
+        free_rows = iter(self._free_rows())
+        old_rows, new_rows = [], []
+        for row, samples in list(self.rows.items()):
+            staying, *leaving = _group_by_last_token(samples)
+            self.rows[row] = staying
+            for samples_of_row in leaving:
+                new_row = next(free_rows)
+                self.rows[new_row] = samples_of_row
+                old_rows.append(row)
+                new_rows.append(new_row)
+        if not new_rows:
+            return
+        for keys_and_values in self._cache.layers.values():
+            for cached in keys_and_values:
+                cached[new_rows] = cached[old_rows]
+
+    def _free_rows(self) -> list[int]:
+        return [row for row in range(self._height) if row not in self.rows]
 
     def _resize(self, height: int, width: int, layers: dict[int, tuple[Any, Any]]) -> None:
-        """Makes a cache of `height` rows and `width` tokens, and moves the present samples to its first rows.
+        """Makes a cache of `height` rows and `width` tokens, and moves the present rows to its first ones.
 
         Args:
             layers: Examples of each layer's keys and values, [heads, tokens, dimension] or [rows, heads,
                 tokens, dimension]. The new tensors have their number of heads, dimension, dtype and device.
         """
-        rows = list(self.samples)
+        rows = list(self.rows)
         for layer, examples in layers.items():
             old = self._cache.layers.get(layer)
             moved = []
@@ -744,7 +800,7 @@ class _RowBatch:
                 moved.append(new)
             self._cache.layers[layer] = moved[0], moved[1]
         self._height, self._width = height, width
-        self.samples = dict(enumerate(self.samples.values()))
+        self.rows = dict(enumerate(self.rows.values()))
 
     def next_logits(self) -> Any:
         """Returns the logits of each row's next token, [rows, V]. Rows without a sample have arbitrary
@@ -752,7 +808,7 @@ class _RowBatch:
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
-        for row, sample in self.samples.items():
+        for row, [sample, *_] in self.rows.items():
             prompt_ids = sample.request.prompt_ids
             ids[row] = sample.ids[-1] if sample.ids else int(prompt_ids[-1])
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
@@ -768,6 +824,24 @@ class _RowBatch:
                 past_key_values=self._cache,
                 use_cache=True,
             ).logits[:, -1]
+
+
+def _group_alike(samples: Sequence[_Sample]) -> list[list[_Sample]]:
+    """Returns the samples that have the same prompt and the same distribution of the next token together."""
+    groups: dict[object, list[_Sample]] = {}
+    for sample in samples:
+        sampling = sample.request.sampling
+        distribution = sampling.temperature, sampling.top_k, sampling.top_p
+        groups.setdefault((sample.request.prompt_ids.tobytes(), distribution), []).append(sample)
+    return list(groups.values())
+
+
+def _group_by_last_token(samples: Sequence[_Sample]) -> list[list[_Sample]]:
+    """Returns the samples with the same last token together."""
+    groups: dict[int, list[_Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.ids[-1], []).append(sample)
+    return list(groups.values())
 
 
 def _positions(model: Any, start: int, end: int) -> Any:
@@ -788,19 +862,21 @@ def _padded(length: int) -> int:
     return -(-max(length, 1) // BLOCK) * BLOCK
 
 
-def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[float]]:
-    """Draws each sample's next token.
+def draw(
+    logits_BV: Any, samples_by_row: Sequence[Sequence[_Sample]]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Draws each sample's next token. The samples of a row have the same distribution.
 
     The distribution is that of vLLM: at the sample's temperature, cut to its top-k tokens, and of these to
     its top-p. At temperature 0 it takes the most likely token.
 
     Returns:
-        The tokens, and their log-probs under these distributions. For a sample at temperature 0, the
-        log-prob is the one at temperature 1.
+        The tokens of each row's samples, and their log-probs under these distributions. For a sample at
+        temperature 0, the log-prob is the one at temperature 1.
     """
     import torch
 
-    sampling = [sample.request.sampling for sample in samples]
+    sampling = [samples[0].request.sampling for samples in samples_by_row]
     temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in sampling], dtype=torch.float64)
     probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
     # C counts the rows of the batch whose distributions are cut by top-k or top-p.
@@ -818,10 +894,18 @@ def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[fl
         probs_BV[cut_rows] = cut_CV / cut_CV.sum(-1, keepdim=True)
     # Inverse sampling: the first token at which the cumulative probability exceeds the uniform number. The
     # uniform number is scaled by the sum of the probabilities, since rounding makes the sum differ from 1.
-    uniforms_B1 = probs_BV.new_tensor([[sample.uniforms[len(sample.ids)]] for sample in samples])
+    # S counts the samples of a row. Rows with fewer samples than others are padded with zeros.
+    uniforms = np.zeros((len(samples_by_row), max(len(samples) for samples in samples_by_row)))
+    for row, samples in enumerate(samples_by_row):
+        uniforms[row, : len(samples)] = [sample.uniforms[len(sample.ids)] for sample in samples]
+    uniforms_BS = torch.from_numpy(uniforms).to(probs_BV.device)
     sums_BV = probs_BV.cumsum(-1)
-    drawn_B1 = torch.searchsorted(sums_BV, uniforms_B1 * sums_BV[:, -1:], right=True)
+    drawn_BS = torch.searchsorted(sums_BV, uniforms_BS * sums_BV[:, -1:], right=True)
     greedy_B1 = torch.tensor([[s.temperature == 0] for s in sampling], device=probs_BV.device)
-    drawn_B1 = torch.where(greedy_B1, probs_BV.argmax(-1, keepdim=True), drawn_B1)
-    logprobs_B = probs_BV.gather(-1, drawn_B1).log()[:, 0]
-    return drawn_B1[:, 0].tolist(), logprobs_B.tolist()
+    drawn_BS = torch.where(greedy_B1, probs_BV.argmax(-1, keepdim=True), drawn_BS)
+    logprobs_BS = probs_BV.gather(-1, drawn_BS).log()
+    tokens_by_row, logprobs_by_row = [], []
+    for samples, tokens_S, logprobs_S in zip(samples_by_row, drawn_BS, logprobs_BS, strict=True):
+        tokens_by_row.append(tokens_S[: len(samples)].tolist())
+        logprobs_by_row.append(logprobs_S[: len(samples)].tolist())
+    return tokens_by_row, logprobs_by_row
