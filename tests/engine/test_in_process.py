@@ -153,7 +153,7 @@ def test_samples_share_a_row_until_they_draw_different_tokens(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No bit of a sample depends on it, and equal beginnings are computed once."""
-    asked = request([3, 4, 5], n=40, most=12)
+    forty_samples = request([3, 4, 5], n=40, max_tokens=12)
     together = engine(folder)
     assert isinstance(together, InProcessEngine)
     computed_rows: list[int] = []
@@ -164,15 +164,16 @@ def test_samples_share_a_row_until_they_draw_different_tokens(
         return next_logits(batch)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(_RowBatch, "next_logits", count_rows)
-    [samples] = together.generate([asked])
+    [samples] = together.generate([forty_samples])
     expected_rows = []
     for length in range(max(len(sample.token_ids) for sample in samples)):
         longer = [sample for sample in samples if len(sample.token_ids) > length]
         expected_rows.append(len({tuple(sample.token_ids[:length].tolist()) for sample in longer}))
     assert computed_rows == expected_rows
     assert computed_rows[0] == 1 < FEWEST_ROWS < max(computed_rows)
-    alone = [engine(folder).generate([request([3, 4, 5], seed=i, most=12)])[0] for i in range(40)]
-    assert same_bits(samples, [completion for [completion] in alone])
+    for seed, sample in enumerate(samples):
+        [alone] = engine(folder).generate([request([3, 4, 5], seed=seed, max_tokens=12)])
+        assert have_same_bits([sample], alone)
 
 
 @pytest.mark.parametrize("stored_bytes", [1 << 29, 0])
