@@ -23,6 +23,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import treetune.parts  # noqa: F401  (registers the credits that `build` makes)
 from tests.columns import plain
 from tests.documents import ROOT
 from tests.fake_engine import FakeEngine
