@@ -15,9 +15,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from copy import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from tests.data import command
 from tests.data.command import write_lines
 from tests.data.oracle import Oracle, sums
 from tests.data.scripted import serving
+from treetune.data.difficulty import watching
 from treetune.data.difficulty.answering import AskingShard, AtAddresses, SampleQuestion
 from treetune.data.difficulty.merging import RowRate, bin_of, read_rates
 from treetune.domains.domain_rows import domain_row
@@ -33,6 +36,7 @@ from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.guard import descendants
 from treetune.engine.requests import SamplingParams
 from treetune.main import main
+from treetune.runtime.console import Console
 from treetune.vocabulary import Problem
 
 ROWS, SAMPLES = 40, 5
@@ -345,6 +349,36 @@ def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
     assert "job 1_0 ended as NODE_FAIL, exit code 0:9" in work.log
     assert "jobs of an earlier command are still running" in work.log
     assert "Unable to contact slurm controller" in work.log
+
+
+class SilentCluster:
+    """Says once that no job runs, and then nothing more."""
+
+    def __init__(self) -> None:
+        self.answers = [set[int]()]
+
+    def alive(self) -> set[int]:
+        if not self.answers:
+            raise OSError("squeue: Unable to contact slurm controller")
+        return self.answers.pop()
+
+    def start(self, shards: Sequence[int]) -> None:
+        pass
+
+    def leave(self) -> str:
+        return "no job is left"
+
+
+def test_a_cluster_that_never_says_which_jobs_run_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "JOBS_UNKNOWN_S", 0.1, raising=False)
+    pipeline: Any = SimpleNamespace(jobs=SimpleNamespace(poll=0.02), shards=1)
+    cluster: Any = SilentCluster()
+    with closing(Console(None, visible=False)) as console:
+        watch = watching._Watch(pipeline, tmp_path, console, cluster, answers=1)
+        with pytest.raises(RuntimeError, match=r"state of the jobs hasn't been known .*Unable to contact"):
+            watch.until_done()
 
 
 def test_without_slurm_it_says_so(

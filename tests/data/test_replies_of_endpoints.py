@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,6 +159,22 @@ def test_an_endpoint_that_refuses_everything_ends_the_work(tmp_path: Path) -> No
         ):
             ask(questions, lambda question, reply: None)
     assert len(server.asked) == 3
+
+
+def test_a_full_disk_ends_the_work_with_its_own_error(tmp_path: Path) -> None:
+    """A job catches it, and writes it into its failure.json."""
+    questions = [SampleQuestion(row, 0, 7, Problem(str(row), "?", "")) for row in range(20)]
+
+    def keep(question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with replying(lambda request: (200, chat("fine"), {})) as server:
+        address = EndpointSettings(base_url=server.base_url, model="m", concurrency=4)
+        with (
+            AtAddresses(addresses=(address,)).opened(SamplingParams(64), AskingShard(0, tmp_path, 0)) as ask,
+            pytest.raises(OSError, match="No space left"),
+        ):
+            ask(questions, keep)
 
 
 def test_any_body_can_be_read_and_a_malformed_one_is_no_answer() -> None:

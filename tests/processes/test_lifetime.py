@@ -134,6 +134,30 @@ def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S)
 
 
+KILLED_AFTER_THE_FORK = """
+import ctypes, os, signal, sys, time
+from treetune.processes import lifetime
+
+parent = os.getpid()
+
+class LibraryOfALateChild:
+    def prctl(self, option, number):
+        os.kill(parent, signal.SIGKILL)
+        while os.getppid() == parent:
+            time.sleep(0.01)
+
+ctypes.CDLL = lambda *arguments, **options: LibraryOfALateChild()
+with lifetime.started([sys.executable, "-c", "print('begun')"], {}, sys.stdout) as process:
+    process.wait()
+"""
+
+
+def test_a_child_whose_parent_is_killed_before_it_is_set_up_begins_nothing() -> None:
+    finished = run_program(KILLED_AFTER_THE_FORK)  # waits for the child, too, which has the same output
+    assert finished.returncode == -signal.SIGKILL, finished.stderr
+    assert finished.stdout == ""
+
+
 SIGNAL_IN_A_CALLBACK = """
 import os, signal, sys, time, weakref
 from treetune.processes import lifetime

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from tests.trainer.helpers import free_port
 from treetune.trainer.ranks import Meeting
@@ -125,3 +126,14 @@ def test_a_missing_interface_is_named_with_those_that_there_are(monkeypatch: pyt
         meeting.interface()
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert meeting.interface() == ("lo", "127.0.0.1")
+
+
+def test_the_first_machine_finds_its_interface_if_only_the_others_configure_theirs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = torch.distributed.HashStore()
+    first, other = (Meeting(number, 2, number, 2, 1.0, store) for number in range(2))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert other.interface() == ("lo", "127.0.0.1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    assert first.interface() == ("lo", "127.0.0.1")

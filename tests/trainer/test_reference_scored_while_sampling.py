@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -130,7 +131,9 @@ def test_an_error_with_an_answer_that_is_not_trained_is_raised_as_well(
     policy.close()
 
 
-def test_training_waits_no_longer_than_its_deadline_for_scores(rows: list[Episode]) -> None:
+def test_training_and_the_end_of_the_run_wait_no_longer_than_the_deadline_for_scores(
+    rows: list[Episode],
+) -> None:
     go = threading.Event()
 
     def hangs() -> Any:
@@ -143,8 +146,12 @@ def test_training_waits_no_longer_than_its_deadline_for_scores(rows: list[Episod
     report_answers(ahead, rows[:1])
     with pytest.raises(TimeoutError, match="1 answers were not scored under the reference within"):
         ahead.logprobs(Sequences.of(rows[:1]))
-    go.set()
+    start = time.monotonic()
     ahead.close()
+    assert time.monotonic() - start < 5, "it doesn't wait for the row that hangs"
+    hanging = [thread for thread in threading.enumerate() if thread.name.startswith("reference")]
+    assert hanging and all(thread.daemon for thread in hanging), "Python's exit waits for no daemon"
+    go.set()
 
 
 class TwoThreadRanks:

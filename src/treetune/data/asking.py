@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -256,3 +256,18 @@ async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return results  # type: ignore[return-value]
+
+
+async def run_workers(worker: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Runs `count` tasks of a worker, and returns when all have ended.
+
+    If a worker raises an error, the others are cancelled, and that error is raised.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(worker())
+    except BaseExceptionGroup as errors:
+        # Callers catch the error itself, and not a group of errors. Of an error of all workers, such as that
+        # of a full disk, the first one is enough.
+        raise errors.exceptions[0] from None

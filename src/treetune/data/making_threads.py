@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.data.asking import Ledger, Questions, SolutionAsker
+from treetune.data.asking import Ledger, Questions, SolutionAsker, run_workers
 from treetune.data.parallel_solutions import make_parallel
 from treetune.data.pipelines import MakeThreads
 from treetune.data.thread_blocks import BlockRule
@@ -212,13 +212,7 @@ class _Making:
                     progress(done, rows)
 
             progress(done, rows)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(pipeline.endpoint.concurrency):
-                        group.create_task(worker())
-            except BaseExceptionGroup as errors:
-                # Of an error of all workers, such as a full disk, the first one is enough.
-                raise errors.exceptions[0] from None
+            await run_workers(worker, pipeline.endpoint.concurrency)
             return asker.failure, client.failed_attempts
 
     async def _convert(self, questions: Questions, solution: _Solution) -> dict[str, Any]:

@@ -8,7 +8,7 @@
                                        another task samples the same request ──yes──► wait for that task
                                                               │ no
                                                               ▼
-                                       engine.sample, then a row of the journal (written within FLUSH_S)
+                                       engine.sample, then a row of the journal (`Journal.add`)
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ Observe = Callable[[Request, Sequence[Completion]], None]
 """A function that is called with each request and its samples, before the program gets them."""
 
 FLUSH_S = 0.2
-"""Seconds between two writes to disk. A killed process loses at most the samples of this time."""
+"""The shortest time between two writes to disk, in seconds, unless many rows wait. A row that comes sooner
+waits until another row comes after this time, a row is read, or the program ends. A killed process loses the
+rows that wait."""
 
 
 class CallTimes(NamedTuple):

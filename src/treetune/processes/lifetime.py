@@ -434,9 +434,12 @@ def started(
     inherited = {name: value for name, value in os.environ.items() if name != "APP_EXPERIMENT_NAME"}
     # Loaded before the fork: between fork and exec, another thread's lock may be held for ever.
     libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
 
     def set_up_child() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # it died before the call above, so that no signal comes
+            os._exit(TERMINATED)
         signal.signal(CHECKPOINT, signal.SIG_IGN)  # SLURM may send it to all processes of a job
 
     process = subprocess.Popen(

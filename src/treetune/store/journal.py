@@ -65,7 +65,8 @@ class Journal(AbstractContextManager["Journal"]):
         path: The file, made with the first row.
         others: Further files in which rows are looked up.
         exclusive: Makes the file at once, and refuses a second process with a ValueError.
-        flush_s: The seconds that a row may wait to be written; a killed process loses it.
+        flush_s: `add` writes the rows that wait if the last write is more than these seconds ago. Otherwise
+            they wait for a later call, however late it comes; a killed process loses them.
         plain: Leaves out checksums, so that other programs can read the file as JSON lines.
     """
 

@@ -143,19 +143,23 @@ class Meeting:
         Raises:
             ValueError: There is no such interface.
         """
+        # The store's key for the address of a rank that is not on the first machine.
+        key = "address elsewhere"
+        is_first_machine = self.machine == 0
         interfaces = psutil.net_if_addrs()
         if configured_name := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
             for family in (socket.AF_INET, socket.AF_INET6):
                 for address_of_interface in interfaces.get(configured_name, ()):
                     if address_of_interface.family == family:
-                        return configured_name, str(address_of_interface.address)
+                        address = str(address_of_interface.address)
+                        if not is_first_machine:
+                            # The first machine waits for it below if the variable isn't set there.
+                            self.store.set(key, address)
+                        return configured_name, address
             raise ValueError(
                 f"{platform.node()} has no network interface {configured_name} with an address, which"
                 f" GLOO_SOCKET_IFNAME names; it has {', '.join(sorted(interfaces))}"
             )
-        # The store's key for the address of a rank that is not on the first machine.
-        key = "address elsewhere"
-        is_first_machine = self.machine == 0
         if not is_first_machine:
             other_address = os.environ["MASTER_ADDR"]
         else:

@@ -17,16 +17,18 @@ answers.
       sums over all ranks
 
 Two steps of `logprobs`, the second and the last one, wait for the other ranks, `rank_deadline` each. If
-scoring a row fails, the next `on_result` or `logprobs` raises. `close` waits, without a deadline, for the row
-that the thread has begun.
+scoring a row fails, the next `on_result` or `logprobs` raises. `close` waits for the row that the thread has
+begun, `rank_deadline` at most, and not at all if `logprobs` has given up on the thread.
 """
 
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -419,13 +421,20 @@ class ReferencePrefetch:
 
     def __init__(self, reference: Reference, scorer: Scorer) -> None:
         self._reference, self._scorer = reference, scorer
-        self._thread = ThreadPoolExecutor(1, "reference")
+        self._work: queue.SimpleQueue[tuple[Future[Tensor], Tensor, Tensor] | None] = queue.SimpleQueue()
+        """The arguments of `_score_in_thread` for each submitted row; None ends the thread."""
         self._pending: dict[bytes, Future[Tensor]] = {}
         """The submitted rows of this iteration, by their hash."""
-        self._failed: Exception | None = None
+        self._failed: BaseException | None = None
         """The first exception of the thread."""
+        self._has_hung = False
+        """Whether the thread didn't score its rows in time."""
+        self._is_closed = False
         self.metrics: Metrics = {AHEAD: 0.0, SECONDS: 0.0}
         """The metrics of the last `logprobs`."""
+        # A daemon, since Python's exit waits for all other threads, also for one whose forward pass hangs.
+        self._thread = threading.Thread(target=self._run_thread, name="reference", daemon=True)
+        self._thread.start()
 
     def on_result(self, request: Request, answers: Sequence[Completion]) -> None:
         """Submits the answers to a prompt for scoring, and returns at once.
@@ -441,9 +450,8 @@ class ReferencePrefetch:
             content_hash = content_hash_of(token_ids, predicting)
             if len(predicting) and content_hash not in self._pending:
                 ids_T = torch.from_numpy(token_ids.astype(np.int64))
-                self._pending[content_hash] = self._thread.submit(
-                    self._score_in_thread, ids_T, torch.from_numpy(predicting)
-                )
+                future = self._pending[content_hash] = Future()
+                self._work.put((future, ids_T, torch.from_numpy(predicting)))
 
     def logprobs(self, sequences: Sequences) -> Tensor:
         """Returns the log-probs of every trained token, float32 [N], and forgets the submitted answers.
@@ -472,6 +480,7 @@ class ReferencePrefetch:
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
         self._refuse_failed()
         if not_done:
+            self._has_hung = True
             raise TimeoutError(
                 f"{len(not_done)} answers were not scored under the reference within {ranks.deadline_s:.0f} s"
                 " (rank_deadline) after training began"
@@ -489,8 +498,11 @@ class ReferencePrefetch:
         return logprobs_N
 
     def close(self) -> None:
-        """Ends the thread, and cancels the rows that it has not begun."""
-        self._thread.shutdown(cancel_futures=True)
+        """Ends the thread, which drops the rows that it has not begun. Doesn't wait for it if it hangs."""
+        self._is_closed = True
+        self._work.put(None)
+        if not self._has_hung:
+            self._thread.join(self._scorer.ranks.deadline_s)
 
     def _refuse_failed(self) -> None:
         """Raises RuntimeError if the thread has failed."""
@@ -500,14 +512,20 @@ class ReferencePrefetch:
                 f" (trainer.reference_scores): {type(error).__name__}: {error}"
             ) from error
 
-    def _score_in_thread(self, ids_T: Tensor, predicting: Tensor) -> Tensor:
+    def _run_thread(self) -> None:
+        while not self._is_closed and (row := self._work.get()) is not None:
+            self._score_in_thread(*row)
+
+    def _score_in_thread(self, future: Future[Tensor], ids_T: Tensor, predicting: Tensor) -> None:
         """Scores a row, and keeps the first exception for the main thread, which may never ask for the result
         of this row."""
+        if not future.set_running_or_notify_cancel():
+            return  # `logprobs` has cancelled the row
         try:
-            return self._score(ids_T, predicting)
-        except Exception as error:
+            future.set_result(self._score(ids_T, predicting))
+        except BaseException as error:
             self._failed = self._failed or error
-            raise
+            future.set_exception(error)
 
     def _score(self, ids_T: Tensor, predicting: Tensor) -> Tensor:
         with self._reference() as reference:

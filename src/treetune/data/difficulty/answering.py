@@ -37,6 +37,7 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.data.asking import run_workers
 from treetune.domains.endpoints.client import EndpointClient
 from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.base import EngineLaunch
@@ -320,7 +321,8 @@ async def _ask(
 ) -> None:
     """Asks all questions at an address, `settings.concurrency` of them at a time.
 
-    Raises RuntimeError if requests fail, after all answers were kept.
+    Raises RuntimeError if requests fail, after all answers were kept. An error of `keep`, such as that of a
+    full disk, is raised as it is.
     """
     failure: EndpointError | None = None  # ends all workers
     unanswered: list[str] = []
@@ -330,8 +332,9 @@ async def _ask(
     # before the first answer are only kept at the end, and not at all if the address was given up.
     early_refusals: list[tuple[SampleQuestion, NoReply]] = []
     is_answering = False
+    waiting = iter(questions)  # all workers take their questions from this one iterator
 
-    async def worker(waiting: Iterator[SampleQuestion]) -> None:
+    async def worker() -> None:
         nonlocal failure, unanswered_in_a_row, is_answering
         for question in waiting:
             if failure is not None:
@@ -370,10 +373,7 @@ async def _ask(
                 keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
     async with EndpointClient.of(settings, lambda: failure is not None) as client:
-        waiting = iter(questions)  # all workers take their questions from this one iterator
-        async with asyncio.TaskGroup() as group:
-            for _ in range(settings.concurrency):
-                group.create_task(worker(waiting))
+        await run_workers(worker, settings.concurrency)
     if failure is not None:
         raise failure
     for question, refusal in early_refusals:

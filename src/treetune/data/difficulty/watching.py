@@ -38,8 +38,8 @@ from treetune.store.files import write_json
 from treetune.tasks.rows import RowsTask
 from treetune.tasks.sources import files_matching
 
-FIRST_LOOK_S = 1800.0
-"""Seconds for which a cluster is asked again that can't say whether jobs of an earlier command still run."""
+JOBS_UNKNOWN_S = 1800.0
+"""Seconds for which a cluster is asked again that can't say which jobs run."""
 
 USER_ERROR = 2
 """The code of a failure that another attempt would only repeat, such as a wrong setting."""
@@ -130,6 +130,8 @@ class _Watch:
         """The last change of its progress.json: the file's time, and when it was noticed."""
         self._failed: dict[int, str] = {}
         """Why it is given up."""
+        self._unknown_since: float | None = None
+        """When the cluster began not to say which jobs run; None if its last answer said it."""
         self._shown_reasons: set[str] = set()
         """Reasons for which jobs wait that the console has shown."""
 
@@ -190,10 +192,10 @@ class _Watch:
     def _jobs_of_earlier_command(self) -> set[int]:
         """Returns the shards whose jobs still run from an earlier command.
 
-        Raises RuntimeError if the cluster doesn't answer within `FIRST_LOOK_S` seconds. Without the answer,
+        Raises RuntimeError if the cluster doesn't answer within `JOBS_UNKNOWN_S` seconds. Without the answer,
         no job is started: two jobs could then work on one shard.
         """
-        end = time.monotonic() + FIRST_LOOK_S
+        end = time.monotonic() + JOBS_UNKNOWN_S
         while True:
             try:
                 return self._running.alive()
@@ -204,15 +206,27 @@ class _Watch:
                 time.sleep(self._settings.poll)
 
     def _check_jobs(self) -> bool:
-        """Ends silent jobs, restarts dead ones, and returns whether there is something left to wait for."""
+        """Ends silent jobs, restarts dead ones, and returns whether there is something left to wait for.
+
+        Raises RuntimeError if the cluster hasn't said for `JOBS_UNKNOWN_S` seconds which jobs run.
+        """
         left = [shard for shard in self._shards if shard not in self._failed and not self._is_finished(shard)]
         if not left:
             return False
         try:
             alive = self._running.alive()
         except OSError as error:  # a controller that is busy for a moment says nothing about the jobs
+            if self._unknown_since is None:
+                self._unknown_since = time.monotonic()
+            unknown_s = time.monotonic() - self._unknown_since
+            if unknown_s > JOBS_UNKNOWN_S:
+                raise RuntimeError(
+                    f"the state of the jobs hasn't been known for {unknown_s / 60:.0f} minutes: {error}. The"
+                    " same command continues, and finds jobs that still run"
+                ) from error
             self._console.say(f"the state of the jobs isn't known: {error}; trying again")
             return True
+        self._unknown_since = None
         for reason, message in self._running.waits().items():
             if reason not in self._shown_reasons:
                 self._shown_reasons.add(reason)
