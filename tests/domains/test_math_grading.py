@@ -136,8 +136,8 @@ def test_several_boxes_are_one_answer_where_the_gold_has_as_many_parts() -> None
 
 
 def test_a_gold_may_be_a_worked_solution() -> None:
-    boxed = r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}"
-    golds = {boxed: r"\frac{1}{2}", "So it goes.The answer is: (1,2)": "(1,2)", "  x+1 ": "x+1"}
+    solution = r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}"
+    golds = {solution: r"\frac{1}{2}", "So it goes.The answer is: (1,2)": "(1,2)", "  x+1 ": "x+1"}
     assert {gold: find_gold(gold) for gold in golds} == golds
     problem = Problem(id="test/0", prompt="?", gold="7", data={"solution": r"It is $\boxed{8}$."})
     assert Minerva().grade(boxed("8"), problem).reward == 1.0

@@ -24,10 +24,10 @@ ITERATIONS = 5
 
 SPARSE = (
     f"{{iterations: {ITERATIONS}, checkpoints: {{every: {ITERATIONS}}}, evaluation+: {{sets: []}},"
-    " trainer+: {epochs: 10}}"
+    " trainer+: {epochs: 20}}"
 )
 IN_PROCESS = "{engines: {policy: {type: 'in_process'}}}"
-LONGER = "{trainer+: {epochs: 40}}"
+LONGER = "{trainer+: {epochs: 80}}"
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,10 @@ def start_and_signal(experiment: Experiment, number: int, *overrides: str, itera
     episodes = experiment.directory.iteration(iteration - 1) / "episodes.arrow"
     last_metrics = experiment.directory.iteration(ITERATIONS - 1) / "metrics.json"
 
+    # A signal that comes before training has begun ends the run at once, after the iteration before. Nothing on
+    # disk shows that training has begun, so a signal comes 0.2 s after the episodes.
     def is_training() -> bool:
-        return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.05
+        return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.2
 
     running.freeze(is_training, last_metrics.is_file, f"the training of iteration {iteration}")
     if number == signal.SIGINT:
@@ -134,7 +136,7 @@ def test_a_second_ctrl_c_ends_at_once_and_the_next_start_says_what_is_done_again
 @pytest.mark.slow
 def test_where_the_iteration_does_not_end_within_the_grace_the_run_ends_then(tmp_path: Path) -> None:
     kind = KINDS["supervised, two ranks"]
-    impatient = "{trainer+: {epochs: 30}, checkpoints+: {grace: 0.05}}"
+    impatient = "{trainer+: {epochs: 60}, checkpoints+: {grace: 0.05}}"
     experiment = kind.experiment(tmp_path)
     running = start_and_signal(experiment, signal.SIGTERM, *kind.overrides, impatient, iteration=2)
     assert running.wait() == 128 + signal.SIGTERM
