@@ -69,8 +69,8 @@ def start_and_signal(experiment: Experiment, number: int, *overrides: str, itera
     episodes = experiment.directory.iteration(iteration - 1) / "episodes.arrow"
     last_metrics = experiment.directory.iteration(ITERATIONS - 1) / "metrics.json"
 
-    # A signal that comes before training has begun ends the run at once, after the iteration before. Nothing on
-    # disk shows that training has begun, so a signal comes 0.2 s after the episodes.
+    # A signal that comes before training has begun ends the run at once, after the iteration before. Nothing
+    # on disk shows that training has begun, so a signal comes 0.2 s after the episodes.
     def is_training() -> bool:
         return episodes.is_file() and time.time() - episodes.stat().st_mtime > 0.2
 
