@@ -69,7 +69,8 @@ CAPPED = replace(TRAINER, objective=ClippedPolicyGradient(importance_cap=2.0))
 ANSWERS = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0)
 DOMAINS = {"long": Domain(task=TASK), "short": Domain(task=TASK, max_tokens=1)}
 TAGGED = replace(MODEL, added_tokens=TAGS)
-UNRULY = Unruly(moods=("calm", "says a megabyte", "dies", "is closed"))
+# None of these moods hangs, so a deadline only passes where the machine is busy.
+UNRULY = Unruly(moods=("calm", "says a megabyte", "dies", "is closed"), deadline=60.0)
 MIXED: dict[str, Any] = {
     "rollout": SingleTurn(samples=4, max_tokens=6, unfinished_reward=1.0),
     "trainer": replace(TRAINER, advantage_normalisation="whiten", normalise_by_domain=True),
