@@ -800,6 +800,7 @@ class _RowBatch:
                 moved.append(new)
             self._cache.layers[layer] = moved[0], moved[1]
         self._height, self._width = height, width
+        # The k-th present row is now row k of the cache.
         self.rows = dict(enumerate(self.rows.values()))
 
     def next_logits(self) -> Any:

@@ -253,7 +253,7 @@ class ThreadShapley(Credit):
         rollout = require_growing_rollout(context)
         assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
         starts: list[Start] = []
-        blocks: list[int] = []  # for each start the number of its block
+        block_numbers: list[int] = []  # of each start's block
         for counterfactual in wanted:
             answer = answers[counterfactual.answer]
             block = blocks_by_answer[counterfactual.answer][counterfactual.block]
@@ -262,14 +262,16 @@ class ThreadShapley(Credit):
             seed = derive_seed(context.seed, context.iteration, prefix.key.hex(), block.number, "shapley")
             for number in range(self.samples):
                 starts.append(Start(answer.problem, answer.prompt_ids, derive_seed(seed, number), segments))
-                blocks.append(block.number)
+                block_numbers.append(block.number)
         # The engine samples waiting answers of the rollout before counterfactual answers. The log-probs of
         # counterfactual answers are not read, since nothing is trained on them.
         settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
         sampling_context = replace(context, settings=settings)
         sampled: list[Trajectory] = []
         if starts:
-            sampled = context.engine.run(rollout.answers_without_threads(sampling_context, starts, blocks))
+            sampled = context.engine.run(
+                rollout.answers_without_threads(sampling_context, starts, block_numbers)
+            )
 
         rewards: dict[Counterfactual, list[float]] = {}
         tokens = unfinished = ungraded = 0
