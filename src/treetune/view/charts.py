@@ -260,8 +260,11 @@ class _Frame:
     @staticmethod
     def around(chart: Chart, drawn: Sequence[Series]) -> _Frame:
         """Returns the frame that holds these series of a chart."""
-        # A level has no x of its own: a chart of levels alone has an axis around 0.
-        xs = [x for series in drawn for x, _ in series.points if not series.is_level] or [0.0]
+        xs: list[float] = []
+        for series in drawn:
+            if not series.is_level:  # a level is drawn at every x, and has none of its own
+                xs += [x for x, _ in series.points]
+        xs = xs or [0.0]  # a chart of levels alone has an axis around 0
         left, right = min(xs), max(xs)
         low, high = _span(drawn, from_zero=chart.from_zero)
         y_ticks = _ticks(low, high)
@@ -383,7 +386,9 @@ def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[s
     averaged = []
     for start in range(0, len(rows), size):
         neighbours = rows[start : start + size]
-        names = dict.fromkeys(name for _, amounts in neighbours for name in amounts)
+        names: dict[str, None] = {}  # a dictionary as an ordered set
+        for _, amounts in neighbours:
+            names |= dict.fromkeys(amounts)
         means = {}
         for name in names:
             total = math.fsum(amounts.get(name, 0.0) for _, amounts in neighbours)

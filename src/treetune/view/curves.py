@@ -191,10 +191,7 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
         lines = []
         for bunch in all_bunches:
             measured = [member.evaluations.get(label, {}) for member in bunch.members]
-            curves = [
-                {float(iterations): float(summary["pass_at_1"]) for iterations, summary in summaries.items()}
-                for summaries in measured
-            ]
+            curves = [_accuracies(summaries) for summaries in measured]
             # All bands of a chart show the same: intervals over seeds, or over problems.
             bounds = {} if has_seeds else _intervals(measured[0])
             line = _line(bunch, curves, bounds)
@@ -204,6 +201,11 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
             band = _band_title(all_bunches) or "95 % interval over problems"
             charts.append(Chart(f"pass@1 on {label}", lines, "up", band, events, x_name=all_bunches[0].over))
     return charts
+
+
+def _accuracies(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, float]:
+    """Returns pass@1 by finished iterations."""
+    return {float(iterations): float(summary["pass_at_1"]) for iterations, summary in summaries.items()}
 
 
 def _intervals(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[float, float]]:
@@ -236,7 +238,9 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
 
     The second metric of a chart has the same colour as the first, and is dashed.
     """
-    experiments = [member for bunch in all_bunches for member in bunch.members]
+    experiments: list[StoredExperiment] = []
+    for bunch in all_bunches:
+        experiments += bunch.members
     # `trained_on` is "sampled answers" or "demonstrations".
     data = " and ".join(sorted({experiment.trained_on for experiment in experiments}))
     shaping_metrics: set[str] = set()
@@ -427,12 +431,11 @@ def _order_of_event(event: Event) -> tuple[float, str, str]:
 
 def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event]:
     """Returns the events of several experiments with their names, without evaluations, which are points."""
-    events = [
-        replace(event, text=f"{name}: {event.text}")
-        for name, experiment in experiments.items()
-        for event in events_of(experiment)
-        if event.kind != "evaluation"
-    ]
+    events = []
+    for name, experiment in experiments.items():
+        for event in events_of(experiment):
+            if event.kind != "evaluation":
+                events.append(replace(event, text=f"{name}: {event.text}"))
     return sorted(events, key=_order_of_event)
 
 
@@ -490,10 +493,11 @@ def phase_seconds(experiment: StoredExperiment) -> list[tuple[str, dict[str, flo
     iterations: set[float] = set()
     for seconds_by_iteration in by_phase.values():
         iterations |= set(seconds_by_iteration)
-    return [
-        (f"{x:.0f}", {phase: seconds.get(x, 0.0) for phase, seconds in by_phase.items()})
-        for x in sorted(iterations)
-    ]
+    rows = []
+    for iteration in sorted(iterations):
+        seconds_of_phases = {phase: seconds.get(iteration, 0.0) for phase, seconds in by_phase.items()}
+        rows.append((f"{iteration:.0f}", seconds_of_phases))
+    return rows
 
 
 def phase_totals(rows: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, float]:

@@ -300,8 +300,11 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
 
 
 def _chart(chart: Chart, width: int, braille: bool) -> Group:
-    curves = [[(x, y) for x, y in series.points if math.isfinite(y)] for series in chart.series]
-    drawn = [curve for curve in curves if curve]
+    drawn = []
+    for series in chart.series:
+        curve = [(x, y) for x, y in series.points if math.isfinite(y)]
+        if curve:
+            drawn.append(curve)
     # After the colon a title says which metric's line is dashed; lines of dots have no dashes.
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
@@ -391,7 +394,9 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = Tr
     """
     across, down = (2, 4) if braille else (1, 1)
     columns, rows = width * across, height * down
-    xs = [x for curve in curves for x, _ in curve]
+    xs: list[float] = []
+    for curve in curves:
+        xs += [x for x, _ in curve]
     low, high = _bounds(curves)
     span = max(xs) - min(xs)
     grid = [[False] * columns for _ in range(rows)]
@@ -408,7 +413,7 @@ def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = Tr
                 row, column = round(y + (to_y - y) * step / steps), round(x + (to_x - x) * step / steps)
                 grid[row][column] = True
     if not braille:
-        return ["".join("*" if dot else " " for dot in row) for row in grid]
+        return ["".join("*" if has_dot else " " for has_dot in grid_row) for grid_row in grid]
     lines = []
     for top in range(0, rows, down):
         characters = [_braille_character(grid, top, left) for left in range(0, columns, across)]
@@ -428,7 +433,9 @@ def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> s
 
 def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
     """Returns the limits of the axis of y: the lowest and the highest value, so that no line is wasted."""
-    values = [y for curve in curves for _, y in curve]
+    values: list[float] = []
+    for curve in curves:
+        values += [y for _, y in curve]
     low, high = min(values), max(values)
     return (low, high) if low < high else limits(values)  # an axis of one value needs room around it
 

@@ -14,7 +14,16 @@ from treetune.view.pages import (
     timeline,
 )
 
-_MODULES = (experiments, timeline, answers, answer, compare, continuations, configuration, notes, data)
-PAGES: tuple[Page, ...] = tuple(
-    sorted((page for module in _MODULES for page in module.PAGES), key=lambda page: page.place != "top")
+_PAGES = (
+    *experiments.PAGES,
+    *timeline.PAGES,
+    *answers.PAGES,
+    *answer.PAGES,
+    *compare.PAGES,
+    *continuations.PAGES,
+    *configuration.PAGES,
+    *notes.PAGES,
+    *data.PAGES,
 )
+# Pages at the top of the navigation come first. Sorting keeps the order above otherwise.
+PAGES: tuple[Page, ...] = tuple(sorted(_PAGES, key=lambda page: page.place != "top"))

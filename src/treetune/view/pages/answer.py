@@ -359,10 +359,11 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
     # A token's branch has a pair for each block of threads around the token, the outermost first: the number
     # of the block and the number of the thread, both from 0.
     if any(tokens.branches):
-        columns["thread"] = [
-            " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch) or None
-            for branch in tokens.branches[:most]
-        ]
+        threads = []
+        for branch in tokens.branches[:most]:
+            numbers = " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch)
+            threads.append(numbers or None)
+        columns["thread"] = threads
     return columns
 
 

@@ -310,7 +310,9 @@ def show_problems(view: PageRequest) -> Response:
             question.sources,
         ):
             bars.setdefault(bar["problem"], []).append(bar)
-    sizes = [abs(bar["advantage"] or 0.0) for bars_of_problem in bars.values() for bar in bars_of_problem]
+    sizes: list[float] = []
+    for bars_of_problem in bars.values():
+        sizes += [abs(bar["advantage"] or 0.0) for bar in bars_of_problem]
     return view.render(
         "problems.html",
         of=of,

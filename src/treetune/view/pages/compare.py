@@ -49,10 +49,9 @@ def show(view: PageRequest) -> Response:
     second_results = [_results_by_problem(view, run, sides[1][1].name) for _, run in seeds]
     common = set(first_results[0]).intersection(*first_results, *second_results)
     names = sorted(common)
-    differences = [
-        {name: second[name].share - first[name].share for name in names}
-        for first, second in zip(first_results, second_results, strict=True)
-    ]
+    differences = []
+    for first_of_seed, second_of_seed in zip(first_results, second_results, strict=True):
+        differences.append({name: second_of_seed[name].share - first_of_seed[name].share for name in names})
     both = list[dict[str, Any]]()
     for name in names:
         first = math.fsum(results[name].share for results in first_results) / len(seeds)
@@ -124,10 +123,12 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
 
     The default for two runs is the newest file that both have, and for one run its first and last evaluation.
     """
-    sources = [{source.name: source for source in view.store.answers(run).sources()} for run in runs]
-    for run, sources_of_run in zip(runs, sources, strict=True):
+    sources = []
+    for run in runs:
+        sources_of_run = {source.name: source for source in view.store.answers(run).sources()}
         if not sources_of_run:
             raise NotThere(f"{run.name} has no answers yet")
+        sources.append(sources_of_run)
     first, second = sources
     # Evaluations, or iterations where there are none, from the oldest to the newest.
     candidates = [name for name, source in first.items() if source.kind == "evaluation"] or list(first)

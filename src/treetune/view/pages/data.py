@@ -71,6 +71,9 @@ def show_rows(view: PageRequest) -> Response:
     columns = [*table.names()[:MOST_SHOWN], *(item.column for item in question.filters), question.sort]
     shown = [name for name in dict.fromkeys(columns) if name in table.kinds]
     result = table.ask(question, shown)
+    long_columns = set()  # those with a long text in one of the shown rows
+    for row in result.rows:
+        long_columns |= {name for name in shown if len(str(row[name] or "")) > SHORT}
     return view.render(
         "rows.html",
         data=data,
@@ -87,7 +90,7 @@ def show_rows(view: PageRequest) -> Response:
         histograms=f"/histograms?{query}" if drawn else "",
         # Names the element with the histograms. They are loaded again when the file or the address changes.
         drawn_as=digest(data.mark, query),
-        long={name for name in shown for row in result.rows if len(str(row[name] or "")) > SHORT},
+        long=long_columns,
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
     )
 

@@ -119,11 +119,13 @@ def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times 
         if lines:
             numbers = ", ".join(map(str, lines[:3])) + (", …" if len(lines) > 3 else "")
             damaged.append(f"{path.name}, line {numbers}")
-    starts = [span.start for lane in lanes for span in lane.spans]
-    ends = [span.end for lane in lanes for span in lane.spans]
-    if not starts:
+    spans: list[ShownSpan] = []
+    for lane in lanes:
+        spans += lane.spans
+    if not spans:
         return None
-    return Times(lanes, min(starts), max(ends), damaged)
+    start, end = min(span.start for span in spans), max(span.end for span in spans)
+    return Times(lanes, start, end, damaged)
 
 
 @functools.lru_cache(maxsize=64)
@@ -266,7 +268,8 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
     """
     events: list[dict[str, Any]] = []
     lanes, began = (times.lanes, times.start) if times is not None else ((), None)
-    pids = {who: number + 1 for number, who in enumerate(dict.fromkeys(lane.who for lane in lanes))}
+    processes = dict.fromkeys(lane.who for lane in lanes)  # a dictionary as an ordered set
+    pids = {who: pid for pid, who in enumerate(processes, 1)}
     # "M" events are the names of processes and threads, "X" events complete spans.
     for who, pid in pids.items():
         events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": who}})
@@ -356,15 +359,21 @@ def show(view: PageRequest) -> Response:
         longest = max(spans, key=lambda span: span.end - span.start)
         seconds = sum(span.end - span.start for span in spans)
         listed.append((*kind_of_lane, longest, len(spans), seconds))
-    drawn = [(lane, _bars(lane, window, began)) for lane in lanes]
+    drawn = []
+    drawn_bars: list[TimelineBar] = []
+    for lane in lanes:
+        bars = _bars(lane, window, began)
+        bar_rows = 1 + max((bar.row for bar in bars), default=0)
+        drawn.append((lane, bars, bar_rows))
+        drawn_bars += bars
     shares = (0, 0.25, 0.5, 0.75, 1)
     return view.render(
         "timeline.html",
         times=times,
         window=window,
-        drawn=[(lane, bars, 1 + max((bar.row for bar in bars), default=0)) for lane, bars in drawn],
-        endings={bar.ending for _, bars in drawn for bar in bars},
-        kinds={bar.kind: bar.kind for _, bars in drawn for bar in bars},
+        drawn=drawn,
+        endings={bar.ending for bar in drawn_bars},
+        kinds={bar.kind: bar.kind for bar in drawn_bars},
         ticks=[clock(window.start + share * window.length, window.length) for share in shares],
         listed=listed,
         clock=lambda at: clock(at - began, window.length),

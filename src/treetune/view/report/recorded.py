@@ -134,7 +134,10 @@ class DomainsSection(ReportSection):
 
 def _has_values(series: Sequence[Series]) -> bool:
     """Returns whether a point of these series is not 0."""
-    return any(y for line in series for _, y in line.points)
+    ys: list[float] = []
+    for line in series:
+        ys += [y for _, y in line.points]
+    return any(ys)
 
 
 def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -176,8 +179,9 @@ class NumbersSection(ReportSection):
         groups = []
         for group in registered().values():
             prefix = f"{group.name}/"
-            keys = {key for row in experiment.metrics for key in row if key.startswith(prefix)}
-            recorded = {key.removeprefix(prefix) for key in keys}
+            recorded: set[str] = set()
+            for row in experiment.metrics:
+                recorded |= {key.removeprefix(prefix) for key in row if key.startswith(prefix)}
             if not recorded:
                 continue
             # A number is recorded as its mean; with suffixes as its largest value, and over correct answers.

@@ -57,11 +57,9 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
     if output is None:
         first = experiments[0].path
         output = (first if len(experiments) == 1 else first.resolve().parent) / "report.html"
-    results = [
-        _result(experiment, colour_of(i), label)
-        for i, experiment in enumerate(experiments)
-        for label in experiment.evaluations
-    ]
+    results = []
+    for i, experiment in enumerate(experiments):
+        results += [_result(experiment, colour_of(i), label) for label in experiment.evaluations]
     further_heads: dict[str, None] = {}
     for result in results:
         further_heads |= dict.fromkeys(result["further"])

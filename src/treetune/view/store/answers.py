@@ -397,7 +397,8 @@ class AnswerStore:
         Each answer is named by its source and by `place`, a column of the index: the position in the source's
         file.
         """
-        indexed = {item.source.name: item for item in self._chosen({name for name, _ in places})}
+        source_names = {name for name, _ in places}
+        indexed = {item.source.name: item for item in self._chosen(source_names)}
         texts: dict[tuple[str, int], str] = {}
         places_of_batches: dict[tuple[str, int], list[int]] = {}  # so that each batch is read once
         for name, place in places:

@@ -110,7 +110,9 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
     Symbolic links that lead out of the viewer's folders are not read: their sources are missing, and the
     links are added to `left_out`."""
     all_sources = [*_foreign_sources(run), *_iteration_sources(run), *_evaluation_sources(run)]
-    links = [path for source in all_sources for path in source.files if not run.follows(path)]
+    links: list[Path] = []
+    for source in all_sources:
+        links += [path for path in source.files if not run.follows(path)]
     if left_out is not None:
         left_out += links
     return [source for source in all_sources if not set(links).intersection(source.files)]
@@ -483,7 +485,9 @@ def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> I
     import pyarrow as pa
 
     def table_of(rows: list[dict[str, Any]]) -> pa.Table:
-        names = dict.fromkeys(name for row in rows for name in row)
+        names: dict[str, None] = {}  # a dictionary as an ordered set
+        for row in rows:
+            names |= dict.fromkeys(row)
         return pa.table({name: pa.array([row.get(name) for row in rows]) for name in names})
 
     verify_answers(source.path)

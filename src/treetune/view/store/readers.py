@@ -169,7 +169,10 @@ def wandb_table(path: Path) -> pa.Table:
     rows = wandb_rows(path)
     names = list(rows[0]) if rows else json.loads(path.read_bytes())["columns"]
     if any(_EXAMPLE_PART.fullmatch(str(name)) for name in names):
-        rows = [answer for number, row in enumerate(rows) for answer in _examples_of(row, number)]
+        answers: list[dict[str, Any]] = []
+        for number, row in enumerate(rows):
+            answers += _examples_of(row, number)
+        rows = answers
         names = ["step", "example", "input", "output", "score"]
     return pa.table({str(name): _column([row.get(name) for row in rows]) for name in names})
 
