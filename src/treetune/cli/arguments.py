@@ -55,7 +55,9 @@ def _collect_commands() -> dict[str, Command]:
     replace that command without a word.
     """
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
-    own_commands = {command.name: command for module in modules for command in module.COMMANDS}
+    own_commands: dict[str, Command] = {}
+    for module in modules:
+        own_commands |= {command.name: command for command in module.COMMANDS}
     help_commands = {command.name: command for command in HELP}
     owners = dict.fromkeys([*own_commands, *help_commands, *SHORT.values()], "treetune")
     added: dict[str, Command] = {}
@@ -279,7 +281,9 @@ def overview() -> str:
         else:
             lines += textwrap.wrap(f"{group:<8}{' '.join(names)}", WIDTH - 1, subsequent_indent=" " * 8)
         # One example for each group: the first that fits on a line.
-        examples = [example for command in commands for example in command.examples]
+        examples: list[str] = []
+        for command in commands:
+            examples += command.examples
         fitting_examples = [example for example in examples if len(example) < WIDTH - 4]
         lines += [f"  $ {example}" for example in fitting_examples[:1]]
     return "\n".join([*lines, "more    treetune help all, treetune help GROUP, treetune help COMMAND"])

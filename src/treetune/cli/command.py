@@ -120,12 +120,10 @@ class Command(click.Command):
         b.jsonnet``, so that files keep their order, whichever way each was named. ``--languages a b`` becomes
         ``--languages a --languages b``.
         """
-        options = {
-            name: option
-            for option in self.params
-            if isinstance(option, click.Option) and not option.is_flag
-            for name in option.opts
-        }
+        options: dict[str, click.Option] = {}  # those that take values
+        for parameter in self.params:
+            if isinstance(parameter, click.Option) and not parameter.is_flag:
+                options |= dict.fromkeys(parameter.opts, parameter)
         changed_words: list[str] = []
         option: click.Option | None = None  # the latest option, if it takes a value
         has_value = False
@@ -183,7 +181,10 @@ def say(text: str) -> None:
 
 def files_of(options: Options) -> list[str]:
     """Returns the configuration files of a command line: ``--configs a,b --configs c`` gives a, b and c."""
-    return [name.strip() for text in options.configs or () for name in text.split(",") if name.strip()]
+    names: list[str] = []
+    for text in options.configs or ():
+        names += [name.strip() for name in text.split(",")]
+    return [name for name in names if name]
 
 
 def evaluated(options: Options) -> Config:

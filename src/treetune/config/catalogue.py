@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from treetune.config.layers import CONFIGS, configurations
@@ -52,7 +53,7 @@ def _rank(path: Path) -> tuple[int, str]:
     """Returns the sort key of a configuration: folders in the order of KINDS, then all others; then the
     name."""
     name = path.relative_to(CONFIGS)
-    order = [folder for folders in KINDS.values() for folder in folders]
+    order = list(chain.from_iterable(KINDS.values()))
     folder = str(name.parent)
     return (order.index(folder) if folder in order else len(order), str(name))
 

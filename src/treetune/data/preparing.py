@@ -76,9 +76,11 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
     """
     data_source = pipeline.source if source is None else InFiles(train=str(source))
     splits = order_splits(pipeline.splits if source is None else ("train",))
-    hashes: list[str] = []
+    files: list[Path] = []
     if isinstance(data_source, InFiles):
-        hashes = file_hashes([file for split in splits for file in data_source.files(split)])
+        for split in splits:
+            files += data_source.files(split)
+    hashes = file_hashes(files)
     # `identity` is a hash of all that the read rows depend on. The settings in `DECIDED_LATER` don't change
     # these rows, or are hashed by themselves.
     settings = {name: value for name, value in vars(pipeline).items() if name not in DECIDED_LATER}
@@ -217,14 +219,15 @@ class _Stages:
             with self._console.phase(rule.label, "rows") as progress:
                 context = RuleContext(self._folder, self._seed, progress, self._console.say)
                 verdict = rule.judge(rows, context)
+            # JSON has only texts as keys, so that numbers of rows become texts.
+            columns = {}
+            for column, values in verdict.columns.items():
+                columns[column] = {str(row): value for row, value in values.items()}
             record = {
                 "id": self._id,
                 "dropped": {str(row): why for row, why in verdict.dropped.items()},
                 "told": dict(verdict.details),
-                "columns": {
-                    column: {str(row): value for row, value in values.items()}
-                    for column, values in verdict.columns.items()
-                },
+                "columns": columns,
             }
             write_json(self._folder / name, record)
         self.stages.append(_Stage(rule.label, len(rows), record["dropped"], record["told"]))
@@ -422,13 +425,14 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
     The order in which rows are drawn comes from the seed and each row's content. So it doesn't depend on the
     other rows, nor on the order in which they are read.
     """
-    numbers_by_split: dict[str, list[int]] = {}  # in the order in which rows are drawn
-    keys_and_numbers: dict[str, list[tuple[int, int]]] = {}
+    numbers_by_split: dict[str, list[int]] = {}
+    random_keys: dict[int, int] = {}  # by the number of the row
     for row in rows:
-        key = derive_seed(pipeline.seed, row_key(row.row), "split")
-        keys_and_numbers.setdefault(row.split, []).append((key, row.number))
-    for name, pairs in keys_and_numbers.items():
-        numbers_by_split[name] = [number for _, number in sorted(pairs)]
+        numbers_by_split.setdefault(row.split, []).append(row.number)
+        random_keys[row.number] = derive_seed(pipeline.seed, row_key(row.row), "split")
+    # Rows are drawn in the order of their keys, and equal rows in the order of their numbers.
+    for numbers in numbers_by_split.values():
+        numbers.sort(key=lambda number: (random_keys[number], number))
     for split in ("test", "validation"):
         count = pipeline.hold_out.get(split, 0)
         train = numbers_by_split.get("train", [])
@@ -442,7 +446,10 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
             numbers_by_split["train"] = train[count:]
     for split, count in pipeline.sample.items():
         numbers_by_split[split] = numbers_by_split.get(split, [])[:count]
-    return {number: name for name, numbers in numbers_by_split.items() for number in numbers}
+    split_by_number: dict[int, str] = {}
+    for split, numbers in numbers_by_split.items():
+        split_by_number |= dict.fromkeys(numbers, split)
+    return split_by_number
 
 
 def locked_folder(folder: Path, command: str) -> AbstractContextManager[None]:

@@ -417,7 +417,10 @@ class Mixture(Task):
 
     @override
     def alphabet(self) -> str:
-        return "".join(sorted({character for task in self.parts() for character in task.alphabet()}))
+        characters: set[str] = set()
+        for task in self.parts():
+            characters |= set(task.alphabet())
+        return "".join(sorted(characters))
 
     @override
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:

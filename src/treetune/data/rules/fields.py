@@ -151,18 +151,21 @@ class Quotas(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        groups: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        numbers_by_group: dict[str, list[int]] = defaultdict(list)
+        random_keys: dict[int, int] = {}  # by the number of the row
         for row in rows:
             source = row.row[DATA_SOURCE]
             # A source that `most` names has a quota of its own. Other sources count for their domain.
             group = source if source in (self.most or {}) else domain_of(source)
-            groups[group].append((derive_seed(context.seed, row_key(row.row), "quota"), row.number))
-        unknown = sorted(set(self.most or {}) - set(groups))
+            numbers_by_group[group].append(row.number)
+            random_keys[row.number] = derive_seed(context.seed, row_key(row.row), "quota")
+        unknown = sorted(set(self.most or {}) - set(numbers_by_group))
         if unknown:
-            there = ", ".join(sorted(groups)) or "no rows"
+            there = ", ".join(sorted(numbers_by_group)) or "no rows"
             raise ValueError(f"quotas name {', '.join(unknown)}, and there are only {there}: leave them out")
-        # The order of the keys, which are random numbers, decides which rows of a group stay.
-        numbers_by_group = {group: [number for _, number in sorted(rows)] for group, rows in groups.items()}
+        # The order of the random keys decides which rows of a group stay.
+        for numbers in numbers_by_group.values():
+            numbers.sort(key=lambda number: (random_keys[number], number))
         quota_by_group = {
             group: len(numbers[: self._most(group)]) for group, numbers in numbers_by_group.items()
         }

@@ -835,11 +835,10 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
     """
     import sympy
 
-    return any(
-        not factorial.args[0].is_Integer
-        for expression in expressions
-        for factorial in expression.atoms(sympy.factorial, sympy.gamma)
-    )
+    factorials: set[Any] = set()
+    for expression in expressions:
+        factorials |= expression.atoms(sympy.factorial, sympy.gamma)
+    return any(not factorial.args[0].is_Integer for factorial in factorials)
 
 
 def _digits_for(*expressions: Any) -> int:

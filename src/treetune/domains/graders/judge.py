@@ -641,7 +641,10 @@ class JudgeModel(Asking, ServedModel):
         for evaluation_set in experiment.evaluation.sets:
             if evaluation_set.task is not None:
                 tasks.append(evaluation_set.task)
-        if not any(asks_the_run(part) for task in tasks for part in task.grader.parts()):
+        graders: list[Grader] = []
+        for task in tasks:
+            graders += task.grader.parts()
+        if not any(map(asks_the_run, graders)):
             yield Finding(
                 "a model is served to judge answers, and no grader asks it",
                 "$.task.grader",

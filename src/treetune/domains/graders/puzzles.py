@@ -134,7 +134,10 @@ def _position(cell: str) -> str:
 
 def _read_answer_table(text: str, gold: ParsedTable, asked: Sequence[int]) -> ParsedTable | None:
     """Reads an answer's table. Rows of letters (``am/bn``) are read if all asked cells are single letters."""
-    asks_letters = all(len(row[column]) == 1 for row in gold.rows for column in asked)
+    asked_cells: list[str] = []
+    for row in gold.rows:
+        asked_cells += [row[column] for column in asked]
+    asks_letters = all(len(cell) == 1 for cell in asked_cells)
     letters = read_letters(text) if asks_letters else None
     return letters or read_table(text)
 
@@ -154,14 +157,16 @@ def _cells_to_fill(
     """
     # Each row of the answer with the asked cells first. Missing cells are empty.
     columns = _columns(table, gold, given, asked)
-    rows = [[row[column] if column < len(row) else "" for column in columns] for row in table.rows]
+    rows = []
+    for row in table.rows:
+        rows.append([row[column] if column < len(row) else "" for column in columns])
     if len(columns) == len(asked):  # no column identifies the rows, so that their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
     # Otherwise the given cells identify them: {("2",): [["cat", "tea"]]} for the row of house 2.
     rows_at: dict[tuple[str, ...], list[list[str]]] = {}
-    for row in rows:
-        asked_cells, given_cells = row[: len(asked)], row[len(asked) :]
+    for cells in rows:
+        asked_cells, given_cells = cells[: len(asked)], cells[len(asked) :]
         rows_at.setdefault(tuple(map(_position, given_cells)), []).append(asked_cells)
     filled = []
     for gold_row in gold.rows:
@@ -455,10 +460,15 @@ def _grid(rows: Any) -> Grid | None:
         rows = [list(row) for row in rows]
     if not all(isinstance(row, list | tuple) and 1 <= len(row) <= LARGEST for row in rows):
         return None
-    grid = tuple(tuple(_cell(cell) for cell in row) for row in rows)
-    if len({len(row) for row in grid}) != 1 or any(cell is None for row in grid for cell in row):
+    if len({len(row) for row in rows}) != 1:
         return None
-    return grid  # type: ignore[return-value]
+    grid = []
+    for row in rows:
+        cells = [number for cell in row if (number := _cell(cell)) is not None]
+        if len(cells) < len(row):  # a cell is no whole number
+            return None
+        grid.append(tuple(cells))
+    return tuple(grid)
 
 
 def _cell(cell: Any) -> int | None:

@@ -57,7 +57,10 @@ class ByDomain(RoutedGrader):
 
     @override
     def parts(self) -> Sequence[Grader]:
-        return [part for grader in self.graders.values() for part in grader.parts()]
+        parts: list[Grader] = []
+        for grader in self.graders.values():
+            parts += grader.parts()
+        return parts
 
 
 @dataclass(frozen=True, kw_only=True)

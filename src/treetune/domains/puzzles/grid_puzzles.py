@@ -44,6 +44,17 @@ def _exchange(grid: Grid, colours: dict[int, int]) -> Grid:
     return tuple(tuple(colours.get(cell, cell) for cell in row) for row in grid)
 
 
+def _double(grid: Grid) -> Grid:
+    """Makes every cell a square of two by two cells."""
+    doubled: list[tuple[int, ...]] = []
+    for row in grid:
+        wide_row: list[int] = []
+        for cell in row:
+            wide_row += [cell, cell]
+        doubled += [tuple(wide_row), tuple(wide_row)]
+    return tuple(doubled)
+
+
 _RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
     "mirror": (
         "m",
@@ -69,11 +80,7 @@ _RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
         "exchange {0} and {1}",
         lambda grid, one, other: _exchange(grid, {one: other, other: one}),
     ),
-    "double": (
-        "x",
-        "make every cell a square of two by two cells",
-        lambda grid: tuple(tuple(cell for cell in row for _ in range(2)) for row in grid for _ in range(2)),
-    ),
+    "double": ("x", "make every cell a square of two by two cells", _double),
     "fill": ("o", "put {0} in the place of every 0", lambda grid, colour: _exchange(grid, {EMPTY: colour})),
 }
 """The symbol, the words and the function of each rule. Functions get the grid and the rule's colours."""
@@ -191,10 +198,11 @@ class GridPuzzles(Puzzles):
         chain = [generator.choice(all_rules) for _ in range(generator.randint(*self.steps))]
         grids: list[Grid] = []
         for _ in range(self.shown + 1):
-            rows, columns = generator.randint(*self.rows), generator.randint(*self.columns)
-            grids.append(
-                tuple(tuple(generator.randrange(self.colours) for _ in range(columns)) for _ in range(rows))
-            )
+            row_count, column_count = generator.randint(*self.rows), generator.randint(*self.columns)
+            grid = []
+            for _ in range(row_count):
+                grid.append(tuple(generator.randrange(self.colours) for _ in range(column_count)))
+            grids.append(tuple(grid))
         question, answer = grids[-1], applied(chain, grids[-1])
         pairs = [(grid, applied(chain, grid)) for grid in grids[:-1]]
         if answer == question:

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
@@ -42,7 +43,7 @@ def _steps(number: int) -> tuple[Step, ...]:
 
 
 STEPS = (
-    *(step for number in range(2, 10) for step in _steps(number)),
+    *chain.from_iterable(map(_steps, range(2, 10))),
     Step("square", "square it", "x=x*x", lambda x: x * x),
     Step("negate", "change its sign", "x=-x", lambda x: -x),
     Step("halve", "halve it, rounding down", "x=x//2", lambda x: x // 2),

@@ -413,6 +413,7 @@ def _as_json(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _table(shape: ZebraShape, arrangement: int, values: Sequence[Sequence[str]]) -> list[list[str]]:
     """Returns the rows of an arrangement with the names of its values."""
-    return [
-        [values[attribute][value] for attribute, value in enumerate(row)] for row in shape.rows(arrangement)
-    ]
+    rows = []
+    for row in shape.rows(arrangement):
+        rows.append([values[attribute][value] for attribute, value in enumerate(row)])
+    return rows

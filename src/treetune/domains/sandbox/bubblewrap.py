@@ -277,7 +277,9 @@ def _root_folder() -> tuple[str, ...]:
     options: list[str] = []
     # By default bubblewrap gives a parent folder its permissions outside. Then the program's user couldn't
     # read a Python in root's home. The parents are empty but for what is bound.
-    parents = {parent for path in bound for parent in path.parents} | {Path("/dev")}
+    parents = {Path("/dev")}
+    for path in bound:
+        parents |= set(path.parents)
     for folder in sorted(parents - {Path("/")}):
         options += ["--perms", "0755", "--dir", str(folder)]
     for path in dict.fromkeys(bound):

@@ -188,7 +188,9 @@ class _Body:
 
         Raises NotProven unless the function only compares.
         """
-        nodes = [node for statement in self._tree.body for node in ast.walk(statement)]
+        nodes: list[ast.AST] = []
+        for statement in self._tree.body:
+            nodes += ast.walk(statement)
         for node in nodes:
             self._collect(node)
         for name in self._locals:
