@@ -201,32 +201,44 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
     does an import. Raises RuntimeError where a file asks for its own name; what `find` and `read_text` raise
     goes through.
     """
-    names: dict[Path, str] = {}
-    definitions: list[str] = []
-    texts: list[str] = []
+    files = _ImportedFiles(find, read_text)
+    total = " + ".join(files.without_imports(text, folder) for text, folder in operands)
+    if any("thisFile" in text for text in files.texts):
+        raise RuntimeError("std.thisFile would be the name of the whole")
+    return f"local {', '.join(files.definitions)};\n{total}" if files.definitions else total
 
-    def without_imports(text: str, folder: Path) -> str:
+
+class _ImportedFiles:
+    """The files that a text imports, directly or by other files, each as a local variable."""
+
+    def __init__(self, find: Find, read_text: Read) -> None:
+        self.find, self.read_text = find, read_text
+        self.names: dict[Path, str] = {}
+        """The variable of each file: "imported_file_0"."""
+        self.definitions: list[str] = []
+        """The definition of each variable."""
+        self.texts: list[str] = []
+        """All texts with their imports."""
+
+    def without_imports(self, text: str, folder: Path) -> str:
         """Returns the text with the name of a local variable in place of each `import`, in parentheses.
 
         The text's imports are relative to `folder`.
         """
-        texts.append(text)  # `flattened` refuses texts that use `thisFile`
+        self.texts.append(text)
 
         # `importstr` and `importbin` stay, with the whole path.
         def instead(keyword: str, name: str) -> str:
-            path = find(name, folder)
-            return variable(path) if keyword == "import" else f"{keyword} {json.dumps(str(path))}"
+            path = self.find(name, folder)
+            return self.variable(path) if keyword == "import" else f"{keyword} {json.dumps(str(path))}"
 
         return f"(\n{replace_imports(text, instead)}\n)"
 
-    def variable(path: Path) -> str:
+    def variable(self, path: Path) -> str:
         """Returns the name of the local variable that holds a file's value. The first call defines it."""
-        if path not in names:
-            names[path] = f"imported_file_{len(names)}"  # before the file is read, since it may import itself
-            definitions.append(f"{names[path]} = {without_imports(read_text(path), path.parent)}")
-        return names[path]
-
-    total = " + ".join(without_imports(text, folder) for text, folder in operands)
-    if any("thisFile" in text for text in texts):
-        raise RuntimeError("std.thisFile would be the name of the whole")
-    return f"local {', '.join(definitions)};\n{total}" if definitions else total
+        if path not in self.names:
+            # The file gets its name before it is read, since it may import itself.
+            self.names[path] = f"imported_file_{len(self.names)}"
+            value = self.without_imports(self.read_text(path), path.parent)
+            self.definitions.append(f"{self.names[path]} = {value}")
+        return self.names[path]
