@@ -20,7 +20,8 @@ import click
 import pytest
 
 from treetune.cli.arguments import BY_NAME, COMMANDS, PROGRAM, SHORT, overview, parse
-from treetune.cli.completion import complete_configs, complete_keys
+from treetune.cli.completion import complete_configs
+from treetune.cli.configuration import complete_keys
 from treetune.config.layers import find_file
 from treetune.main import main
 

@@ -1,4 +1,4 @@
-"""Completes words of a command line in a shell: files, keys, parts, commands."""
+"""Completes words of a command line in a shell: files, parts, commands."""
 
 from __future__ import annotations
 
@@ -38,25 +38,6 @@ def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str
         # A shell puts a space after a single completion, which would end the name at the folder.
         return complete_configs(ctx, parameter, names[0])
     return names
-
-
-def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
-    """Returns the key paths of the configuration that the command line names so far."""
-    from treetune.cli.command import Options, evaluated
-    from treetune.config.errors import dotted
-    from treetune.config.explain import key_paths
-    from treetune.exceptions import ConfigError
-
-    earlier = ctx.parent.params if ctx.parent else {}  # the options before the command's name
-    options = Options(
-        configs=[*earlier.get("configs", ()), *ctx.params.get("configs", ())],
-        override=[*earlier.get("override", ()), *ctx.params.get("override", ())],
-    )
-    try:
-        data = evaluated(options).data
-    except ConfigError:
-        return []  # the configuration is wrong, or not named yet
-    return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
 
 
 def complete_part_names(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treetune.cli.command import Command, Options, built, evaluated, root_families, root_family, say
-from treetune.cli.completion import complete_family_names, complete_keys, complete_part_names
+from treetune.cli.completion import complete_family_names, complete_part_names
 
 WIDTH = 110
 """Characters of a line of lists and descriptions."""
@@ -158,6 +158,24 @@ def _list_settings(settings: Sequence[Setting]) -> list[str]:
     """Returns a line for each file, variable or override that sets a key: its place and the value there."""
     width = max((len(setting.place) for setting in settings), default=0)
     return [f"  {setting.place:<{width}}  {_as_text(setting.value)}" for setting in settings]
+
+
+def complete_keys(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
+    """Returns the key paths of the configuration that the command line names so far."""
+    from treetune.config.errors import dotted
+    from treetune.config.explain import key_paths
+    from treetune.exceptions import ConfigError
+
+    earlier = ctx.parent.params if ctx.parent else {}  # the options before the command's name
+    options = Options(
+        configs=[*earlier.get("configs", ()), *ctx.params.get("configs", ())],
+        override=[*earlier.get("override", ()), *ctx.params.get("override", ())],
+    )
+    try:
+        data = evaluated(options).data
+    except ConfigError:
+        return []  # the configuration is wrong, or not named yet
+    return [path for path in map(dotted, key_paths(data)) if path.startswith(prefix)]
 
 
 def _unknown_key(config: Config, name: str) -> ValueError:
