@@ -67,7 +67,7 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
             f" environment variable {pipeline.endpoint.api_key_variable} only"
         )
     making = _Making(pipeline, source, output)
-    rows, finished = making.count()
+    making.count()
     ledger = making.ledger
     journal = AnswerJournal(
         output / "journal.jsonl",
@@ -83,9 +83,12 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
     try:
         write_json(output / "config.json", config)
         answers_in_journal = ledger.total.requests
-        console.say(f"{rows} solutions, {finished} finished; {answers_in_journal} answers are in the journal")
+        console.say(
+            f"{making.rows} solutions, {making.finished} finished; {answers_in_journal} answers are in the"
+            " journal"
+        )
         with console.phase("make_threads", "solutions", cost) as progress:
-            failure, failed_attempts = asyncio.run(making.convert_all(journal, rows, finished, progress))
+            failure, failed_attempts = asyncio.run(making.convert_all(journal, progress))
         summary = making.write_rows() | {"failed_attempts": failed_attempts}
         write_json(output / "summary.json", summary)
         for line in _describe_summary(summary, output):
@@ -123,6 +126,10 @@ class _Making:
         self.pipeline, self.source, self.output = pipeline, source, output
         self.ledger = Ledger(pipeline.prices, pipeline.budget)
         self._settings = content_hash(pipeline.identity())
+        self.rows = 0
+        """The number of rows of the input."""
+        self.finished = 0
+        """The number of rows that were worked on and answered."""
 
     def solutions(self) -> Iterator[_Solution]:
         """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
@@ -164,56 +171,56 @@ class _Making:
             record is not None and record["outcome"] != "unanswered" and record["settings"] == self._settings
         )
 
-    def count(self) -> tuple[int, int]:
-        """Reads the whole input once, before anything is asked, and returns how many rows there are and how
-        many are finished."""
-        rows = finished = 0
+    def count(self) -> None:
+        """Reads the whole input once, before anything is asked, and counts its rows and those that are
+        finished. Raises ValueError for an input without rows, or with rows that have threads already."""
         for solution in self.solutions():
             if self.pipeline.output_field in solution.row:
                 raise ValueError(
                     f"{solution.place} has a {self.pipeline.output_field!r} already: name another"
                     " output_field, or another input"
                 )
-            finished += self.is_done(self.record(solution))
-            rows += 1
-        if not rows:
+            self.finished += self.is_done(self.record(solution))
+            self.rows += 1
+        if not self.rows:
             raise ValueError(f"there are no rows in {self.source}")
-        return rows, finished
 
     async def convert_all(
-        self, journal: AnswerJournal, rows: int, finished: int, progress: Callable[[int, int], None]
+        self, journal: AnswerJournal, progress: Callable[[int, int], None]
     ) -> tuple[EndpointError | None, int]:
         """Converts all solutions. Returns the failure that stopped the work (None: it is complete), and the
         number of failed attempts."""
-        pipeline, done = self.pipeline, finished
+        endpoint = self.pipeline.endpoint
         # All workers take their solutions from this one iterator.
         waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
         # The asker is made inside of the block, since the asker needs the client. The client also needs the
         # asker: the client asks it when to stop retrying.
         asker: SolutionAsker
-        async with EndpointClient.of(pipeline.endpoint, lambda: asker.stopping) as client:
-            asker = SolutionAsker(client, pipeline.endpoint, journal, self.ledger, pipeline.extra_for)
-
-            async def worker() -> None:
-                nonlocal done
-                for solution in waiting:
-                    if asker.stopping:
-                        return
-                    questions = Questions(asker, pipeline.repairs)
-                    try:
-                        result = await self._convert(questions, solution)
-                    except (OutOfBudget, EndpointError):
-                        return  # the asker keeps the failure; this solution stays open
-                    record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
-                    usage = questions.usage.as_row(pipeline.prices)
-                    record |= result | {"usage": usage, "answers": questions.keys}
-                    write_json(self._path(solution.number), record)
-                    done += result["outcome"] != "unanswered"  # the next command works on these again
-                    progress(done, rows)
-
-            progress(done, rows)
-            await run_workers(worker, pipeline.endpoint.concurrency)
+        async with EndpointClient.of(endpoint, lambda: asker.stopping) as client:
+            asker = SolutionAsker(client, endpoint, journal, self.ledger, self.pipeline.extra_for)
+            progress(self.finished, self.rows)
+            await run_workers(lambda: self._work(waiting, asker, progress), endpoint.concurrency)
             return asker.failure, client.failed_attempts
+
+    async def _work(
+        self, waiting: Iterator[_Solution], asker: SolutionAsker, progress: Callable[[int, int], None]
+    ) -> None:
+        """Converts one solution after the other, until none is left or the asker is stopping."""
+        for solution in waiting:
+            if asker.stopping:
+                return
+            questions = Questions(asker, self.pipeline.repairs)
+            try:
+                result = await self._convert(questions, solution)
+            except (OutOfBudget, EndpointError):
+                return  # the asker keeps the failure; this solution stays open
+            record = {"place": solution.place, "source": solution.hash, "settings": self._settings}
+            usage = questions.usage.as_row(self.pipeline.prices)
+            record |= result | {"usage": usage, "answers": questions.keys}
+            write_json(self._path(solution.number), record)
+            if result["outcome"] != "unanswered":  # the next command works on unanswered ones again
+                self.finished += 1
+            progress(self.finished, self.rows)
 
     async def _convert(self, questions: Questions, solution: _Solution) -> dict[str, Any]:
         """Returns the record of a solution.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -28,18 +28,28 @@ _AHEAD = 256
 """Answers that are being graded at a time: enough for all workers, and few to grade again after a kill."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoredRows:
     """The result of `score_responses`: the numbers of rows in the output, of those that were there before,
     and of each outcome. `why` is the message of the first row that failed."""
 
-    rows: int
-    resumed: int
-    correct: int
-    no_answer: int
-    failed: int
-    unavailable: int
-    why: str
+    rows: int = 0
+    resumed: int = 0
+    correct: int = 0
+    no_answer: int = 0
+    failed: int = 0
+    unavailable: int = 0
+    why: str = ""
+
+    def count(self, row: dict[str, Any]) -> None:
+        """Counts a row of the output."""
+        self.rows += 1
+        self.correct += (row["reward"] or 0.0) >= CORRECT_SCORE
+        self.unavailable += row["outcome"] == "unavailable"
+        self.no_answer += row["outcome"] == "no_answer"
+        if row["outcome"] in ("timeout", "error"):
+            self.failed += 1
+            self.why = self.why or row.get("message", row["outcome"])
 
     @override
     def __str__(self) -> str:
@@ -85,29 +95,7 @@ def score_responses(
         raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
-    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0, "unavailable": 0}
-    waiting: deque[_Waiting] = deque()
-    why = ""
-
-    def count(row: dict[str, Any]) -> None:
-        """Counts a row of the output. `why` becomes the message of the first row that failed."""
-        nonlocal why
-        counts["rows"] += 1
-        counts["correct"] += (row["reward"] or 0.0) >= CORRECT_SCORE
-        counts["unavailable"] += row["outcome"] == "unavailable"
-        counts["no_answer"] += row["outcome"] == "no_answer"
-        if row["outcome"] in ("timeout", "error"):
-            counts["failed"] += 1
-            why = why or row.get("message", row["outcome"])
-
-    def write(file: BinaryIO) -> None:
-        """Waits for the grade of the row that has waited longest, and writes this row to the output."""
-        row = _graded(waiting.popleft(), steps)
-        file.write(_line(row))
-        file.flush()
-        count(row)
-        progress(counts["rows"], total)
-
+    scored = ScoredRows()
     todo = json_lines(source)
     total = _lines(source)
     done, length = _written(output)  # the rows of an earlier run, and the bytes that they take in the file
@@ -126,19 +114,34 @@ def score_responses(
                 file.writelines(map(_line, done))
             length = output.stat().st_size
         for row in done:
-            count(row)
-        counts["resumed"] = len(done) - len(ungraded)
+            scored.count(row)
+        scored.resumed = len(done) - len(ungraded)
         with output.open("r+b" if output.exists() else "w+b") as file:
             file.truncate(length)  # drops a torn last line
             file.seek(length)
-            for number, (_, row) in enumerate(todo, start=len(done)):
-                waiting.append(_submit(task, pool, row, number))
-                if len(waiting) >= _AHEAD:
-                    write(file)
-            while waiting:
-                write(file)
+            for row in _grade_rows(task, pool, todo, first_number=len(done), steps=steps):
+                file.write(_line(row))
+                file.flush()
+                scored.count(row)
+                progress(scored.rows, total)
             os.fsync(file.fileno())
-    return ScoredRows(**counts, why=why)
+    return scored
+
+
+def _grade_rows(
+    task: Task, pool: GraderPool, rows: Iterator[tuple[str, dict[str, Any]]], first_number: int, steps: bool
+) -> Iterator[dict[str, Any]]:
+    """Yields the output's rows for rows of the input, in their order. `_AHEAD` of them are graded at a time.
+
+    `rows` are the rows with their places (``file:line``), and `first_number` is the number of the first one.
+    """
+    waiting: deque[_Waiting] = deque()
+    for number, (_, row) in enumerate(rows, start=first_number):
+        waiting.append(_submit(task, pool, row, number))
+        if len(waiting) >= _AHEAD:
+            yield _graded(waiting.popleft(), steps)
+    while waiting:
+        yield _graded(waiting.popleft(), steps)
 
 
 def _line(row: dict[str, Any]) -> bytes:

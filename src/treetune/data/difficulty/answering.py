@@ -29,6 +29,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,9 +39,9 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.data.asking import run_workers
-from treetune.domains.endpoints.client import EndpointClient
+from treetune.domains.endpoints.client import EndpointClient, EndpointReply
 from treetune.domains.endpoints.settings import EndpointSettings
-from treetune.engine.base import EngineLaunch
+from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.requests import Completion, Request, SamplingParams
 from treetune.engine.settings import EngineSettings
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered
@@ -192,36 +193,49 @@ class Served(Policy):
             engine = start_engine(self.engine, launch)
             try:
                 engine.wait_ready()
-
-                def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
-                    for first in range(0, len(questions), WAVE):
-                        wave = questions[first : first + WAVE]
-                        # Questions that can't be asked are kept without a reply, and left out here.
-                        requests, asked_questions = self._requests(wave, codec, sampling, keep)
-
-                        def keep_completion(
-                            index: int,
-                            completions: list[Completion],
-                            asked_questions: list[SampleQuestion] = asked_questions,
-                        ) -> None:
-                            question = asked_questions[index]
-                            [completion] = completions  # a request asks for one sample
-                            reply = PolicyReply(
-                                text=codec.decode(completion.token_ids),
-                                complete=completion.finish_reason == "stop",
-                                tokens=len(completion.token_ids),
-                                begins_in_thought=ends_in_thought(codec.framed(question.problem)),
-                            )
-                            keep(question, reply)
-
-                        if requests:
-                            engine.generate(requests, keep_completion)
-
-                yield ask
+                yield partial(self._ask, engine, codec, sampling)
             finally:
                 engine.close()
         finally:
             shutil.rmtree(memory, ignore_errors=True)
+
+    def _ask(
+        self,
+        engine: Engine,
+        codec: TextCodec,
+        sampling: SamplingParams,
+        questions: Sequence[SampleQuestion],
+        keep: Keep,
+    ) -> None:
+        """Asks all questions, a wave at a time."""
+        for first in range(0, len(questions), WAVE):
+            self._ask_wave(engine, codec, sampling, questions[first : first + WAVE], keep)
+
+    def _ask_wave(
+        self,
+        engine: Engine,
+        codec: TextCodec,
+        sampling: SamplingParams,
+        questions: Sequence[SampleQuestion],
+        keep: Keep,
+    ) -> None:
+        """Asks some questions, and returns when all of them are answered."""
+        # Questions that can't be asked are kept without a reply, and left out here.
+        requests, asked_questions = self._requests(questions, codec, sampling, keep)
+
+        def keep_completion(index: int, completions: list[Completion]) -> None:
+            question = asked_questions[index]
+            [completion] = completions  # a request asks for one sample
+            reply = PolicyReply(
+                text=codec.decode(completion.token_ids),
+                complete=completion.finish_reason == "stop",
+                tokens=len(completion.token_ids),
+                begins_in_thought=ends_in_thought(codec.framed(question.problem)),
+            )
+            keep(question, reply)
+
+        if requests:
+            engine.generate(requests, keep_completion)
 
     def _requests(
         self, questions: Sequence[SampleQuestion], codec: TextCodec, sampling: SamplingParams, keep: Keep
@@ -293,17 +307,24 @@ class AtAddresses(Policy):
     def opened(self, sampling: SamplingParams, place: AskingShard) -> Iterator[Ask]:
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
+        yield partial(self._ask, settings, sampling)
 
-        def ask(questions: Sequence[SampleQuestion], keep: Keep) -> None:
-            def keep_marked(question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
-                if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
-                    # The tag that opens the thought is in the prompt, and not in the reply.
-                    reply = replace(reply, begins_in_thought=True)
-                keep(question, reply)
+    def _ask(
+        self,
+        settings: EndpointSettings,
+        sampling: SamplingParams,
+        questions: Sequence[SampleQuestion],
+        keep: Keep,
+    ) -> None:
+        """Asks all questions at an address."""
 
-            asyncio.run(_ask(settings, sampling, questions, keep_marked, send_seed=self.send_seed))
+        def keep_marked(question: SampleQuestion, reply: PolicyReply | NoReply | None) -> None:
+            if isinstance(reply, PolicyReply) and self._opens_thought(settings, question.problem):
+                # The tag that opens the thought is in the prompt, and not in the reply.
+                reply = replace(reply, begins_in_thought=True)
+            keep(question, reply)
 
-        yield ask
+        asyncio.run(_ask_address(settings, sampling, questions, keep_marked, send_seed=self.send_seed))
 
     def _opens_thought(self, settings: EndpointSettings, problem: Problem) -> bool:
         if settings.api == "completions":
@@ -311,7 +332,7 @@ class AtAddresses(Policy):
         return self.template_opens_thought
 
 
-async def _ask(
+async def _ask_address(
     settings: EndpointSettings,
     sampling: SamplingParams,
     questions: Sequence[SampleQuestion],
@@ -324,64 +345,94 @@ async def _ask(
     Raises RuntimeError if requests fail, after all answers were kept. An error of `keep`, such as that of a
     full disk, is raised as it is.
     """
-    failure: EndpointError | None = None  # ends all workers
-    unanswered: list[str] = []
-    unanswered_in_a_row = 0
-    # A refusal may be about its question, which then counts as refused. But an address that refuses every
-    # request, perhaps because of an unknown parameter, says nothing about any question. Therefore refusals
-    # before the first answer are only kept at the end, and not at all if the address was given up.
-    early_refusals: list[tuple[SampleQuestion, NoReply]] = []
-    is_answering = False
-    waiting = iter(questions)  # all workers take their questions from this one iterator
-
-    async def worker() -> None:
-        nonlocal failure, unanswered_in_a_row, is_answering
-        for question in waiting:
-            if failure is not None:
-                return
-            try:
-                reply = await client.ask(_body(settings, sampling, question, send_seed=send_seed))
-            except RequestRefused as error:
-                refusal = NoReply(REFUSED, str(error))
-                if is_answering:  # so the refusal is about this question
-                    keep(question, refusal)
-                    continue
-                early_refusals.append((question, refusal))
-                if len(early_refusals) >= settings.give_up_after:
-                    failure = EndpointError(
-                        f"the first {len(early_refusals)} requests were refused, and none was answered; the"
-                        f" last: {error}"
-                    )
-                    return
-                continue
-            except Unanswered as error:
-                unanswered.append(f"row {question.row}: {error}")
-                unanswered_in_a_row += 1
-                if unanswered_in_a_row >= settings.give_up_after:
-                    failure = EndpointError(
-                        f"{unanswered_in_a_row} requests in a row failed; the last: {error}"
-                    )
-                continue
-            except EndpointError as error:
-                failure = error
-                return
-            unanswered_in_a_row = 0
-            is_answering = True
-            if reply.why_empty is not None:
-                keep(question, NoReply(EMPTY, reply.why_empty))
-            else:
-                keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
-
-    async with EndpointClient.of(settings, lambda: failure is not None) as client:
-        await run_workers(worker, settings.concurrency)
-    if failure is not None:
-        raise failure
-    for question, refusal in early_refusals:
+    address = _AskedAddress(settings, sampling, questions, keep, send_seed=send_seed)
+    async with EndpointClient.of(settings, lambda: address.failure is not None) as client:
+        await run_workers(lambda: address.work(client), settings.concurrency)
+    if address.failure is not None:
+        raise address.failure
+    for question, refusal in address.early_refusals:
         keep(question, refusal)
-    if unanswered:
+    if address.unanswered:
         raise EndpointError(
-            f"{len(unanswered)} requests failed; the other answers are kept. The first: {unanswered[0]}"
+            f"{len(address.unanswered)} requests failed; the other answers are kept. The first:"
+            f" {address.unanswered[0]}"
         )
+
+
+class _AskedAddress:
+    """An address with the questions that workers ask it, and the errors so far."""
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        sampling: SamplingParams,
+        questions: Sequence[SampleQuestion],
+        keep: Keep,
+        *,
+        send_seed: bool,
+    ) -> None:
+        self.settings, self.sampling, self.keep, self.send_seed = settings, sampling, keep, send_seed
+        self.waiting = iter(questions)
+        """All workers take their questions from this one iterator."""
+        self.failure: EndpointError | None = None
+        """Ends all workers."""
+        self.unanswered: list[str] = []
+        """The row and the error of each request that failed."""
+        self.unanswered_in_a_row = 0
+        self.early_refusals: list[tuple[SampleQuestion, NoReply]] = []
+        """The refusals before the first answer.
+
+        A refusal may be about its question, which then counts as refused. But an address that refuses every
+        request, perhaps because of an unknown parameter, says nothing about any question. Therefore these
+        refusals are only kept at the end, and not at all if the address was given up.
+        """
+        self.is_answering = False
+        """Whether the address has answered a question."""
+
+    async def work(self, client: EndpointClient) -> None:
+        """Asks one question after the other, until none is left or the address is given up."""
+        for question in self.waiting:
+            if self.failure is not None:
+                return
+            body = _body(self.settings, self.sampling, question, send_seed=self.send_seed)
+            try:
+                reply = await client.ask(body)
+            except RequestRefused as error:
+                self._take_refusal(question, error)
+            except Unanswered as error:
+                self._take_failed_request(question, error)
+            except EndpointError as error:
+                self.failure = error
+            else:
+                self._take_reply(question, reply)
+
+    def _take_refusal(self, question: SampleQuestion, error: RequestRefused) -> None:
+        refusal = NoReply(REFUSED, str(error))
+        if self.is_answering:  # so the refusal is about this question
+            self.keep(question, refusal)
+            return
+        self.early_refusals.append((question, refusal))
+        if len(self.early_refusals) >= self.settings.give_up_after:
+            self.failure = EndpointError(
+                f"the first {len(self.early_refusals)} requests were refused, and none was answered; the"
+                f" last: {error}"
+            )
+
+    def _take_failed_request(self, question: SampleQuestion, error: Unanswered) -> None:
+        self.unanswered.append(f"row {question.row}: {error}")
+        self.unanswered_in_a_row += 1
+        if self.unanswered_in_a_row >= self.settings.give_up_after:
+            self.failure = EndpointError(
+                f"{self.unanswered_in_a_row} requests in a row failed; the last: {error}"
+            )
+
+    def _take_reply(self, question: SampleQuestion, reply: EndpointReply) -> None:
+        self.unanswered_in_a_row = 0
+        self.is_answering = True
+        if reply.why_empty is not None:
+            self.keep(question, NoReply(EMPTY, reply.why_empty))
+        else:
+            self.keep(question, PolicyReply(reply.text, reply.complete, reply.output_tokens))
 
 
 def _body(
