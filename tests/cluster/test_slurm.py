@@ -342,7 +342,11 @@ def test_a_script_that_submits_itself_queues_one_wave_after_the_other(tmp_path: 
     sbatch = bin_folder / "sbatch"
     sbatch.write_text('#!/bin/bash\necho "$@" >> "$CALLS"; echo "$(wc -l < "$CALLS")00;cluster"\n')
     sbatch.chmod(0o755)
-    waves = [[("first", "echo 0 >> $CALLS")], [("second", "echo 1 >> $CALLS"), ("third", "echo 2 >> $CALLS")]]
+    first, second, third = (
+        slurm.ShellTask(label, f"echo {number} >> $CALLS")
+        for number, label in enumerate(("first", "second", "third"))
+    )
+    waves = [[first], [second, third]]
     header = slurm.script_header("waves", "%A.out", slurm.node_options(1, 2, 6), "# a comment", tmp_path)
     script.write_text(slurm.self_submitting_script(header, tmp_path / "logs", waves))
 

@@ -118,9 +118,14 @@ def node_options(nodes: int, gpus: int, cpus: int) -> list[str]:
     return [f"--nodes={nodes}", "--ntasks-per-node=1", f"--gpus-per-node={gpus}", f"--cpus-per-task={cpus}"]
 
 
-def self_submitting_script(
-    header: Sequence[str], logs: Path, waves: Sequence[Sequence[tuple[str, str]]]
-) -> str:
+class ShellTask(NamedTuple):
+    """A task of an array of jobs, and the line of the shell that carries it out."""
+
+    label: str
+    line: str
+
+
+def self_submitting_script(header: Sequence[str], logs: Path, waves: Sequence[Sequence[ShellTask]]) -> str:
     """Returns a script that submits itself: ``bash FILE`` queues an array of tasks for each wave.
 
     A wave starts when the previous one has ended, whether its tasks succeeded or not.
@@ -128,14 +133,14 @@ def self_submitting_script(
     Args:
         header: The lines of `script_header`.
         logs: The folder of the jobs' output. The script makes it, since sbatch doesn't.
-        waves: For each wave its tasks, each a label and a line of the shell.
+        waves: The tasks of each wave.
     """
     task_ranges: list[str] = []  # as sbatch's --array takes them: "0-3"
     cases: list[str] = []  # of the shell's `case`, one for each task
     for wave in waves:
         task_ranges.append(f"{len(cases)}-{len(cases) + len(wave) - 1}")
-        for label, line in wave:
-            cases.append(f"    {len(cases)}) # {label}\n        {line} ;;")
+        for task in wave:
+            cases.append(f"    {len(cases)}) # {task.label}\n        {task.line} ;;")
     submission = f"""
 if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
     mkdir -p {shlex.quote(str(logs))}

@@ -252,8 +252,7 @@ def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
             why_missing = partial(why_no_value, label=column.curve, value=PASS_AT_1)
             shown = f"the set {column.curve!r}"
             yield from _issue_if_in_no_row(f"{key}.curve", shown, names, roots, why_missing)
-    # Experiments that others start from, such as an SFT: panels leave their metrics out.
-    starts = {name for experiment in table.experiments.values() for name in experiment.needs}
+    starts = table.starts  # panels leave their metrics out
     for number, panel in enumerate(table.panels):
         key, names = f"panels.{number}", [row.experiment for row in table.rows]
         if panel.evaluation is not None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.config.errors import did_you_mean
 from treetune.exceptions import NotReached
@@ -18,11 +18,19 @@ from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
 from treetune.view.experiment import read_summaries
 
-Measured = dict[int, tuple[dict[Axis, float], float]]
-"""The costs so far and the measured value, by finished iterations.
 
-Example: `{0: ({"tokens": 0.0, "seconds": 0.0, "steps": 0.0}, 0.41), 50: ({"tokens": 2e6, …}, 0.48)}`.
-"""
+class MeasuredPoint(NamedTuple):
+    """A value that was measured along training, such as an accuracy, and the costs until then.
+
+    Example: `MeasuredPoint({"tokens": 2e6, "seconds": 840.0, "steps": 400.0}, 0.48)`.
+    """
+
+    costs: dict[Axis, float]
+    value: float
+
+
+Measured = dict[int, MeasuredPoint]
+"""The measured points of a run, by finished iterations."""
 
 Points = Sequence[tuple[float, float]]
 """(cost so far, accuracy) by rising cost. Accuracy changes linearly between two measurements."""
@@ -137,7 +145,9 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
         "seconds": list(accumulate(map(_seconds_in, rows), initial=0.0)),
         "steps": list(accumulate((float(row.get("train/steps", 0.0)) for row in rows), initial=0.0)),
     }
-    costs = [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
+    costs = []
+    for done in range(len(rows) + 1):
+        costs.append({axis: totals[axis][done] for axis in AXES})
     return rows, costs
 
 
@@ -157,7 +167,8 @@ def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PA
     for iteration in sorted(summaries):
         if iteration <= len(rows):  # else its costs are unknown: a line of the metrics is missing
             with contextlib.suppress(ValueError):  # the summary has no such number
-                measured[iteration] = (costs[iteration], number_in(summaries[iteration], value, label))
+                number = number_in(summaries[iteration], value, label)
+                measured[iteration] = MeasuredPoint(costs[iteration], number)
     return measured
 
 
@@ -178,6 +189,17 @@ def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str,
     return None
 
 
+def _recorded_along(run: PlannedRun, metric: str) -> Measured:
+    """Returns a metric at the end of each iteration that recorded it as a finite number."""
+    rows, costs = _costs_along(run)
+    recorded = {}
+    for done, row in enumerate(rows, start=1):
+        value = row.get(metric)
+        if isinstance(value, int | float) and math.isfinite(value):
+            recorded[done] = MeasuredPoint(costs[done], float(value))
+    return recorded
+
+
 def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
     """Returns the curve of an experiment in a panel.
 
@@ -191,13 +213,7 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
             measured = measured_along(plan, run, panel.evaluation, panel.number)
         else:
             assert panel.metric is not None
-            rows, costs = _costs_along(run)
-            values = {done: line.get(panel.metric) for done, line in enumerate(rows, start=1)}
-            measured = {
-                done: (costs[done], float(value))
-                for done, value in values.items()
-                if isinstance(value, int | float) and math.isfinite(value)
-            }
+            measured = _recorded_along(run, panel.metric)
         if measured:
             by_seed[run.seed] = measured
     return Curve(row, panel, _over_seeds(by_seed), tuple(by_seed)) if by_seed else None
@@ -221,8 +237,8 @@ def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
     points = []
     for iterations in iterations_of_points:
         measured = [by_seed[seed][iteration] for seed, iteration in iterations.items()]
-        costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in measured) for axis in AXES}
-        values = {seed: by_seed[seed][iteration][1] for seed, iteration in iterations.items()}
+        costs: dict[Axis, float] = {axis: fmean(point.costs[axis] for point in measured) for axis in AXES}
+        values = {seed: by_seed[seed][iteration].value for seed, iteration in iterations.items()}
         mean, low, high = fmean(values.values()), min(values.values()), max(values.values())
         points.append(CurvePoint(fmean(iterations.values()), costs, mean, low, high, values))
     return tuple(points)
@@ -244,12 +260,14 @@ def curves(plan: TableRuns) -> list[Curve]:
         if column.curve is not None:
             experiments = [row.cell(column.name).experiment for row in table.rows]
             columns.setdefault((column.curve, *experiments), column)
-    all_curves = [
-        curve_of(plan, row, column_panel(column), row.cell(column.name).experiment)
-        for column in columns.values()
-        for row in table.rows
-    ]
-    return [curve for curve in all_curves if curve is not None]
+    all_curves = []
+    for column in columns.values():
+        panel = column_panel(column)
+        for row in table.rows:
+            curve = curve_of(plan, row, panel, row.cell(column.name).experiment)
+            if curve is not None:
+                all_curves.append(curve)
+    return all_curves
 
 
 def panel_curves(plan: TableRuns) -> list[Curve]:
@@ -259,14 +277,16 @@ def panel_curves(plan: TableRuns) -> list[Curve]:
     came before those of the others. It has a curve in a panel of evaluations, because the others begin with
     its weights.
     """
-    starts = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
-    all_curves = [
-        curve_of(plan, row, panel, row.experiment)
-        for panel in plan.table.panels
-        for row in plan.table.rows
-        if panel.metric is None or row.experiment not in starts
-    ]
-    return [curve for curve in all_curves if curve is not None]
+    starts = plan.table.starts
+    all_curves = []
+    for panel in plan.table.panels:
+        for row in plan.table.rows:
+            if panel.metric is not None and row.experiment in starts:
+                continue
+            curve = curve_of(plan, row, panel, row.experiment)
+            if curve is not None:
+                all_curves.append(curve)
+    return all_curves
 
 
 def panel_notes(plan: TableRuns, drawn: Sequence[Curve]) -> list[str]:
@@ -361,6 +381,17 @@ def curves_json(curves: Sequence[Curve], **panel_keys: str) -> list[dict[str, An
     return [_curve_json(curve, panel_keys) for curve in curves]
 
 
+def _point_json(point: CurvePoint) -> dict[str, Any]:
+    return {
+        "iteration": point.iteration,
+        **{str(axis): cost for axis, cost in point.costs.items()},
+        "mean": point.mean,
+        "low": point.low,
+        "high": point.high,
+        "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
+    }
+
+
 def _curve_json(curve: Curve, panel_keys: Mapping[str, str]) -> dict[str, Any]:
     """Returns a curve as JSON.
 
@@ -368,15 +399,5 @@ def _curve_json(curve: Curve, panel_keys: Mapping[str, str]) -> dict[str, Any]:
     value of that attribute.
     """
     values_of_panel = {key: getattr(curve.panel, attribute) for key, attribute in panel_keys.items()}
-    points = [
-        {
-            "iteration": point.iteration,
-            **{str(axis): cost for axis, cost in point.costs.items()},
-            "mean": point.mean,
-            "low": point.low,
-            "high": point.high,
-            "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
-        }
-        for point in curve.points
-    ]
+    points = [_point_json(point) for point in curve.points]
     return {**values_of_panel, "row": curve.row.name, "seeds": list(curve.seeds), "points": points}

@@ -192,7 +192,9 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
         panel.set_visible(False)
     title = f"{table.title or table.name}: means over seeds and their range, along training"
     _put_title(figure, title, width)
-    drawn_rows = {series.name for chart in charts for series in chart.series}
+    drawn_rows: set[str] = set()
+    for chart in charts:
+        drawn_rows |= {series.name for series in chart.series}
     colours = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn_rows}
     longest_entry = max(map(len, colours), default=1) + LEGEND_LINE
     entries_across = int(width * LEGEND_CHARACTERS_PER_INCH) // longest_entry

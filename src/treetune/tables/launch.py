@@ -284,98 +284,135 @@ def carry_out(
     Prints nothing about finished runs that are `already_announced`. Returns how many runs could not be
     finished.
     """
-    labels = {
-        run.key: f"[{number}/{len(plan.runs)}] {run.label}" for number, run in enumerate(plan.runs, start=1)
-    }
-    waiting, statuses = list(plan.runs), dict(plan.statuses)
-    attempts: dict[Key, _Attempt] = {}  # the commands that are running now
-    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)  # the commands that each run has had
-    ended: list[tuple[PlannedRun, RunStatus]] = []  # the runs that ended in this turn of the loop
-    unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
+    with Processes[Key]() as processes:  # leaving the block ends the commands that still run
+        return _Execution(plan, launcher, announce, processes, already_announced).carry_out(at_once)
 
-    def start_next_command(run: PlannedRun, status: RunStatus) -> None:
+
+class _Execution:
+    """The runs of a table while they are carried out.
+
+    A run first is in `waiting`. While one of its commands runs, it has an attempt in `attempts`. Then it is
+    in `ended`, until the loop has put its status into `statuses`.
+    """
+
+    def __init__(
+        self,
+        plan: TableRuns,
+        launcher: Launcher,
+        announce: Announce,
+        processes: Processes[Key],
+        already_announced: Collection[Key],
+    ) -> None:
+        self.plan, self.launcher, self.announce = plan, launcher, announce
+        self.processes, self.already_announced = processes, already_announced
+        self.labels: dict[Key, str] = {}
+        """The runs' names in messages: "[2/6] ppo, seed 1"."""
+        for number, run in enumerate(plan.runs, start=1):
+            self.labels[run.key] = f"[{number}/{len(plan.runs)}] {run.label}"
+        self.waiting, self.statuses = list(plan.runs), dict(plan.statuses)
+        self.attempts: dict[Key, _Attempt] = {}
+        self.tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
+        """The commands that each run has had."""
+        self.ended: list[tuple[PlannedRun, RunStatus]] = []
+        """The runs that ended in this turn of the loop."""
+
+    def carry_out(self, at_once: int) -> int:
+        """Carries out all runs, and returns how many of them could not be finished."""
+        unfinished = 0
+        while self.waiting or self.attempts:
+            self.begin_runs(at_once)
+            for key, code in self.processes.take_ended().items():
+                self.end_command(key, code)
+            self.end_late_commands()
+            for run, status in self.ended:
+                self.statuses[run.key] = status
+                if status.state != "finished":
+                    unfinished += 1
+                    if self.plan.table.on_failure == "stop":
+                        self.announce("stopped there, as on_failure says; the same command continues")
+                        return unfinished
+            if not self.ended:
+                time.sleep(POLL_S)
+            self.ended.clear()
+        return unfinished
+
+    def begin_runs(self, at_once: int) -> None:
+        """Begins waiting runs that need no unfinished run, until `at_once` commands run."""
+        for run in list(self.waiting):
+            if len(self.attempts) == at_once:
+                return
+            unfinished_keys = {*self.attempts, *(other.key for other in self.waiting)}
+            if unfinished_keys & set(run.needs):
+                continue
+            self.waiting.remove(run)
+            self.begin(run)
+            # What ended at once must be in `statuses` before a run that needs it begins.
+            if self.ended:
+                return
+
+    def begin(self, run: PlannedRun) -> None:
+        """Starts a run's first command; ends the run where it is finished already or can't be run."""
+        status, label = inspect(run), self.labels[run.key]
+        # The needed runs that are not trained to the end.
+        missing = [name for name, seed in run.needs if self.statuses[name, seed].state not in MEASURABLE]
+        if status.state in TO_DO and not missing:
+            self.start_next_command(run, status)
+            return
+        if status.state == "finished":
+            if run.key not in self.already_announced:
+                self.announce(f"{label}: finished before")
+        elif missing:
+            self.announce(f"{label}: skipped, because it needs {', '.join(missing)}")
+        else:
+            self.announce(f"{label}: {status.state}, {status.why}")
+        self.ended.append((run, status))
+
+    def start_next_command(self, run: PlannedRun, status: RunStatus) -> None:
         """Starts the next command that a run needs; ends the run where there is none."""
-        commands, label = commands_of(plan, run, status), labels[run.key]
+        commands, label = commands_of(self.plan, run, status), self.labels[run.key]
         command = commands[0] if commands else ()
         # Without this check, a command that succeeds and writes nothing would be started again without end.
-        if command in tried[run.key]:
+        if command in self.tried[run.key]:
             why = f"{command[0]} succeeded but changed nothing (log {run.log})"
             status, command = RunStatus("failed", status.done, why), ()
         if not command:
             if status.state != "finished":
-                announce(f"{label}: {status.state}: {status.why}")
-            ended.append((run, status))
+                self.announce(f"{label}: {status.state}: {status.why}")
+            self.ended.append((run, status))
             return
-        tried[run.key].add(command)
+        self.tried[run.key].add(command)
         is_resumed = status.state in ("interrupted", "failed") and status.done
-        announce(f"{label}: {command[0]} {'continues' if is_resumed else 'starts'} (log {run.log})")
-        program, *arguments = launcher.command(run, *command)
-        attempts[run.key] = _Attempt(run, command[0], launcher.line(run, *command), label, announce)
-        processes.start(run.key, [_program(program), *arguments], launcher.environment(run), run.log)
+        self.announce(f"{label}: {command[0]} {'continues' if is_resumed else 'starts'} (log {run.log})")
+        program, *arguments = self.launcher.command(run, *command)
+        shell_line = self.launcher.line(run, *command)
+        self.attempts[run.key] = _Attempt(run, command[0], shell_line, label, self.announce)
+        environment = self.launcher.environment(run)
+        self.processes.start(run.key, [_program(program), *arguments], environment, run.log)
 
-    def begin(run: PlannedRun) -> None:
-        """Starts a run's first command; ends the run where it is finished already or can't be run."""
-        status, label = inspect(run), labels[run.key]
-        # The needed runs that are not trained to the end.
-        missing = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
-        if status.state in TO_DO and not missing:
-            start_next_command(run, status)
-            return
-        if status.state == "finished":
-            if run.key not in already_announced:
-                announce(f"{label}: finished before")
-        elif missing:
-            announce(f"{label}: skipped, because it needs {', '.join(missing)}")
-        else:
-            announce(f"{label}: {status.state}, {status.why}")
-        ended.append((run, status))
-
-    def end_command(key: Key, code: int, message: str | None = None) -> None:
+    def end_command(self, key: Key, code: int, message: str | None = None) -> None:
         """Records how a command ended, and starts the run's next one unless it failed."""
-        attempt = attempts.pop(key)
+        attempt = self.attempts.pop(key)
         if message is None:
             message = attempt.error_message() if code else ""
         attempt.record(exit_code=code, message=message)
         status = inspect(attempt.run)
         if code:
             if status.state != "finished":
-                announce(f"{attempt.label}: {status.state}: {status.why}")
-            ended.append((attempt.run, status))
+                self.announce(f"{attempt.label}: {status.state}: {status.why}")
+            self.ended.append((attempt.run, status))
         else:
-            announce(f"{attempt.label}: {attempt.command} took {attempt.seconds:.0f} s")
-            start_next_command(attempt.run, status)
+            self.announce(f"{attempt.label}: {attempt.command} took {attempt.seconds:.0f} s")
+            self.start_next_command(attempt.run, status)
 
-    with Processes[Key]() as processes:
-        while waiting or attempts:
-            for run in list(waiting):
-                if len(attempts) == at_once:
-                    break
-                unfinished_keys = {*attempts, *(other.key for other in waiting)}
-                if not unfinished_keys & set(run.needs):
-                    waiting.remove(run)
-                    begin(run)
-                    # What ended at once must be in `statuses` before a run that needs it begins.
-                    if ended:
-                        break
-            for key, code in processes.take_ended().items():
-                end_command(key, code)
-            for key, attempt in list(attempts.items()):
-                if attempt.seconds > deadline_s:
-                    message = f"it took longer than {deadline_s / 3600:g} h and was ended"
-                    end_command(key, processes.end(key), message)
-                else:
-                    attempt.show_progress()
-            for run, status in ended:
-                statuses[run.key] = status
-                if status.state != "finished":
-                    unfinished += 1
-                    if plan.table.on_failure == "stop":
-                        announce("stopped there, as on_failure says; the same command continues")
-                        return unfinished  # leaving the block ends the commands that still run
-            if not ended:
-                time.sleep(POLL_S)
-            ended.clear()
-    return unfinished
+    def end_late_commands(self) -> None:
+        """Ends the commands that passed the table's deadline; the others show their progress."""
+        deadline_s = self.plan.table.deadline_hours * 3600
+        for key, attempt in list(self.attempts.items()):
+            if attempt.seconds > deadline_s:
+                message = f"it took longer than {deadline_s / 3600:g} h and was ended"
+                self.end_command(key, self.processes.end(key), message)
+            else:
+                attempt.show_progress()
 
 
 def _program(name: str) -> str:
@@ -434,7 +471,9 @@ def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -
 
     A run whose start weights are missing fails at once with a message, and the others continue.
     """
-    waves = [[(run.label, _shell_line(plan, run, launcher)) for run in wave] for wave in _waves(plan)]
+    waves = []
+    for wave in _waves(plan):
+        waves.append([slurm.ShellTask(run.label, _shell_line(plan, run, launcher)) for run in wave])
     if not waves:
         raise ValueError("no run is missing: a SLURM script would be empty")
     logs = Path(plan.table.directory) / "logs"
@@ -558,7 +597,10 @@ def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+    """Returns a line for each row. Cells of a column begin at the same character."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines

@@ -163,11 +163,7 @@ def measure(plan: TableRuns) -> Results:
     Runs that are missing, have failed or have another configuration are left out; their cells say so.
     """
     table = plan.table
-    cells = {
-        (row.name, column.name): _read_cell(plan, row, column)
-        for row in table.rows
-        for column in table.columns
-    }
+    cells = _read_cells(plan)
     costs = {name: costs_of(plan, name) for name in table.order()}
     with_baseline = []
     if table.baseline is not None:
@@ -198,8 +194,11 @@ def measure(plan: TableRuns) -> Results:
             against=comparisons.get((row, table.baseline, column_name)),
             notes=(*cell.notes, *dict.fromkeys(remarks.get((row, column_name), ()))),
         )
-    keys = [(row, to, column.name) for row, to in dict.fromkeys(with_others) for column in table.columns]
-    pairs = [comparisons[key] for key in keys if key in comparisons]
+    pairs = []
+    for row, to in dict.fromkeys(with_others):
+        for column in table.columns:
+            if (row, to, column.name) in comparisons:
+                pairs.append(comparisons[row, to, column.name])
     fates = {row.name: _failed_and_collapsed(plan, row) for row in table.rows}
     return Results(plan, cells, costs, pairs, n_comparisons, fates)
 
@@ -265,9 +264,19 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
 
 
 def _results_by_seed(table: Reproduction, cell: CellResult) -> dict[int, SeedResult]:
-    if cell.is_shared(table):  # its only result is compared with that of every seed
-        return {seed: result for seed in table.seeds for result in cell.seeds}
+    if cell.is_shared(table) and cell.seeds:
+        [only_result] = cell.seeds  # it is compared with the result of every seed
+        return dict.fromkeys(table.seeds, only_result)
     return {result.seed: result for result in cell.seeds}
+
+
+def _read_cells(plan: TableRuns) -> dict[tuple[str, str], CellResult]:
+    """Returns the table's cells, by the names of their row and column."""
+    cells = {}
+    for row in plan.table.rows:
+        for column in plan.table.columns:
+            cells[row.name, column.name] = _read_cell(plan, row, column)
+    return cells
 
 
 def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellResult:
@@ -345,7 +354,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
         assert column.curve is not None
         measurements = measured_along(plan, run, column.curve).values()
         points = sorted((costs[settings.over], accuracy) for costs, accuracy in measurements)
-        if any(run.name in experiment.needs for experiment in plan.table.experiments.values()):
+        if run.name in plan.table.starts:
             # Other experiments start from this run. They begin with its last accuracy, at no cost.
             points = [(0.0, accuracy) for _, accuracy in points[-1:]]
         if isinstance(settings, Area):

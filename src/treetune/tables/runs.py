@@ -494,7 +494,8 @@ def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
     """
     directory = run.directory
     shown = [(run.iterations, label) for label in run.sets]
-    shown += [(iteration, label) for iteration in directory.regular_checkpoints() for label in run.along]
+    for iteration in directory.regular_checkpoints():
+        shown += [(iteration, label) for label in run.along]
     return tuple(
         f"{label} after {iteration}"
         for iteration, label in shown

@@ -451,6 +451,14 @@ class Reproduction(Table):
         return 1 - (1 - LEVEL) / max(1, len(self.comparisons))
 
     @property
+    def starts(self) -> set[str]:
+        """The experiments that others start from, such as an SFT."""
+        names: set[str] = set()
+        for experiment in self.experiments.values():
+            names |= set(experiment.needs)
+        return names
+
+    @property
     def seeds_of_all_rows(self) -> tuple[int, ...]:
         return self.seeds if self.until is None else self.seeds[: self.until.seeds.at_least]
 
@@ -468,7 +476,9 @@ class Reproduction(Table):
 
     def order(self) -> list[str]:
         """Returns the experiments' names in the order of the rows, but each after those that it needs."""
-        used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
+        used: list[str | None] = []
+        for row in self.rows:
+            used += [row.cell(column.name).experiment for column in self.columns]
         if self.panels:  # they show a row's own experiment, also where all its cells name others
             used += [row.experiment for row in self.rows]
         used_names = [name for name in used if name is not None]

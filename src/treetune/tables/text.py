@@ -335,11 +335,13 @@ def as_frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
 def frame_as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:
     """Returns a grid in Markdown, with the columns named in `code` in backticks."""
     heads = list(grid.columns)
-    rows = [
-        [f"`{cell}`" if head in code else cell for head, cell in zip(heads, row, strict=True)]
-        for row in grid.to_numpy().tolist()
-    ]
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [heads, *rows]]
+    rows = [heads]
+    for row in grid.to_numpy().tolist():
+        rows.append([f"`{cell}`" if head in code else cell for head, cell in zip(heads, row, strict=True)])
+    lines = []
+    for row in rows:
+        escaped_cells = [cell.replace("|", "\\|") for cell in row]
+        lines.append(f"| {' | '.join(escaped_cells)} |")
     alignment = "|---" + "|---:" * (len(heads) - 1) + "|"
     return "\n".join([lines[0], alignment, *lines[1:]])
 

@@ -150,5 +150,10 @@ def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
     for name in experiments_of(plan, verdict.row, verdict.to):
         any_seed = 0  # only the names of the needed runs count
         names |= {needed for needed, _ in all_needed(plan.table, name, [any_seed])}
-    seconds_by_experiment = [[run.seconds for run in plan.of(name) if run.seconds] for name in names]
-    return sum(map(fmean, seconds_by_experiment)) if all(seconds_by_experiment) else None
+    means = []
+    for name in names:
+        seconds = [run.seconds for run in plan.of(name) if run.seconds]
+        if not seconds:
+            return None
+        means.append(fmean(seconds))
+    return sum(means)

@@ -202,20 +202,17 @@ def as_html(
     """Returns a self-contained page with numbers, differences, curves, costs and origins."""
     table, colours = results.plan.table, row_colours(results.plan.table)
     settings = {name: vars(experiment) for name, experiment in table.experiments.items()}
+    rows = []
+    for row in table.rows:
+        cells = [_cell_values(results.cells[row.name, column.name]) for column in table.columns]
+        fate = results.fates[row.name]  # how many runs failed, and how many collapsed
+        rows.append({"name": row.name, "colour": colours[row.name], "cells": cells, "fate": fate})
     return page(
         "table.html",
         title=table.title or table.name,
         heads=[(column.name, has_published(results, column)) for column in table.columns],
         fate_head=FATE,
-        rows=[
-            {
-                "name": row.name,
-                "colour": colours[row.name],
-                "cells": [_cell_values(results.cells[row.name, column.name]) for column in table.columns],
-                "fate": results.fates[row.name],  # how many runs failed, and how many collapsed
-            }
-            for row in table.rows
-        ],
+        rows=rows,
         legend=legend(results),
         over_training=_over_training(results, curves, panels),
         baseline=table.baseline,
@@ -260,7 +257,9 @@ def _over_training(
 ) -> dict[str, Any] | None:
     """Returns panels and curves with one legend, and every method's first and last point in the panels."""
     charts = [*panel_charts(results, panels), *curve_charts(results, curves)]
-    drawn_rows = {series.name for chart in charts for series in chart.series}
+    drawn_rows: set[str] = set()
+    for chart in charts:
+        drawn_rows |= {series.name for series in chart.series}
     notes = panel_notes(results.plan, panels)
     if not drawn_rows and not notes:
         return None
