@@ -31,7 +31,16 @@ from treetune.data.parallel_solutions import (
     parts_of,
     results_in,
 )
-from treetune.data.thread_blocks import BlockRule, SolutionBlock, cut, json_list, ranges, saved_characters
+from treetune.data.thread_blocks import (
+    BlockRule,
+    LineRange,
+    SolutionBlock,
+    ThreadGroup,
+    cut,
+    json_list,
+    ranges,
+    saved_characters,
+)
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
 from treetune.exceptions import OutOfBudget, Unreadable
 from treetune.threads.format import faults, text_segments
@@ -39,7 +48,9 @@ from treetune.threads.format import faults, text_segments
 TAGS = ["<parallel>", "</parallel>", "<thread>", "</thread>", "<none/>"]
 PIECES = st.sampled_from([*TAGS, "1-4", "7", "lines 2-3", "9–12", "\n", "so"])
 LINES = st.lists(st.sampled_from(["", "a line", "and a longer line of words", "  indented"]), max_size=30)
-RANGES = st.tuples(st.integers(-1, 32), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+RANGES = st.tuples(st.integers(-1, 32), st.integers(0, 12)).map(
+    lambda pair: LineRange(pair[0], pair[0] + pair[1])
+)
 
 
 def without_spaces(text: str) -> str:
@@ -73,7 +84,7 @@ def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
 
 @given(groups=st.lists(st.lists(RANGES, max_size=4), max_size=6), lines=LINES, least=st.integers(1, 60))
 def test_kept_blocks_do_not_overlap_are_in_order_lose_no_word_and_save_enough(
-    groups: list[list[tuple[int, int]]], lines: list[str], least: int
+    groups: list[ThreadGroup], lines: list[str], least: int
 ) -> None:
     kept, dropped = cut(groups, lines, BlockRule(least, max_threads=3))
     assert len(kept) + len(dropped) == len(groups)
@@ -94,7 +105,7 @@ def test_kept_blocks_do_not_overlap_are_in_order_lose_no_word_and_save_enough(
     conclusion=st.sampled_from(["", "</think>\n\nThe answer.", "</think> a </think> b"]),
 )
 def test_a_parallel_text_has_the_words_of_the_solution_in_the_form_of_rollouts(
-    lines: list[str], groups: list[list[tuple[int, int]]], opening: str, conclusion: str
+    lines: list[str], groups: list[ThreadGroup], opening: str, conclusion: str
 ) -> None:
     solution = opening + "\n".join(lines) + conclusion
     parts = parts_of(solution)
@@ -233,9 +244,10 @@ def test_a_request_waits_for_what_requests_in_flight_may_leave_of_the_budget() -
 
 def test_a_block_is_dropped_with_its_reason() -> None:
     lines = ["a" * 300, "b" * 300, "c", "d" * 300]
-    groups = [[(1, 1), (2, 2)], [(2, 2), (4, 4)], [(4, 4), (4, 4)], [(3, 3), (4, 4)], []]
+    first, second, third, fourth = (LineRange(number, number) for number in (1, 2, 3, 4))
+    groups = [[first, second], [second, fourth], [fourth, fourth], [third, fourth], []]
     kept, dropped = cut(groups, lines, BlockRule(200))
-    assert kept == [SolutionBlock(1, 2, ("a" * 300, "b" * 300), ((1, 1), (2, 2)))]
+    assert kept == [SolutionBlock(1, 2, ("a" * 300, "b" * 300), (first, second))]
     assert sorted(block.reason for block in dropped) == [
         "fewer than two threads with text",
         "lines between threads that are in none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from treetune.data import prompts
@@ -13,6 +14,7 @@ from treetune.data.thread_blocks import (
     CONTROL,
     BlockRule,
     Dropped,
+    LineRange,
     SolutionBlock,
     cut,
     failed_threads,
@@ -184,7 +186,7 @@ async def _finish(
 
 
 def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
-    return Dropped(((block.first, block.last),), reason, detail)
+    return Dropped((LineRange(block.first, block.last),), reason, detail)
 
 
 # References to a sibling's content: the model proposes, a strict rule applies
@@ -201,25 +203,10 @@ async def _without_references(
     back only. Raises Unreadable if the model's edits can't be applied.
     """
 
-    async def rewrite(thread: int) -> tuple[str, list[dict[str, Any]]]:
-        text = threads[thread - 1]
-        edits: list[dict[str, Any]] = []
-        for sibling in range(1, thread):
-            hidden = threads[sibling - 1]  # the text that a reader of this thread doesn't see
-            question = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=text)
-
-            # The default binds this round's text.
-            def read(answer: str, part: str = text) -> tuple[str, list[tuple[str, str]]]:
-                return apply_edits(part, json_list(answer))
-
-            (text, changed), _ = await questions.ask("references", [("user", question)], read)
-            edits += [
-                {"thread": thread, "sibling": sibling, "source": source, "destination": destination}
-                for source, destination in changed
-            ]
-        return text, edits
-
-    results = await all_of([rewrite(thread) for thread in range(1, len(threads) + 1)])
+    numbers = range(1, len(threads) + 1)
+    results = await all_of(
+        [_rewrite_thread(questions, problem, known, threads, thread) for thread in numbers]
+    )
     rewritten_threads = tuple(text for text, _ in results)
     all_edits: list[dict[str, Any]] = []
     for _, edits_of_thread in results:
@@ -227,7 +214,35 @@ async def _without_references(
     return rewritten_threads, all_edits
 
 
-def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str, str]]]:
+async def _rewrite_thread(
+    questions: Questions, problem: str, known: str, threads: Sequence[str], thread: int
+) -> tuple[str, list[dict[str, Any]]]:
+    """Returns a thread's text without references to earlier threads, and the changes."""
+    text = threads[thread - 1]
+    changes: list[dict[str, Any]] = []
+    for sibling in range(1, thread):
+        hidden = threads[sibling - 1]  # the text that a reader of this thread doesn't see
+        question = prompts.REFERENCES.format(problem=problem, known=known, hidden=hidden, part=text)
+        read = partial(_read_edits, text)
+        (text, edits), _ = await questions.ask("references", [("user", question)], read)
+        for edit in edits:
+            changes.append({"thread": thread, "sibling": sibling, **edit._asdict()})
+    return text, changes
+
+
+class Edit(NamedTuple):
+    """A replacement of a text, `source`, by another one, `destination`."""
+
+    source: str
+    destination: str
+
+
+def _read_edits(text: str, answer: str) -> tuple[str, list[Edit]]:
+    """Applies the replacements in an answer of the model to a text."""
+    return apply_edits(text, json_list(answer))
+
+
+def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[Edit]]:
     """Applies the model's replacements to a text. Returns the text, and the replacements that change it.
 
     Raises Unreadable unless each source occurs exactly once.
@@ -251,7 +266,7 @@ def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str
             raise Unreadable(f"a source occurs {count} times in the part and not once: {source[:100]!r}")
         text = text.replace(source, destination)
         if source != destination:
-            edits.append((source, destination))
+            edits.append(Edit(source, destination))
     if not text.strip():
         raise Unreadable("nothing is left of the part")
     return text.strip(), edits

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from treetune.data import prompts
 from treetune.data.asking import Questions
@@ -15,14 +16,30 @@ from treetune.domains.endpoints.settings import Message
 from treetune.exceptions import Unreadable
 from treetune.threads.format import MOST_THREADS
 
-Lines = tuple[int, int]
-"""First and last line, counted from 1."""
+
+class LineRange(NamedTuple):
+    """The first and the last line of a thread, counted from 1. Example: `LineRange(first=4, last=9)`."""
+
+    first: int
+    last: int
+
+
+ThreadGroup = list[LineRange]
+"""The lines of threads that don't need each other."""
+
+
+class ThreadNumber(NamedTuple):
+    """The number of a thread in its group, and the group's number, as prompts name them: both from 1."""
+
+    group: int
+    thread: int
+
 
 _MARKUP = re.compile(r"</?parallel>|</?thread>|<none\s*/>", re.IGNORECASE)
 _RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", re.IGNORECASE)
 
 
-def ranges(text: str) -> list[list[Lines]]:
+def ranges(text: str) -> list[ThreadGroup]:
     """Returns the groups of an answer, each with the lines of its threads in the order of the answer.
 
     Text around the groups is ignored. Raises Unreadable for elements that aren't closed, are nested wrongly
@@ -30,7 +47,7 @@ def ranges(text: str) -> list[list[Lines]]:
 
     Example: ``<parallel><thread>1-3</thread><thread>4</thread></parallel>`` is ``[[(1, 3), (4, 4)]]``.
     """
-    groups: list[list[Lines]] = []
+    groups: list[ThreadGroup] = []
     opened: list[str] = []  # the names of the elements that are open, the innermost last
     last_tag_end = 0
     says_none = False
@@ -65,11 +82,11 @@ def ranges(text: str) -> list[list[Lines]]:
     return groups
 
 
-def _parse_lines(text: str) -> Lines:
+def _parse_lines(text: str) -> LineRange:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise Unreadable(f"a <thread> holds {text[:60]!r} and not a first and last line such as 4-9")
-    return int(match[1]), int(match[2] or match[1])
+    return LineRange(first=int(match[1]), last=int(match[2] or match[1]))
 
 
 CONTROL = re.compile(r"[\x00-\x1f]")
@@ -112,7 +129,7 @@ class SolutionBlock:
     """Its last line."""
     threads: tuple[str, ...]
     """The text of each thread, without white space around it."""
-    lines: tuple[Lines, ...]
+    lines: tuple[LineRange, ...]
     """The first and the last line of each thread."""
 
 
@@ -120,13 +137,13 @@ class SolutionBlock:
 class Dropped:
     """A block that stays sequential text. `reason` is counted; `detail` says more."""
 
-    lines: tuple[Lines, ...]
+    lines: tuple[LineRange, ...]
     reason: str
     detail: str = ""
 
 
 def cut(
-    groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: BlockRule
+    groups: Sequence[ThreadGroup], lines: Sequence[str], rule: BlockRule
 ) -> tuple[list[SolutionBlock], list[Dropped]]:
     """Returns the groups of threads to keep, as blocks in the solution's order, and the groups to drop.
 
@@ -141,7 +158,7 @@ def cut(
     blocks: list[SolutionBlock] = []
     dropped = []
     # In the order of their first lines. A group without threads comes first, and `_cut_block` drops it.
-    for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
+    for group in sorted(groups, key=lambda group: group[0] if group else LineRange(0, 0)):
         last_kept = blocks[-1].last if blocks else 0
         block = _cut_block(group, lines, rule, last_kept)
         if isinstance(block, SolutionBlock):
@@ -152,7 +169,7 @@ def cut(
 
 
 def _cut_block(
-    group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, last_kept: int
+    group: ThreadGroup, lines: Sequence[str], rule: BlockRule, last_kept: int
 ) -> SolutionBlock | Dropped:
     """Cuts a group of threads out of the solution's lines, or says why the group is dropped.
 
@@ -173,8 +190,8 @@ def _cut_block(
         lines_between = lines[last : next_first - 1]
         if any(line.strip() for line in lines_between):
             return drop("lines between threads that are in none", f"{last + 1}-{next_first - 1}")
-    if group and group[0][0] <= last_kept:
-        return drop("overlaps another block", f"{group[0][0]} is before {last_kept + 1}")
+    if group and group[0].first <= last_kept:
+        return drop("overlaps another block", f"{group[0].first} is before {last_kept + 1}")
     texts = ["\n".join(lines[first - 1 : last]).strip() for first, last in group]
     threads = tuple(text for text in texts if text)
     if len(threads) < 2:
@@ -185,7 +202,7 @@ def _cut_block(
     if saved < rule.min_saved:
         return drop("too little is saved", f"{saved} characters of {rule.min_saved}")
     lines_of_threads = tuple(thread_lines for thread_lines, text in zip(group, texts) if text)
-    return SolutionBlock(group[0][0], group[-1][1], threads, lines_of_threads)
+    return SolutionBlock(group[0].first, group[-1].last, threads, lines_of_threads)
 
 
 def saved_characters(threads: Sequence[str]) -> int:
@@ -200,7 +217,7 @@ def saved_characters(threads: Sequence[str]) -> int:
 
 async def independent_parts(
     questions: Questions, problem: str, lines: Sequence[str]
-) -> tuple[list[list[Lines]], list[Message]]:
+) -> tuple[list[ThreadGroup], list[Message]]:
     """Asks the model for groups of threads, and returns these and the conversation about them.
 
     A group has parts of the solution that don't need each other. Such a part is a thread, which is named by
@@ -225,40 +242,41 @@ async def failed_threads(
     """Returns the blocks with a thread that the model rejects in its self-check: the reasons by the block's
     index, from 0."""
     shown = "\n\n".join(_describe_block(number, block) for number, block in enumerate(blocks, start=1))
-    # A thread is named by the numbers of its group and of itself, both from 1.
-    expected: set[tuple[int, int]] = set()
-    for group_number, block in enumerate(blocks, start=1):
-        for thread_number in range(1, len(block.threads) + 1):
-            expected.add((group_number, thread_number))
-
-    def read(text: str) -> dict[tuple[int, int], str]:
-        """Returns the model's notes on the threads that failed, by group and thread."""
-        verdicts: dict[tuple[int, int], bool] = {}
-        notes: dict[tuple[int, int], str] = {}
-        for item in json_list(text):
-            thread_key = (item.get("group"), item.get("thread")) if isinstance(item, dict) else None
-            if thread_key not in expected or thread_key in verdicts:
-                raise Unreadable(
-                    f"a verdict is on an unknown thread, or on one for the second time: {str(item)[:100]}"
-                )
-            if not isinstance(item.get("pass"), bool):
-                raise Unreadable(
-                    f"the verdict on group {thread_key[0]}, thread {thread_key[1]} is neither true nor false"
-                )
-            verdicts[thread_key] = item["pass"]
-            notes[thread_key] = str(item.get("note", ""))[:500]
-        if missing := expected - verdicts.keys():
-            group, thread = min(missing)
-            raise Unreadable(f"there is no verdict on group {group}, thread {thread}")
-        return {thread_key: notes[thread_key] for thread_key, passed in verdicts.items() if not passed}
-
+    threads: set[ThreadNumber] = set()
+    for group, block in enumerate(blocks, start=1):
+        threads |= {ThreadNumber(group, thread) for thread in range(1, len(block.threads) + 1)}
     task: Message = ("user", prompts.CHECK.format(blocks=shown))
+    read = partial(_read_self_check, threads)
     failed, _ = await questions.ask("check", [*conversation, task], read)
-    reasons: dict[int, str] = {}
+    reasons: dict[int, list[str]] = {}
     for (group, thread), note in sorted(failed.items()):
-        block_index = group - 1
-        reasons[block_index] = "; ".join(filter(None, [reasons.get(block_index), f"thread {thread}: {note}"]))
-    return reasons
+        reasons.setdefault(group - 1, []).append(f"thread {thread}: {note}")
+    return {block_index: "; ".join(notes) for block_index, notes in reasons.items()}
+
+
+def _read_self_check(threads: Set[ThreadNumber], text: str) -> dict[ThreadNumber, str]:
+    """Returns the model's notes on the threads that failed. Raises Unreadable unless the model's answer has
+    one verdict on each thread."""
+    notes_on_failed: dict[ThreadNumber, str] = {}
+    without_verdict = set(threads)
+    for item in json_list(text):
+        verdict = item if isinstance(item, dict) else {}
+        thread = ThreadNumber(verdict.get("group", 0), verdict.get("thread", 0))
+        if thread not in without_verdict:
+            raise Unreadable(
+                f"a verdict is on an unknown thread, or on one for the second time: {str(item)[:100]}"
+            )
+        if not isinstance(verdict.get("pass"), bool):
+            raise Unreadable(
+                f"the verdict on group {thread.group}, thread {thread.thread} is neither true nor false"
+            )
+        without_verdict.remove(thread)
+        if not verdict["pass"]:
+            notes_on_failed[thread] = str(verdict.get("note", ""))[:500]
+    if without_verdict:
+        first = min(without_verdict)
+        raise Unreadable(f"there is no verdict on group {first.group}, thread {first.thread}")
+    return notes_on_failed
 
 
 def _describe_block(number: int, block: SolutionBlock) -> str:
