@@ -119,6 +119,7 @@ def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
 
 def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Console) -> int:
     """Writes the results of finished shards, and returns 1 if answers are left that could not be graded."""
+    # The line of each graded answer, by the row's number and by the number of the sample.
     graded: defaultdict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     outcomes: Counter[str] = Counter()
     answers = asked_twice = 0

@@ -66,12 +66,11 @@ class ReferenceSolutions(Rule):
             Journal(context.folder / "references.jsonl") as journal,
             GraderPool(self.grader, workers=self.workers, deadline=self.deadline) as pool,
         ):
-            batch: list[tuple[Numbered, list[str]]] = []
-
+            batch: list[_RowToGrade] = []
             for done, row in enumerate(rows):
                 responses = self._responses(row.row)
                 if responses:
-                    batch.append((row, responses))
+                    batch.append(_RowToGrade(row, responses))
                 else:
                     without_reference += 1
                     if self.without == "drop":
@@ -97,16 +96,23 @@ class ReferenceSolutions(Rule):
         return [text_of(self.answer, {**row, REFERENCE: text}) for text in references[: self.most]]
 
 
+class _RowToGrade(NamedTuple):
+    """A row with a response for each of its references."""
+
+    row: Numbered
+    responses: list[str]
+
+
 def _grade_batch(
-    batch: Sequence[tuple[Numbered, list[str]]], settings: str, journal: Journal, pool: GraderPool
+    batch: Sequence[_RowToGrade], settings: str, journal: Journal, pool: GraderPool
 ) -> dict[int, str]:
     """Grades the responses of a batch of rows, and returns why rows have no correct response.
 
     The result has only the rows without a correct response: a reason by the row's number. In each round, the
     next response of every row without a correct one is graded, all rows side by side."""
-    to_grade = {row.number: (row, responses) for row, responses in batch}
+    to_grade = {item.row.number: item for item in batch}
     why_by_number: dict[int, str] = {}
-    rounds = max((len(responses) for _, responses in batch), default=0)
+    rounds = max((len(item.responses) for item in batch), default=0)
     for attempt in range(rounds):
         submitted: list[_Submitted] = []
         for row, responses in to_grade.values():
