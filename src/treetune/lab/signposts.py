@@ -191,7 +191,9 @@ class Signposts(GeneratedTask):
             prompt += f"{SIGNS[sign]}{BLANK * (1 + self.chatter)}\n"
 
         groups, right_directions = self.groups(), _directions(self)
-        decisive_lines = {line for group in groups for line in group}
+        decisive_lines: set[int] = set()
+        for group in groups:
+            decisive_lines |= set(group)
         gold = ""
         for line in range(self.steps):
             sign = signs[line % self.period]
@@ -270,8 +272,11 @@ class Signposts(GeneratedTask):
                 wrong.append(1.0 - int(is_right))
             else:
                 wrong.append(1.0 - self.rate(sign))
-        # A group fails if all its lines are wrong.
-        return math.prod(1.0 - math.prod(wrong[line] for line in group) for group in groups(problem))
+        value = 1.0
+        for group in groups(problem):
+            failure = math.prod(wrong[line] for line in group)  # a group fails if all its lines are wrong
+            value *= 1.0 - failure
+        return value
 
     def decision(self, problem: Problem, response: str) -> str | None:
         """Returns the right direction if the response ends after the sign of a decisive line, else None."""

@@ -144,9 +144,12 @@ class AdvantageDistribution(OfIterations):
             rows_by_bin[row["step"] * self.bins // row["steps"]].append(row)
         numbers: dict[str, Any] = {"bins": edges}
         for kind in ("advantage", "value"):
+            by_position = []
+            for rows_of_bin in rows_by_bin:
+                by_position.append(describe([row[kind] for row in rows_of_bin]))
             numbers[kind] = {
                 "all": describe([row[kind] for row in rows]),
-                "by_position": [describe([row[kind] for row in rows_of_bin]) for rows_of_bin in rows_by_bin],
+                "by_position": by_position,
                 "histogram": self._histogram([row[kind] for row in rows if row[kind] is not None]),
             }
         return numbers

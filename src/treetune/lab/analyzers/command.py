@@ -207,11 +207,14 @@ def _pool(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
     rows = []
     for folder in folders:
         rows += [json.loads(line) for line in (folder / STATES).read_text().splitlines()]
+    points: set[int] = set()
+    for result in results:
+        points |= set(result["points"])
     settings = results[0]["settings"]
     return {
         "analyzer": results[0]["analyzer"],
         "experiment": [result["experiment"] for result in results],
         "settings": settings,
-        "points": sorted({point for result in results for point in result["points"]}),
+        "points": sorted(points),
         "numbers": build(Analyzer, settings).summarise(rows),
     }

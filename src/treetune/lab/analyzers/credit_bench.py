@@ -308,7 +308,9 @@ def sample_and_credit(
         context = context_at(resources, point, work, seed, "own-answers", show, method.rollout)
         trees, _ = method.rollout.run(context, problems)
         episodes, metrics = method.credit.assign(context, trees)
-    tokens_of_answers = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
+    tokens_of_answers = 0
+    for tree in trees:
+        tokens_of_answers += sum(len(node.segment.token_ids) for node in tree.nodes)
     return CreditOfMethod(episodes, tokens_of_answers + int(metrics.get("credit/value_tokens", 0)))
 
 

@@ -38,8 +38,10 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Draws a column for each answer, by its title: values above, advantages below."""
     titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
     figure, axes = panels(titles * 2, rows=2)  # a panel per answer in each of the two rows
-    # All methods, in the order in which they first occur.
-    methods = list(dict.fromkeys(name for row in answers.values() for name in row["credit"]))
+    ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
+    for row in answers.values():
+        ordered_methods |= dict.fromkeys(row["credit"])
+    methods = list(ordered_methods)
     for figure_row, (kind, label) in enumerate(AXIS_LABELS.items()):
         for panel, row in zip(axes[figure_row * len(answers) :], answers.values()):
             for number, name in enumerate(methods):
@@ -331,7 +333,9 @@ def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str,
 
     scales = {}
     for name, by_answer in credits.items():
-        squares = [point.value**2 for credit in by_answer.values() for point in credit.advantages]
+        squares: list[float] = []
+        for credit in by_answer.values():
+            squares += [point.value**2 for point in credit.advantages]
         scales[name] = fmean(squares) ** 0.5 or 1.0  # where all are 0, they stay 0
     disagreements = {}
     for answer in answers:

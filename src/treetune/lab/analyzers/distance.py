@@ -224,11 +224,14 @@ class KlToReference(OfCheckpoints):
             bootstrap = Bootstrap([row["problem"] for row in rows_there], self.seed)
             correct = [float(row["reward"] >= CORRECT_SCORE) for row in rows_there]
             tokens = sum(row["tokens"] for row in rows_there)
+            estimates = {}
+            for name in ESTIMATORS:
+                estimates[str(name)] = bootstrap(mean_of([row[name] for row in rows_there]))
             numbers[str(point)] = {
                 "answers": len(rows_there),
                 "accuracy": bootstrap(mean_of(correct)),
                 "reward": bootstrap(mean_of([row["reward"] for row in rows_there])),
-                **{str(name): bootstrap(mean_of([row[name] for row in rows_there])) for name in ESTIMATORS},
+                **estimates,
                 "k1_per_token": math.fsum(row["k1"] for row in rows_there) / tokens,
             }
         return {"by_checkpoint": numbers}

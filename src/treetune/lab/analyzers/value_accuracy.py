@@ -212,37 +212,35 @@ class ValueAccuracy(OfCheckpoints):
     @override
     def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Returns the errors of every estimator, at every checkpoint and over all of them together."""
-        points = sorted({row["checkpoint"] for row in rows})
-        return {
-            "rollouts": self.rollouts,
-            "all": self._numbers(rows),
-            "by_checkpoint": {
-                str(point): self._numbers([row for row in rows if row["checkpoint"] == point])
-                for point in points
-            },
-        }
+        by_checkpoint = {}
+        for point in sorted({row["checkpoint"] for row in rows}):
+            rows_of_checkpoint = [row for row in rows if row["checkpoint"] == point]
+            by_checkpoint[str(point)] = self._numbers(rows_of_checkpoint)
+        return {"rollouts": self.rollouts, "all": self._numbers(rows), "by_checkpoint": by_checkpoint}
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
         # The state before the first step (0) is the prompt alone.
         within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
-        names = list(dict.fromkeys(name for row in rows for name in row["estimates"]))
+        names: dict[str, None] = {}  # a dictionary as an ordered set
+        for row in rows:
+            names |= dict.fromkeys(row["estimates"])
         edges = [number / self.bins for number in range(self.bins + 1)]
         rows_by_bin = []
         for low, high in itertools.pairwise(edges):
             rows_by_bin.append([row for row in within if low <= row["position"] < high])
+        estimators = {}
+        for name in names:
+            estimators[name] = {
+                "within": errors(within, name, self.seed),
+                "prompts": errors(prompts, name, self.seed),
+                "by_position": [errors(rows_of_bin, name, self.seed) for rows_of_bin in rows_by_bin],
+            }
         return {
             "states": {"within": _describe(within), "prompts": _describe(prompts)},
             "bins": edges,
-            "estimators": {
-                name: {
-                    "within": errors(within, name, self.seed),
-                    "prompts": errors(prompts, name, self.seed),
-                    "by_position": [errors(rows_of_bin, name, self.seed) for rows_of_bin in rows_by_bin],
-                }
-                for name in names
-            },
+            "estimators": estimators,
         }
 
     @staticmethod

@@ -219,7 +219,10 @@ def draw_gain(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure
     worth as much as RLOO; a method above the line is worth more. Gains below 0.05 are outside of the figure.
     """
     figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 4))
-    methods = list(dict.fromkeys(name for scores in by_panel.values() for name in scores))
+    ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
+    for scores in by_panel.values():
+        ordered_methods |= dict.fromkeys(scores)
+    methods = list(ordered_methods)
     for panel, scores in zip(axes, by_panel.values(), strict=True):
         highest_cost = 2 * max(1.0, *(score["cost"] for score in scores.values()))
         costs = np.geomspace(1.0, highest_cost, 50)

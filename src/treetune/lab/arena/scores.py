@@ -226,7 +226,9 @@ def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequenc
         trees, _ = method.rollout.run(context, [tree.problem for tree in shared])
     episodes, metrics = method.credit.assign(context, trees)
     answer_by_id = {answer.id: answer for answer in answers_of(trees)}
-    answer_tokens = sum(len(node.segment.token_ids) for tree in trees for node in tree.nodes)
+    answer_tokens = 0
+    for tree in trees:
+        answer_tokens += sum(len(node.segment.token_ids) for node in tree.nodes)
     return AssignedCredit(
         answers=[answer_by_id[episode.trajectory] for episode in episodes],
         episodes=episodes,
@@ -411,6 +413,39 @@ Critics and true advantages are left out, since training the critic and knowing 
 here."""
 
 
+def _methods_to_score(modules: Sequence[str], names: Sequence[str] | None) -> dict[str, ScoredMethod]:
+    """Returns the methods of the modules, or all shipped ones; with `names` only these."""
+    methods: dict[str, ScoredMethod] = {}
+    for module in modules:
+        methods |= methods_of(module)
+    methods = methods or shipped_methods()
+    if not names:
+        return methods
+    unknown = [name for name in names if name not in methods]
+    if unknown:
+        raise ValueError(f"there is no method {unknown[0]!r}: choose one of {', '.join(methods)}")
+    return {name: methods[name] for name in names}
+
+
+def _read_scores(scores_file: Path, seed: int, most: int) -> dict[str, Any]:
+    """Returns stored scores by language. Raises ValueError where they were made with other settings, or by an
+    earlier version."""
+    stored = json.loads(scores_file.read_text())
+    if (stored["seed"], stored["problems"]) != (seed, most):
+        raise ValueError(
+            f"{scores_file} has the scores of --seed {stored['seed']} --problems {stored['problems']}:"
+            " give these, or another folder"
+        )
+    by_language: dict[str, Any] = stored["scores"]
+    for scores_of_language in by_language.values():
+        if not all("decisive" in score for score in scores_of_language.values()):
+            raise ValueError(
+                f"{scores_file} was written by an earlier version, which did not measure single steps: give"
+                " another folder as --output"
+            )
+    return by_language
+
+
 def run_arena(
     modules: Sequence[str],
     names: Sequence[str] | None,
@@ -435,31 +470,11 @@ def run_arena(
         raise ValueError(f"--problems is {most}: at least 2 are needed to estimate noise")
     scores_to_compare = None if against is None else json.loads(against.read_text())["scores"]
     language_by_name = {name: language_of(name) for name in languages or LANGUAGES}
-    methods: dict[str, ScoredMethod] = {}
-    for module in modules:
-        methods |= methods_of(module)
-    methods = methods or shipped_methods()
-    if names:
-        unknown = [name for name in names if name not in methods]
-        if unknown:
-            raise ValueError(f"there is no method {unknown[0]!r}: choose one of {', '.join(methods)}")
-        methods = {name: methods[name] for name in names}
+    methods = _methods_to_score(modules, names)
     scores_file = None if output is None else output / "arena.json"
     by_language: dict[str, Any] = {}
     if scores_file is not None and scores_file.is_file():
-        stored = json.loads(scores_file.read_text())
-        if (stored["seed"], stored["problems"]) != (seed, most):
-            raise ValueError(
-                f"{scores_file} has the scores of --seed {stored['seed']} --problems {stored['problems']}:"
-                " give these, or another folder"
-            )
-        by_language = stored["scores"]
-        all_scores = [score for scores in by_language.values() for score in scores.values()]
-        if not all("decisive" in score for score in all_scores):
-            raise ValueError(
-                f"{scores_file} was written by an earlier version, which did not measure single steps: give"
-                " another folder as --output"
-            )
+        by_language = _read_scores(scores_file, seed, most)
     for language_name, language in language_by_name.items():
         scores_of_language = by_language.setdefault(language_name, {})
         to_score = {
