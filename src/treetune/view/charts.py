@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from typing_extensions import override
 
@@ -378,23 +378,34 @@ def _span(series: Sequence[Series], *, from_zero: bool) -> tuple[float, float]:
     return limits(ys, from_zero=from_zero)
 
 
-def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
-    """Returns rows of amounts with neighbours averaged, so that there are at most MOST_BARS."""
-    size = math.ceil(len(rows) / MOST_BARS)
+class StackedBar(NamedTuple):
+    """A bar of several amounts, such as an iteration's seconds by phase.
+
+    Example: ``StackedBar("12", {"generation": 4.0, "training": 2.5})``.
+    """
+
+    label: str
+    amounts: Mapping[str, float]
+
+
+def thinned(bars: Sequence[StackedBar]) -> Sequence[StackedBar]:
+    """Returns the bars with neighbours averaged, so that there are at most MOST_BARS."""
+    size = math.ceil(len(bars) / MOST_BARS)
     if size <= 1:
-        return rows
+        return bars
     averaged = []
-    for start in range(0, len(rows), size):
-        neighbours = rows[start : start + size]
+    for start in range(0, len(bars), size):
+        neighbours = bars[start : start + size]
         names: dict[str, None] = {}  # a dictionary as an ordered set
-        for _, amounts in neighbours:
-            names |= dict.fromkeys(amounts)
+        for bar in neighbours:
+            names |= dict.fromkeys(bar.amounts)
         means = {}
         for name in names:
-            total = math.fsum(amounts.get(name, 0.0) for _, amounts in neighbours)
+            total = math.fsum(bar.amounts.get(name, 0.0) for bar in neighbours)
             means[name] = total / len(neighbours)
-        first, last = neighbours[0][0], neighbours[-1][0]
-        averaged.append((first if len(neighbours) == 1 else f"{first}–{last}", means))
+        first, last = neighbours[0].label, neighbours[-1].label
+        label = first if len(neighbours) == 1 else f"{first}–{last}"
+        averaged.append(StackedBar(label, means))
     return averaged
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.manifest import recorded_resumes
-from treetune.view.charts import N_COLOURS, Chart, Event, Series, better_of, number
+from treetune.view.charts import N_COLOURS, Chart, Event, Series, StackedBar, better_of, number
 from treetune.view.experiment import StoredExperiment
 
 MOST_POINTS = 1200
@@ -487,20 +487,20 @@ def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
     return rows
 
 
-def phase_seconds(experiment: StoredExperiment) -> list[tuple[str, dict[str, float]]]:
-    """Returns the number of each iteration with its seconds by phase: [("1", {"generation": 4.0, …}), …]."""
+def phase_seconds(experiment: StoredExperiment) -> list[StackedBar]:
+    """Returns a bar for each iteration: its seconds by phase."""
     by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
     iterations: set[float] = set()
     for seconds_by_iteration in by_phase.values():
         iterations |= set(seconds_by_iteration)
-    rows = []
+    bars = []
     for iteration in sorted(iterations):
         seconds_of_phases = {phase: seconds.get(iteration, 0.0) for phase, seconds in by_phase.items()}
-        rows.append((f"{iteration:.0f}", seconds_of_phases))
-    return rows
+        bars.append(StackedBar(f"{iteration:.0f}", seconds_of_phases))
+    return bars
 
 
-def phase_totals(rows: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
+def phase_totals(bars: Sequence[StackedBar]) -> dict[str, float]:
     """Returns the seconds of each phase over all of these iterations, without phases that took none."""
-    totals = {phase: math.fsum(seconds[phase] for _, seconds in rows) for phase in PHASES}
+    totals = {phase: math.fsum(bar.amounts[phase] for bar in bars) for phase in PHASES}
     return {phase: seconds for phase, seconds in totals.items() if seconds > 0}

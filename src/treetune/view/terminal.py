@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from rich.console import Console, Group, RenderableType
 from rich.segment import Segment, Segments
@@ -248,15 +248,15 @@ def run_page(
         for start in range(0, len(cells), columns):
             grid.add_row(*cells[start : start + columns])
         parts += [Text(), grid]
-    rows = phase_seconds(experiment)
-    if totals := phase_totals(rows):
+    phase_bars = phase_seconds(experiment)
+    if totals := phase_totals(phase_bars):
         times = Table.grid(padding=(0, 1, 0, 0))
         for phase, seconds in totals.items():
             share = seconds / math.fsum(totals.values())
             times.add_row(
                 Text(phase),
                 Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
-                Text(f"{number(seconds / len(rows)) + ' s each':>12}"),
+                Text(f"{number(seconds / len(phase_bars)) + ' s each':>12}"),
                 # The other columns take 40 characters at most.
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
@@ -276,7 +276,7 @@ def run_page(
     except (ValueError, KeyError, OSError) as error:
         return Group(*parts, _title("answers"), line_of(f"can't be read: {error}", "red"))
     if answers:
-        parts += [_title(title), *(_answer(*answer, whole) for answer in answers)]
+        parts += [_title(title), *(_answer_text(answer, whole) for answer in answers)]
     return Group(*parts)
 
 
@@ -334,26 +334,36 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     return Group(title, *lines, line_of(axis, "dim"))
 
 
-def _answer(name: str, score: float | None, outcome: str, text: str, whole: bool) -> Text:
+class NewestAnswer(NamedTuple):
+    """An answer to show: ``NewestAnswer("test/4#0", 1.0, "ok", "The sum is 12.")``."""
+
+    name: str
+    score: float | None
+    """None where it could not be graded."""
+    outcome: str
+    text: str
+
+
+def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
     """Returns an answer in one line with its score; with `whole` its text follows in lines of its own, up to
     WHOLE characters."""
-    score_text = "?" if score is None else number(score)
-    remark = "" if outcome in ("ok", "") else f" {outcome}"
-    head = line_of(f"{score_text:>4}{remark}  {name}  ", "bold")
+    score_text = "?" if answer.score is None else number(answer.score)
+    remark = "" if answer.outcome in ("ok", "") else f" {answer.outcome}"
+    head = line_of(f"{score_text:>4}{remark}  {answer.name}  ", "bold")
     if not whole:
-        line = head + line_of(text)
+        line = head + line_of(answer.text)
         line.no_wrap, line.overflow = True, "ellipsis"
         return line
-    beginning, left_out = cut(text, WHOLE)
+    beginning, left_out = cut(answer.text, WHOLE)
     remark = f"\n… and {left_out} more characters" if left_out else ""
     return head + Text(f"\n{visible(beginning)}{remark}\n")
 
 
-def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | None, str, str]]]:
+def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
     """Returns a title and a few answers of the newest iteration, or else of the newest evaluation.
 
-    An answer is its name, score (None where it could not be graded), outcome and text. They are read from the
-    beginning of the file, one for each problem. Raises ValueError for a damaged file.
+    The answers are read from the beginning of the file, one for each problem. Raises ValueError for a damaged
+    file.
     """
     all_sources = sources(run)
     if not all_sources:
@@ -361,13 +371,13 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
     iterations = [source for source in all_sources if source.kind == "iteration"]
     chosen = (iterations or all_sources)[-1]
     # By problem. At most a thousand lines, or one batch, are read: usually enough for a few problems.
-    first: dict[str, tuple[str, float | None, str, str]] = {}
+    first: dict[str, NewestAnswer] = {}
     if chosen.kind == "evaluation":
         verify_answers(chosen.path)
         with chosen.path.open(encoding="utf-8") as file:
             for row in map(json.loads, islice(file, 1000)):
                 name, outcome = f"{row['problem']}#{row['sample']}", row.get("outcome", "")
-                answer = name, row.get("reward"), outcome, row.get("text") or ""
+                answer = NewestAnswer(name, row.get("reward"), outcome, row.get("text") or "")
                 first.setdefault(row["problem"], answer)
     else:
         walking = walk(chosen.path, ["problem", "sample", "grade", "text", "group", "reward"])
@@ -379,7 +389,7 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
                 if "problem" in row:  # else it is an episode of demonstrations
                     problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
                     score = None if outcome == "unavailable" else row["grade"]["reward"]
-                first.setdefault(problem, (f"{problem}#{sample}", score, outcome, text))
+                first.setdefault(problem, NewestAnswer(f"{problem}#{sample}", score, outcome, text))
     return f"{chosen.content} of {chosen.title}", list(first.values())[:most]
 
 

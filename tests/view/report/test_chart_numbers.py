@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from treetune.view.charts import Chart, Series, limits, line_chart, number, thinned, tick_labels
+from treetune.view.charts import Chart, Series, StackedBar, limits, line_chart, number, thinned, tick_labels
 from treetune.view.templates import colour_of, palette
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
@@ -82,7 +82,7 @@ def test_points_have_titles_and_ticks_of_iterations_are_whole_numbers() -> None:
 def test_many_iterations_make_a_small_chart_and_few_bars() -> None:
     points = [(i, (i * 37) % 11) for i in range(1000)]
     assert len(line_chart(Chart("loss", [Series("loss", points, "own")]))) < 20_000
-    bars = thinned([(str(i), {"generation": 1.0}) for i in range(1, 1001)])
+    bars = thinned([StackedBar(str(i), {"generation": 1.0}) for i in range(1, 1001)])
     assert len(bars) <= 60 and bars[0] == ("1–17", {"generation": 1.0})
 
 

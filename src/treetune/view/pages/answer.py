@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import numpy as np
@@ -37,6 +37,7 @@ from treetune.view.store.tokens import (
     trained_steps,
 )
 from treetune.view.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
+from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
 """The number of tokens that are shown at first."""
@@ -138,29 +139,7 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         threaded = ThreadedAnswer(tokens.texts or (), answer.episode, answer.trajectory, scale)
         drawing = Markup(threads_html(threaded))
     elif form == "tree" and episode is not None:
-        group = answers.group(answer.source.name, answer.row["problem"])
-        names = [member.trajectory for member in group]
-        this = names.index(episode.trajectory) if episode.trajectory in names else 0
-
-        base = view.here(answer=None, depth=None, all=None, **{"as": None})
-
-        def address(number: int, depth: int | None, start: int | None = None) -> str:
-            """Returns an address for `tree_html`, about the answer `number` of the group.
-
-            With `start`, it is of the continuations after `start` tokens; with `depth`, of the tree from that
-            step on; with neither, of the answer itself.
-            """
-            query: dict[str, Any] = {"answer": group[number].trajectory}
-            if start is not None:
-                run, source = view.run.name, answer.source.name
-                return view.address("/continuations", **query, run=run, source=source, start=start)
-            if depth is not None:
-                query["as"] = "tree"
-                if depth:
-                    query["depth"] = depth
-            return f"{base}&{urlencode(query)}"
-
-        drawing = Markup(tree_html(group, all_texts(view.run.path) or [], this, depth, address))
+        drawing = _tree(view, answers, answer, episode, depth)
     return view.render(
         "answer.html",
         409 if draft else 200,
@@ -194,6 +173,34 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
         credited_steps=max((len(method.cells) for method in credits), default=0),
         reading=reading,
     )
+
+
+def _tree(
+    view: PageRequest, answers: AnswerStore, answer: StoredAnswer, episode: Episode, depth: int
+) -> Markup:
+    """Draws the tree of all answers to the problem, from the step `depth` on."""
+    group = answers.group(answer.source.name, answer.row["problem"])
+    names = [member.trajectory for member in group]
+    this = names.index(episode.trajectory) if episode.trajectory in names else 0
+    base = view.here(answer=None, depth=None, all=None, **{"as": None})
+
+    def address(number: int, depth: int | None, start: int | None = None) -> str:
+        """Returns an address for `tree_html`, about the answer `number` of the group.
+
+        With `start`, it is of the continuations after `start` tokens; with `depth`, of the tree from that
+        step on; with neither, of the answer itself.
+        """
+        query: dict[str, Any] = {"answer": group[number].trajectory}
+        if start is not None:
+            run, source = view.run.name, answer.source.name
+            return view.address("/continuations", **query, run=run, source=source, start=start)
+        if depth is not None:
+            query["as"] = "tree"
+            if depth:
+                query["depth"] = depth
+        return f"{base}&{urlencode(query)}"
+
+    return Markup(tree_html(group, all_texts(view.run.path) or [], this, depth, address))
 
 
 def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
@@ -311,9 +318,24 @@ def _has_end(answer: StoredAnswer) -> bool:
     return answer.row.get("finish_reason") == "stop"
 
 
-def _lines(
-    tokens: Tokens, most: int | None, has_end: bool
-) -> list[tuple[CreditedStep, list[dict[str, Any]]]]:
+class _ShownToken(NamedTuple):
+    """A token of an answer, as the page shows it: ``_ShownToken(4, "so↵", injected=False)``."""
+
+    place: int
+    """The number of the token in the answer."""
+    text: str
+    injected: bool
+    """Whether the policy didn't sample it."""
+
+
+class _ShownStep(NamedTuple):
+    """A step with its tokens, or with the first of them."""
+
+    step: CreditedStep
+    tokens: list[_ShownToken]
+
+
+def _lines(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
     """Returns the steps with their first `most` tokens, as they are shown.
 
     Ends of lines are visible. A token is shown by its id if it has no text, or adds an accent to a character
@@ -337,8 +359,8 @@ def _lines(
                 shown = shortened(text, LONGEST_TOKEN).replace("\n", "↵\n")
             else:
                 shown = "⟨end⟩" if is_end else f"⟨{tokens.ids[i]}⟩"
-            shown_tokens.append({"place": i, "text": shown, "injected": not tokens.sampled[i]})
-        lines.append((step, shown_tokens))
+            shown_tokens.append(_ShownToken(i, shown, injected=not tokens.sampled[i]))
+        lines.append(_ShownStep(step, shown_tokens))
     return lines
 
 

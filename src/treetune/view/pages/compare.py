@@ -148,7 +148,7 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
 
 def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     """Returns two answers to a problem, with their differences marked."""
-    rows, chosen, texts = [], [], []
+    rows, chosen, texts, left_out = [], [], [], []
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
         same_problem = ColumnFilter("problem", "=", problem)
@@ -162,27 +162,37 @@ def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, A
         row = answer_rows[min(view.integer(key, 0), len(answer_rows) - 1)]
         rows.append(answer_rows)
         chosen.append(row)
-        # The beginning of the answer's text, and the number of characters after it that are left out.
-        texts.append(cut(answers.texts([(source.name, row["place"])])[0], LONGEST))
-    marked = differences(texts[0][0], texts[1][0])
-    return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left_out for _, left_out in texts]}
+        [text] = answers.texts([(source.name, row["place"])])
+        beginning, characters_left_out = cut(text, LONGEST)
+        texts.append(beginning)
+        left_out.append(characters_left_out)
+    return {"rows": rows, "chosen": chosen, "marked": differences(*texts), "left_out": left_out}
 
 
-def differences(first: str, second: str) -> list[list[tuple[str, bool]]]:
-    """Returns both texts in pieces, each with whether it is missing in the other text.
+class Piece(NamedTuple):
+    """A piece of a text that is compared with another text."""
+
+    text: str
+    is_different: bool
+    """Whether the other text doesn't have it."""
+
+
+def differences(first: str, second: str) -> list[list[Piece]]:
+    """Returns the pieces of both texts.
 
     `differences("a b", "a c")` is `[[("a ", False), ("b", True)], [("a ", False), ("c", True)]]`.
     """
-    pieces_of_text = [_WORD.findall(first), _WORD.findall(second)]
+    words = [_WORD.findall(first), _WORD.findall(second)]
     # Without autojunk, long texts of few different words take minutes.
-    matcher = difflib.SequenceMatcher(None, pieces_of_text[0], pieces_of_text[1], autojunk=True)
+    matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=True)
     operations = matcher.get_opcodes()
 
-    def pieces(side: int) -> Iterator[tuple[str, bool]]:
+    def pieces(side: int) -> Iterator[Piece]:
         for kind, *bounds in operations:  # the bounds in the first text, then those in the second
             begin, end = bounds[2 * side : 2 * side + 2]
             if begin < end:
-                yield visible("".join(pieces_of_text[side][begin:end])), kind != "equal"
+                text = visible("".join(words[side][begin:end]))
+                yield Piece(text, is_different=kind != "equal")
 
     return [list(pieces(0)), list(pieces(1))]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections import Counter
@@ -121,56 +120,20 @@ def show(view: PageRequest) -> Response:
             rows.append(Listed(run, state, None, problem="" if run.files else status))
             continue
         accuracies = {accuracy.label: accuracy for accuracy in status.accuracies}
-        group_names = {
-            "": "",
-            "method": status.method,
-            "folder": run.name.rpartition("/")[0] or "no folder",
-            "setting": re.sub(r"[/_-]?seed[_-]?\d+", "", run.name),
-        }
-        if group in group_names:
-            group_name = group_names[group]
-        else:  # a key of the configuration
-            group_name = settings[run].get(group, "not set")
+        group_name = _group_of(run, status, settings[run], group)
         cells = cells_of(view, run, columns)
         rows.append(Listed(run, status.state, status, accuracies.get(chosen_set), "", group_name, cells))
     search, state = view.text("search").casefold(), view.text("state")
-
-    def matches(row: Listed) -> bool:
-        parts = row.status.parts.values() if row.status else ()
-        described = " ".join([row.run.name, row.state, *parts]).casefold()
-        return search in described and (not state or row.state == state)
-
     sort = view.choice("sort", (*SORTED, *columns))
-
-    def rank(row: Listed) -> tuple[str, float, str, str]:
-        """Returns the sort key of a row: its group, its rank by `sort`, and texts that decide between equals.
-
-        In a group, the best, newest or running row comes first, or that with a column's largest value.
-        """
-        cell = row.cells.get(sort)
-        ranks = {
-            "name": 0.0,
-            "state": float(STATES.index(row.state)),
-            "newest": -((row.status.wall_time if row.status else None) or 0.0),
-            "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
-        }
-        rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
-        # The group comes first: `groupby` below needs the rows of a group next to each other.
-        return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
-
-    def mean_of(rows: Sequence[Listed], column: str | None) -> str:
-        """Returns the mean of a column over a group, or of the accuracy where it is None."""
-        if column is None:
-            return _mean([row.accuracy.value if row.accuracy else None for row in rows])
-        return _mean([cell.value for row in rows if (cell := row.cells.get(column))])
-
-    listed = paged(view, sorted(filter(matches, rows), key=rank), SHOWN)
+    matching = [row for row in rows if _matches(row, search, state)]
+    listed = paged(view, sorted(matching, key=lambda row: _rank(row, sort)), SHOWN)
+    groups: dict[str, list[Listed]] = {}
+    for row in listed.rows:
+        groups.setdefault(row.group, []).append(row)
     return view.render(
         "experiments.html",
         listed=listed,
-        groups={
-            name: list(members) for name, members in itertools.groupby(listed.rows, key=lambda row: row.group)
-        },
+        groups=groups,
         counts={state: sum(row.state == state for row in rows) for state in STATES[:-1]},
         labels=labels,
         chosen_set=chosen_set,
@@ -179,8 +142,51 @@ def show(view: PageRequest) -> Response:
         groupings=(*GROUPINGS, *different),
         columns=columns,
         known_columns=[ITERATIONS, *(PASS + label for label in labels), *COSTS, *different],
-        mean_of=mean_of,
+        mean_of=_mean_of_column,
     )
+
+
+def _group_of(run: Run, status: RunProgress, settings: Mapping[str, str], grouping: str) -> str:
+    """Returns the name of an experiment's group: for the grouping "folder", for example, its folder."""
+    names = {
+        "": "",
+        "method": status.method,
+        "folder": run.name.rpartition("/")[0] or "no folder",
+        "setting": re.sub(r"[/_-]?seed[_-]?\d+", "", run.name),
+    }
+    if grouping in names:
+        return names[grouping]
+    return settings.get(grouping, "not set")  # a key of the configuration
+
+
+def _matches(row: Listed, search: str, state: str) -> bool:
+    """Returns whether a row has the searched text, and is in this state, or in any if `state` is empty."""
+    parts = row.status.parts.values() if row.status else ()
+    described = " ".join([row.run.name, row.state, *parts]).casefold()
+    return search in described and (not state or row.state == state)
+
+
+def _rank(row: Listed, sort: str) -> tuple[str, float, str, str]:
+    """Returns the sort key of a row: its group, its rank by `sort`, and texts that decide between equals.
+
+    In a group, the best, newest or running row comes first, or that with a column's largest value.
+    """
+    cell = row.cells.get(sort)
+    ranks = {
+        "name": 0.0,
+        "state": float(STATES.index(row.state)),
+        "newest": -((row.status.wall_time if row.status else None) or 0.0),
+        "accuracy": -(row.accuracy.value if row.accuracy else -1.0),
+    }
+    rank_in_column = math.inf if cell is None or cell.value is None else -cell.value
+    return row.group, ranks.get(sort, rank_in_column), cell.text if cell else "", row.run.name
+
+
+def _mean_of_column(rows: Sequence[Listed], column: str | None) -> str:
+    """Returns the mean of a column over a group, or of the accuracy where it is None."""
+    if column is None:
+        return _mean([row.accuracy.value if row.accuracy else None for row in rows])
+    return _mean([cell.value for row in rows if (cell := row.cells.get(column))])
 
 
 def _settings(view: PageRequest, run: Run) -> Mapping[str, str]:

@@ -337,8 +337,8 @@ class TimesSection(ReportSection):
     @override
     def html(self, experiment: StoredExperiment) -> str:
         """Shows the phases' shares of the run, and a bar for each iteration."""
-        rows = phase_seconds(experiment)
-        totals = phase_totals(rows)
+        bars = phase_seconds(experiment)
+        totals = phase_totals(bars)
         if not totals:
             return ""
         return render(
@@ -346,7 +346,7 @@ class TimesSection(ReportSection):
             totals=totals,
             meanings=PHASES,
             whole=math.fsum(totals.values()),
-            iterations=len(rows),
-            bars=thinned(rows),
+            iterations=len(bars),
+            bars=thinned(bars),
             plan=compare_with_plan(experiment),
         )

@@ -89,42 +89,61 @@ def first_rows(path: Path) -> Iterator[FileRow]:
     of Inspect, one row without content stands for its samples.
     """
     if path.suffix == ".jsonl":
-        with path.open("rb") as file:
-            for _ in range(FIRST_ROWS):
-                text = file.readline(LONGEST_FIRST_LINE)
-                if not text:
-                    return
-                row = _line(0, 0, text)
-                if row is not None and not row.fault:
-                    yield row
+        yield from _first_lines(path)
     elif path.suffix == ".eval":
-        with zipfile.ZipFile(path) as archive:
-            # A running evaluation writes `_journal/start.json` first, and may have no sample yet.
-            if _sample_names(archive) or "_journal/start.json" in archive.namelist():
-                yield FileRow(0, "", is_inspect=True)
+        if _is_archive_of_inspect(path):
+            yield FileRow(0, "", is_inspect=True)
     elif path.suffix == ".pt":
-        # The file may be a large checkpoint. So only the beginning of its pickle is read, and not unpickled.
-        with zipfile.ZipFile(path) as archive:
-            # ValueError unless there is exactly one pickle. For the caller, the file then has no answers.
-            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            with archive.open(name) as pickled:
-                head = pickled.read(HEAD_BYTES)
-        if all(word in head for word in (b"rollout_id", b"samples", b"response")):
+        if _has_samples_of_slime(path):
             # This row takes the place of slime's samples, which aren't read here. It passes for an answer.
             yield FileRow(0, "", {"prompt": "", "response": "", "reward": None})
     elif path.suffix == ".parquet":
-        from pyarrow import parquet
-
-        with parquet.ParquetFile(path) as table:
-            # Other Parquet files are data sets, and not TRL's tables of completions.
-            if all(name in table.schema_arrow.names for name in OF_A_TABLE):
-                for batch in table.iter_batches(FIRST_ROWS):
-                    yield from _numbered(iter(batch.to_pylist()))
-                    return
+        yield from _first_completions(path)
     elif _begins_as_log(path):
         yield FileRow(0, "", is_inspect=True)
     elif path.name.endswith(".table.json"):
         yield from _numbered(iter(wandb_rows(path)[:FIRST_ROWS]))
+
+
+def _first_lines(path: Path) -> Iterator[FileRow]:
+    """Yields the rows of the first lines, without faulty ones."""
+    with path.open("rb") as file:
+        for _ in range(FIRST_ROWS):
+            text = file.readline(LONGEST_FIRST_LINE)
+            if not text:
+                return
+            row = _line(0, 0, text)
+            if row is not None and not row.fault:
+                yield row
+
+
+def _is_archive_of_inspect(path: Path) -> bool:
+    with zipfile.ZipFile(path) as archive:
+        # A running evaluation writes `_journal/start.json` first, and may have no sample yet.
+        return bool(_sample_names(archive)) or "_journal/start.json" in archive.namelist()
+
+
+def _has_samples_of_slime(path: Path) -> bool:
+    """Returns whether a file of PyTorch looks like one of slime's samples. Raises ValueError unless it has
+    exactly one pickle."""
+    # The file may be a large checkpoint. So only the beginning of its pickle is read, and not unpickled.
+    with zipfile.ZipFile(path) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+        with archive.open(name) as pickled:
+            head = pickled.read(HEAD_BYTES)
+    return all(word in head for word in (b"rollout_id", b"samples", b"response"))
+
+
+def _first_completions(path: Path) -> Iterator[FileRow]:
+    """Yields the first rows of TRL's table of completions; none of another Parquet file, a data set."""
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as table:
+        if not all(name in table.schema_arrow.names for name in OF_A_TABLE):
+            return
+        first_batch = next(table.iter_batches(FIRST_ROWS), None)
+        if first_batch is not None:
+            yield from _numbered(iter(first_batch.to_pylist()))
 
 
 def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
