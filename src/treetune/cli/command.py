@@ -267,6 +267,7 @@ def import_own_parts(experiment: Path) -> None:
     """Imports the user's parts that an experiment's stored configuration names. Their modules are looked for
     from the present folder."""
     from treetune.config.imports import import_parts
+    from treetune.runtime.directory import ExperimentDirectory
 
-    stored_config = experiment / "config.json"
+    stored_config = ExperimentDirectory(experiment).config_file
     import_parts(json.loads(stored_config.read_text()) if stored_config.is_file() else {})

@@ -30,7 +30,9 @@ from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
     ANSWERS,
+    JOURNALS,
     MEASURE_AGAIN,
+    SUMMARY,
     ExperimentDirectory,
     is_measured,
     missing_sets,
@@ -80,9 +82,7 @@ def evaluate(
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
         if is_measured(directory, done, evaluation_set):
-            summary = read_record(
-                directory.evaluation(done, evaluation_set.label) / "summary.json", MEASURE_AGAIN
-            )
+            summary = read_record(directory.evaluation(done, evaluation_set.label) / SUMMARY, MEASURE_AGAIN)
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
 
@@ -149,7 +149,7 @@ def measure(
     # `number` is how often the claim was taken over. A process that takes the claim over writes a journal of
     # its own, under this number, and reads the journals of the processes before.
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
-    journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
+    journal = folder / JOURNALS / f"{number}-{session.ranks.rank}.jsonl"
     # The grader is needed until the summary, whose majority vote asks it which answers are equal.
     with resources.grader_of(evaluation_set.task) as grader:
         with resources.phase(f"evaluating {name}", "answers") as show:
@@ -250,7 +250,7 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
     with whole_file(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
     # Last, since the summary says that the set is measured.
-    write_record(folder / "summary.json", summary | {"answers": digest_of(folder / ANSWERS)})
+    write_record(folder / SUMMARY, summary | {"answers": digest_of(folder / ANSWERS)})
 
 
 def _describe(summary: dict[str, Any]) -> str:

@@ -12,11 +12,11 @@ from typing import Any
 
 from treetune.config.errors import did_you_mean
 from treetune.exceptions import NotReached
+from treetune.models.policy_files import CHECKPOINTS
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, number_in
 from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
-from treetune.view.experiment import read_summaries
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
 """The costs so far and the measured value, by finished iterations.
@@ -148,7 +148,7 @@ def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PA
     are left out.
     """
     rows, costs = _costs_along(run)
-    summaries = read_summaries(run.directory.path / "evaluations", label)
+    summaries = run.directory.read_summaries(label)
     if 0 not in summaries:
         start_summary = _summary_of_start(plan, run, label)
         if start_summary is not None:
@@ -170,9 +170,9 @@ def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str,
     start_weights = str(model.get("name_or_path", ""))
     for needed_key in run.needs:
         needed_run = plan.run(*needed_key)
-        checkpoints = f"{needed_run.directory.path}/checkpoints/"
+        checkpoints = f"{needed_run.directory.path}/{CHECKPOINTS}/"
         if needed_run.config is not None and start_weights.startswith(checkpoints):
-            summaries = read_summaries(needed_run.directory.path / "evaluations", label)
+            summaries = needed_run.directory.read_summaries(label)
             if needed_run.iterations in summaries:
                 return summaries[needed_run.iterations]
     return None

@@ -19,7 +19,13 @@ from treetune.config.jsonnet import load
 from treetune.config.layers import Config
 from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
-from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
+from treetune.runtime.directory import (
+    ANSWERS,
+    SUMMARY,
+    ExperimentDirectory,
+    expected_iterations,
+    verify_answers,
+)
 from treetune.runtime.manifest import different_keys, read_config
 from treetune.tables.columns import by_problem
 
@@ -464,7 +470,7 @@ def inspect(run: PlannedRun) -> RunStatus:
         return RunStatus("wrong", why=run.wrong or "")
     directory = run.directory
     done = len(directory.read_metrics())
-    stored = directory.path / "config.json"
+    stored = directory.config_file
     if stored.is_file() and directory.has_work():
         assert run.config is not None
         different = different_keys(read_config(directory.path), run.config)
@@ -498,13 +504,12 @@ def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
     return tuple(
         f"{label} after {iteration}"
         for iteration, label in shown
-        if not (directory.evaluation(iteration, label) / "summary.json").is_file()
+        if not (directory.evaluation(iteration, label) / SUMMARY).is_file()
     )
 
 
 def _missing_analyses(run: PlannedRun) -> tuple[str, ...]:
-    folder = run.directory.path / "analyses"
-    return tuple(name for name in run.analyses if not (folder / name / "result.json").is_file())
+    return tuple(name for name in run.analyses if not run.directory.is_analysed(name))
 
 
 def failure(run: PlannedRun) -> str:
@@ -522,7 +527,7 @@ def problem_means(evaluation: Path, value: str) -> dict[str, float] | None:
     `evaluation` is the folder of an evaluation, and `value` the name of the number. Returns None where
     `by_problem` does.
     """
-    answers = evaluation / "answers.jsonl"
+    answers = evaluation / ANSWERS
     verify_answers(answers)
     with answers.open() as file:
         return by_problem(map(json.loads, file), value)

@@ -19,7 +19,7 @@ from treetune.lab.analyzers.figures import COLOURS, legend_below, panels
 from treetune.lab.analyzers.points import OfIterations, evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import EPISODES, ExperimentDirectory
 from treetune.vocabulary import Episode, joined
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class AdvantageDistribution(OfIterations):
     histogram_bins: Annotated[int, Gt(1)] = 40
     """Bars of the figure's histogram of advantages."""
 
-    file = "episodes.arrow"
+    file = EPISODES
 
     needs = (
         Need(Advantages(), "it shows them", "leave the analysis out, or choose a credit such as 'group'"),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from treetune.rollouts.storage import REMEDY, SIGNALS
-from treetune.runtime.directory import verify_answers
+from treetune.runtime.directory import ANSWERS, EPISODES, TRAJECTORIES, verify_answers
 from treetune.store.checksums import verify_once
 from treetune.store.files import whole_folder
 from treetune.view.experiment import CREDITED_LOG
@@ -138,16 +138,16 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the iterations that have answers, or at least the training rows of demonstrations."""
-    config = run.path / "config.json"
+    config = run.directory.config_file
     titles = _titles_of_credited_log(config, stat_of(config))
-    for folder in _numbered_folders(run.path / "iterations"):
+    for iteration in run.directory.iterations():
+        folder = run.directory.iteration(iteration)
         answers, episodes, signals = (
-            path if (path := folder / name).is_file() else None
-            for name in ("trajectories.arrow", "episodes.arrow", SIGNALS)
+            path if (path := folder / name).is_file() else None for name in (TRAJECTORIES, EPISODES, SIGNALS)
         )
         main_file = answers or episodes
         if main_file is not None:
-            number = int(folder.name) + 1  # folders count from 0
+            number = iteration + 1  # folders count from 0
             yield AnswerFile(
                 "iteration",
                 number,
@@ -176,16 +176,11 @@ def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
 
 
 def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
-    for folder in _numbered_folders(run.path / "evaluations"):
-        for path in sorted(folder.glob("*/answers.jsonl")):
-            number, label = int(folder.name), path.parent.name
+    for number, label in run.directory.evaluations():
+        path = run.directory.evaluation(number, label) / ANSWERS
+        if path.is_file():
             title = f"{label} after {number} iterations"
             yield AnswerFile("evaluation", number, f"e{number}-{label}", title, path, label=label)
-
-
-def _numbered_folders(folder: Path) -> list[Path]:
-    folders = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-    return sorted(folders, key=lambda path: int(path.name))
 
 
 # Batches of an Arrow stream
