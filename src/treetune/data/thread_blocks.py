@@ -11,18 +11,18 @@ from typing import Any
 
 from treetune.data import prompts
 from treetune.data.asking import Questions
-from treetune.domains.endpoints.settings import Message
+from treetune.domains.endpoints.settings import EndpointMessage
 from treetune.exceptions import Unreadable
 from treetune.threads.format import MOST_THREADS
 
-Lines = tuple[int, int]
+LineRange = tuple[int, int]
 """First and last line, counted from 1."""
 
 _MARKUP = re.compile(r"</?parallel>|</?thread>|<none\s*/>", re.IGNORECASE)
 _RANGE = re.compile(r"\s*(?:lines?\s+)?(\d{1,9})(?:\s*[-–]\s*(\d{1,9}))?\s*", re.IGNORECASE)
 
 
-def ranges(text: str) -> list[list[Lines]]:
+def ranges(text: str) -> list[list[LineRange]]:
     """Returns the groups of an answer, each with the lines of its threads in the order of the answer.
 
     Text around the groups is ignored. Raises Unreadable for elements that aren't closed, are nested wrongly
@@ -30,7 +30,7 @@ def ranges(text: str) -> list[list[Lines]]:
 
     Example: ``<parallel><thread>1-3</thread><thread>4</thread></parallel>`` is ``[[(1, 3), (4, 4)]]``.
     """
-    groups: list[list[Lines]] = []
+    groups: list[list[LineRange]] = []
     opened: list[str] = []  # the names of the elements that are open, the innermost last
     last_tag_end = 0
     says_none = False
@@ -65,7 +65,7 @@ def ranges(text: str) -> list[list[Lines]]:
     return groups
 
 
-def _parse_lines(text: str) -> Lines:
+def _parse_lines(text: str) -> LineRange:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise Unreadable(f"a <thread> holds {text[:60]!r} and not a first and last line such as 4-9")
@@ -112,7 +112,7 @@ class SolutionBlock:
     """Its last line."""
     threads: tuple[str, ...]
     """The text of each thread, without white space around it."""
-    lines: tuple[Lines, ...]
+    lines: tuple[LineRange, ...]
     """The first and the last line of each thread."""
 
 
@@ -120,13 +120,13 @@ class SolutionBlock:
 class Dropped:
     """A block that stays sequential text. `reason` is counted; `detail` says more."""
 
-    lines: tuple[Lines, ...]
+    lines: tuple[LineRange, ...]
     reason: str
     detail: str = ""
 
 
 def cut(
-    groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: BlockRule
+    groups: Sequence[Sequence[LineRange]], lines: Sequence[str], rule: BlockRule
 ) -> tuple[list[SolutionBlock], list[Dropped]]:
     """Returns the groups of threads to keep, as blocks in the solution's order, and the groups to drop.
 
@@ -152,7 +152,7 @@ def cut(
 
 
 def _cut_block(
-    group: Sequence[Lines], lines: Sequence[str], rule: BlockRule, last_kept: int
+    group: Sequence[LineRange], lines: Sequence[str], rule: BlockRule, last_kept: int
 ) -> SolutionBlock | Dropped:
     """Cuts a group of threads out of the solution's lines, or says why the group is dropped.
 
@@ -200,14 +200,14 @@ def saved_characters(threads: Sequence[str]) -> int:
 
 async def independent_parts(
     questions: Questions, problem: str, lines: Sequence[str]
-) -> tuple[list[list[Lines]], list[Message]]:
+) -> tuple[list[list[LineRange]], list[EndpointMessage]]:
     """Asks the model for groups of threads, and returns these and the conversation about them.
 
     A group has parts of the solution that don't need each other. Such a part is a thread, which is named by
     its first and last line.
     """
     numbered = "\n".join(f"{number}| {line}" for number, line in enumerate(lines, start=1))
-    conversation: list[Message] = []
+    conversation: list[EndpointMessage] = []
     for step, task in (
         ("steps", prompts.STEPS.format(problem=problem, numbered=numbered, count=len(lines))),
         ("substeps", prompts.SUBSTEPS),
@@ -220,7 +220,7 @@ async def independent_parts(
 
 
 async def failed_threads(
-    questions: Questions, conversation: Sequence[Message], blocks: Sequence[SolutionBlock]
+    questions: Questions, conversation: Sequence[EndpointMessage], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
     """Returns the blocks with a thread that the model rejects in its self-check: the reasons by the block's
     index, from 0."""
@@ -252,7 +252,7 @@ async def failed_threads(
             raise Unreadable(f"there is no verdict on group {group}, thread {thread}")
         return {thread_key: notes[thread_key] for thread_key, passed in verdicts.items() if not passed}
 
-    task: Message = ("user", prompts.CHECK.format(blocks=shown))
+    task: EndpointMessage = ("user", prompts.CHECK.format(blocks=shown))
     failed, _ = await questions.ask("check", [*conversation, task], read)
     reasons: dict[int, str] = {}
     for (group, thread), note in sorted(failed.items()):

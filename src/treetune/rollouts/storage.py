@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from treetune.vocabulary import TextCodec
 
-Row = TypeVar("Row")
+T = TypeVar("T")
 ToColumns = Callable[[Sequence[Any], "pa.Schema"], "list[pa.Array]"]
-FromBatch = Callable[["pa.RecordBatch"], Iterator[Row]]
+FromBatch = Callable[["pa.RecordBatch"], Iterator[T]]
 
 ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
@@ -334,13 +334,13 @@ def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatc
             writer.write_batch(batch)
 
 
-def _read_file(path: Path, kind: str, parse: FromBatch[Row], remedy: str) -> list[Row]:
+def _read_file(path: Path, kind: str, parse: FromBatch[T], remedy: str) -> list[T]:
     with path.open("rb") as file:
         verify_stream(file, str(path), remedy)
         return list(_read_stream(file, str(path), kind, parse, remedy))
 
 
-def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[Row], remedy: str = "") -> Iterator[Row]:
+def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
     """Yields the rows of a stream. Raises ValueError for a stream that is damaged, of another kind, or cut
     short, also after it has yielded rows."""
     rows_read = 0

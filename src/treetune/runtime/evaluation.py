@@ -49,7 +49,7 @@ from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 FOLLOW_EVERY_S = 5.0
 """Seconds between two checks for new checkpoints and free claims."""
 
-Verdict = Literal["ours", "another's", "measured"]
+ClaimVerdict = Literal["ours", "another's", "measured"]
 """The state of a set on a checkpoint: claimed by this process, claimed by another one, or measured."""
 
 
@@ -440,7 +440,7 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
         # and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
         numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
-        verdicts: dict[tuple[int, str], Verdict] = {}
+        verdicts: dict[tuple[int, str], ClaimVerdict] = {}
         for number in numbers:
             for evaluation_set in sets:
                 verdicts[number, evaluation_set.label] = measure_claimed(
@@ -465,7 +465,7 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
 
 def measure_claimed(
     resources: RunResources, number: int, evaluation_set: EvaluationSet, claims: Claims
-) -> Verdict:
+) -> ClaimVerdict:
     """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective.
 
     A claim is a lock on this work, which keeps other evaluators from it. The first rank takes the claim.
@@ -476,7 +476,8 @@ def measure_claimed(
     """
     session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
-    verdict: Verdict = "measured"  # on the other ranks until `from_first` gives them the first rank's verdict
+    # The other ranks have this verdict until `from_first` gives them the first rank's.
+    verdict: ClaimVerdict = "measured"
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
         claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
         verdict = "ours" if claim else "another's"

@@ -18,7 +18,7 @@ from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, numb
 from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
 
-Measured = dict[int, tuple[dict[Axis, float], float]]
+MeasuredPoints = dict[int, tuple[dict[Axis, float], float]]
 """The costs so far and the measured value, by finished iterations.
 
 Example: `{0: ({"tokens": 0.0, "seconds": 0.0, "steps": 0.0}, 0.41), 50: ({"tokens": 2e6, …}, 0.48)}`.
@@ -141,7 +141,7 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
     return rows, costs
 
 
-def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> MeasuredPoints:
     """Returns the accuracy, or another number of the set `label`, after each measured iteration.
 
     The number after 0 iterations is that of the start weights. Checkpoints whose summary has no such number
@@ -185,7 +185,7 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
 
     The number that an iteration recorded is drawn at the end of the iteration, as in the report.
     """
-    by_seed: dict[int, Measured] = {}
+    by_seed: dict[int, MeasuredPoints] = {}
     for run in finished(plan, name):
         if panel.evaluation is not None:
             measured = measured_along(plan, run, panel.evaluation, panel.number)
@@ -203,7 +203,7 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
     return Curve(row, panel, _over_seeds(by_seed), tuple(by_seed)) if by_seed else None
 
 
-def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
+def _over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
     Runs that end with their budget may have different last iterations. Then the last point is the mean over

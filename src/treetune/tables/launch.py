@@ -35,8 +35,8 @@ from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (
     MEASURABLE,
     TO_DO,
-    Key,
     PlannedRun,
+    RunKey,
     RunStatus,
     TableRuns,
     inspect,
@@ -106,7 +106,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
         ),
         _farewell(),
     ):
-        plan, finished = add_needed_seeds(make_plan(table)), set[Key]()
+        plan, finished = add_needed_seeds(make_plan(table)), set[RunKey]()
         refuse_unwritten(plan)
         say(cost_line(plan, at_once))
         while True:
@@ -277,7 +277,7 @@ def carry_out(
     launcher: Launcher,
     announce: Announce,
     at_once: int = 1,
-    already_announced: Collection[Key] = (),
+    already_announced: Collection[RunKey] = (),
 ) -> int:
     """Runs or resumes what is missing, at most `at_once` runs at a time, each after those that it needs.
 
@@ -288,8 +288,8 @@ def carry_out(
         run.key: f"[{number}/{len(plan.runs)}] {run.label}" for number, run in enumerate(plan.runs, start=1)
     }
     waiting, statuses = list(plan.runs), dict(plan.statuses)
-    attempts: dict[Key, _Attempt] = {}  # the commands that are running now
-    tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)  # the commands that each run has had
+    attempts: dict[RunKey, _Attempt] = {}  # the commands that are running now
+    tried: defaultdict[RunKey, set[tuple[str, ...]]] = defaultdict(set)  # the commands that each run has had
     ended: list[tuple[PlannedRun, RunStatus]] = []  # the runs that ended in this turn of the loop
     unfinished, deadline_s = 0, plan.table.deadline_hours * 3600
 
@@ -330,7 +330,7 @@ def carry_out(
             announce(f"{label}: {status.state}, {status.why}")
         ended.append((run, status))
 
-    def end_command(key: Key, code: int, message: str | None = None) -> None:
+    def end_command(key: RunKey, code: int, message: str | None = None) -> None:
         """Records how a command ended, and starts the run's next one unless it failed."""
         attempt = attempts.pop(key)
         if message is None:
@@ -345,7 +345,7 @@ def carry_out(
             announce(f"{attempt.label}: {attempt.command} took {attempt.seconds:.0f} s")
             start_next_command(attempt.run, status)
 
-    with Processes[Key]() as processes:
+    with Processes[RunKey]() as processes:
         while waiting or attempts:
             for run in list(waiting):
                 if len(attempts) == at_once:
@@ -394,7 +394,7 @@ def _program(name: str) -> str:
 
 def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
     """Returns the runs to do in waves: a run needs only runs of earlier waves. Leaves blocked runs out."""
-    wave_numbers: dict[Key, int] = {}
+    wave_numbers: dict[RunKey, int] = {}
     waves: list[list[PlannedRun]] = []
     for run in plan.to_do():  # each after those that it needs
         if plan.blocked_by(run):

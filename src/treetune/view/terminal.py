@@ -98,7 +98,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dots of a braille pattern, by row and column."""
 BRAILLE = 0x2800
 
-Curve = Sequence[tuple[float, float]]
+CurvePoints = Sequence[tuple[float, float]]
 
 
 def line_of(text: object, style: str = "") -> Text:
@@ -383,7 +383,7 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[tuple[str, float | No
 # Curves of characters
 
 
-def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = True) -> list[str]:
+def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: bool = True) -> list[str]:
     """Returns `height` lines of `width` characters with all curves (x rising) over shared axes: dots of
     Unicode's braille patterns, eight to a character, or stars.
 
@@ -426,7 +426,7 @@ def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> s
     return chr(code)
 
 
-def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
+def _bounds(curves: Sequence[CurvePoints]) -> tuple[float, float]:
     """Returns the limits of the axis of y: the lowest and the highest value, so that no line is wasted."""
     values = [y for curve in curves for _, y in curve]
     low, high = min(values), max(values)

@@ -21,7 +21,7 @@ from treetune.data.difficulty.answering import (
     SampleQuestion,
 )
 from treetune.data.pipelines import EstimateDifficulty
-from treetune.domains.domain_rows import Row, read_domain_rows, row_key
+from treetune.domains.domain_rows import DomainRow, read_domain_rows, row_key
 from treetune.rollouts.answers import before_stop, contiguous_share
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
@@ -47,7 +47,7 @@ class RowOfInput:
     index: int
     key: str
     occurrence: int
-    row: Row
+    row: DomainRow
 
 
 def input_rows(source: Path) -> Iterator[RowOfInput]:

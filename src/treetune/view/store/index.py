@@ -187,11 +187,11 @@ def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class StreamLayout:
     """The positions of the batches of an Arrow stream.
 
-    Example: `Layout(head=800, ends=(5000, 9000), rows=(0, 64, 100))` has batch 0 with rows 0 to 63 in bytes
-    800 to 4999, and batch 1 with rows 64 to 99 in bytes 5000 to 8999."""
+    Example: `StreamLayout(head=800, ends=(5000, 9000), rows=(0, 64, 100))` has batch 0 with rows 0 to 63 in
+    bytes 800 to 4999, and batch 1 with rows 64 to 99 in bytes 5000 to 8999."""
 
     head: int
     """The first byte after the schema."""
@@ -205,7 +205,7 @@ class Layout:
 
 
 def read_batch(
-    path: Path, layout: Layout, number: int, columns: Sequence[str] | None = None
+    path: Path, layout: StreamLayout, number: int, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """Reads batch `number` of an Arrow stream and no other; with `columns` only those, in the file's order.
 
@@ -277,9 +277,9 @@ class About:
     """The number of answers."""
     mark: str
     """The source's mark when it was read."""
-    answers: Layout | None = None
-    episodes: Layout | None = None
-    signals: Layout | None = None
+    answers: StreamLayout | None = None
+    episodes: StreamLayout | None = None
+    signals: StreamLayout | None = None
     note: str = ""
     """A message on rows of another program's file that are not answers."""
     size: int = 0
@@ -343,7 +343,9 @@ def build(source: AnswerFile, folder: Path) -> None:
     # than the index has, and the index is made again.
     mark, size = source.mark, source.size
     report = FileReport()
-    layouts: dict[str, Layout] = {}  # of the Arrow files, by kind; the functions that read the files add them
+    layouts: dict[
+        str, StreamLayout
+    ] = {}  # of the Arrow files, by kind; the functions that read the files add them
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
@@ -375,7 +377,7 @@ def read_about(folder: Path) -> About | None:
     for name in ("answers", "episodes", "signals"):
         layout = about[name]
         if layout is not None:
-            about[name] = Layout(layout["head"], tuple(layout["ends"]), tuple(layout["rows"]))
+            about[name] = StreamLayout(layout["head"], tuple(layout["ends"]), tuple(layout["rows"]))
     return About(**about)
 
 
@@ -384,7 +386,7 @@ def _stream_tables(
     columns: Sequence[str],
     columns_of: Callable[[pa.RecordBatch], dict[str, Any]],
     texts: TextWriter | None,
-    layouts: dict[str, Layout],
+    layouts: dict[str, StreamLayout],
     kind: str,
 ) -> Iterator[pa.Table]:
     """Yields a table for each batch of an Arrow file; at the end it adds the file's layout under `kind`."""
@@ -401,10 +403,12 @@ def _stream_tables(
         if texts is not None:
             texts.add(batch["text"])
         yield pa.table(table)
-    layouts[kind] = Layout(head, tuple(ends), tuple(rows))
+    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows))
 
 
-def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+def _episodes_table(
+    source: AnswerFile, texts: TextWriter | None, layouts: dict[str, StreamLayout]
+) -> pa.Table:
     """Returns training rows with the numbers that the trainer recorded for their tokens.
 
     Args:
