@@ -181,7 +181,8 @@ def measure(
             raise ValueError(
                 f"evaluating {name}: the rollout {type(rollout).__name__} gave {wrong_count[1]} answers to"
                 f" the problem {wrong_count[0]}, and the set asks for {evaluation_set.samples} of each:"
-                " remove the rollout's property sampler, so that answers are sampled one by one"
+                " remove the rollout's property rollout_for_fixed_problems, so that answers are sampled one"
+                " by one"
             )
         if session.ranks.is_first:
             for problem in problems:
