@@ -9,7 +9,6 @@ Promises that these tests hold:
 """
 
 import itertools
-import json
 import re
 from dataclasses import replace
 from html import unescape
@@ -40,6 +39,7 @@ from treetune.rollouts.storage import (
     write_token_signals,
     write_trajectories,
 )
+from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
