@@ -3,7 +3,7 @@
 | file | `type` in a configuration | answers |
 |---|---|---|
 | `single_turn.py` | ``single_turn`` | independent answers to each problem |
-| `until_mixed.py` | ``until_mixed`` | as `single_turn`, until enough groups have answers that differ in score (DAPO) |
+| `until_mixed.py` | ``until_mixed`` | `single_turn` until enough problems have different scores (DAPO) |
 | `partial.py` | ``partial`` | long answers that take several iterations (Kimi k1.5) |
 | `demonstrations.py` | ``demonstrations`` | the task's demonstrations, for SFT |
 | `treetune/domains/multi_turn.py` | ``multi_turn`` | turns between the model and an environment |
