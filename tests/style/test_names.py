@@ -23,6 +23,8 @@ def type_names(node: ast.AST) -> Iterator[str]:
     """Yields the names of types that a statement defines. Each module may have type variables of its own."""
     if isinstance(node, ast.ClassDef):
         yield node.name
+    if isinstance(node, ast.AnnAssign) and ast.unparse(node.annotation) == "TypeAlias":
+        yield ast.unparse(node.target)
     if isinstance(node, ast.Assign) and not is_type_variable(node.value):
         for target in node.targets:
             # Types are written in CamelCase, constants and variables are not.
