@@ -1,6 +1,7 @@
-"""Names the files of an experiment, and reads from them what a run still has to do.
+"""Names and lists the files of an experiment, and reads from them what a run still has to do.
 
-A run is its directory: a restart knows nothing else. Each file appears whole or not at all.
+A run is its directory: a restart knows nothing else. Each file appears whole or not at all. All packages find
+the files through `ExperimentDirectory`, so that only this module knows where they are.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class ExperimentDirectory:
     def evaluations(self) -> list[tuple[int, str]]:
         """Returns the number and the label of each evaluation that has a folder, in ascending order.
 
-        Some of them may still be measured.
+        Some of them may not be measured yet.
         """
         numbers_and_labels = []
         for number in _numbers_in(self.path / EVALUATIONS):
