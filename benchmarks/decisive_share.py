@@ -21,7 +21,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.pairs import publish  # noqa: E402
-from treetune.lab.analyzers.figures import Bootstrap, Number, correlation, mean_of  # noqa: E402
+from treetune.lab.analyzers.figures import Bootstrap, NumberWithInterval, correlation, mean_of  # noqa: E402
 from treetune.lab.arena.diluted import by_luck, diluted  # noqa: E402
 from treetune.lab.arena.exact import exact_variance  # noqa: E402
 from treetune.lab.arena.gain import markdown  # noqa: E402
@@ -146,12 +146,12 @@ def measure_arena() -> Family:
     return make_family("languages of the arena", "arena", [language_of(name) for name in LANGUAGES])
 
 
-def mean_with_interval(values: Sequence[float], clusters: Sequence[str]) -> Number:
+def mean_with_interval(values: Sequence[float], clusters: Sequence[str]) -> NumberWithInterval:
     """Returns the mean of exponents with its 95 % bootstrap interval. Clusters are drawn as a whole."""
     return Bootstrap(clusters, seed=1)(mean_of(values))
 
 
-def exponent_with_interval(family: Family) -> tuple[Number, float]:
+def exponent_with_interval(family: Family) -> tuple[NumberWithInterval, float]:
     """Returns the slope of log gain over log share with its 95 % bootstrap interval over languages, and R²,
     the share of the variance of log gains that the line explains."""
     log_shares, log_gains = np.log(family.shares), np.log(family.gains)
@@ -170,7 +170,7 @@ def format_number(number: float) -> str:
     return f"{number:.2f}".replace("-", "−")
 
 
-def format_interval(number: Number, scale: float = 1.0) -> str:
+def format_interval(number: NumberWithInterval, scale: float = 1.0) -> str:
     """Returns a number with its interval, multiplied by `scale`: ``−1.01 [−1.02, −1.00]``."""
     value, low, high = number["value"], number["low"], number["high"]
     assert value is not None and low is not None and high is not None

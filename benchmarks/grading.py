@@ -94,6 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.write and (options.grader or options.part):
         parser.error("--write needs all graders and parts: the table has a line for each")
+    from tests.support.grader_cases import ELSEWHERE, LABELLED
+
+    graders = {*LABELLED, *ELSEWHERE}
+    for name in options.grader or ():
+        if name not in graders:
+            parser.error(f"--grader {name} has no labelled answers; these have: {', '.join(sorted(graders))}")
     lines = measure_graders(options.grader, options.part, options.show)
     table = HEAD + "\n".join(lines)
     print(table)

@@ -335,6 +335,7 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
         different: The number of iterations that are made; the others are copies of these.
         tokens: The tokens of an answer.
     """
+    from treetune.runtime.directory import ITERATION_METRICS, ExperimentDirectory
     from treetune.store.checksums import write_record
 
     pool = Pool.draw()
@@ -348,7 +349,8 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
         "credit": {"type": "monte_carlo"},
         "trainer": {"objective": {"type": "ppo"}},
     }
-    (folder / "config.json").write_text(json.dumps(config))
+    directory = ExperimentDirectory(folder)
+    directory.config_file.write_text(json.dumps(config))
 
     def make_batches(kind: str, iteration: int) -> Iterator[Any]:
         for start in range(0, PER_ITERATION, BATCH):
@@ -358,10 +360,10 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
 
     rows = []
     for iteration in range(iterations):
-        iteration_folder = folder / "iterations" / f"{iteration:04d}"
+        iteration_folder = directory.iteration(iteration)
         for kind, schema in schemas.items():
             if iteration >= different:
-                original = folder / "iterations" / f"{iteration % different:04d}" / f"{kind}.arrow"
+                original = directory.iteration(iteration % different) / f"{kind}.arrow"
                 iteration_folder.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(original, iteration_folder / f"{kind}.arrow")
                 continue
@@ -374,9 +376,9 @@ def make_answers(folder: Path, iterations: int, different: int, tokens: int) -> 
             "episodes/reward": 0.2 + 0.6 * iteration / iterations,
         }
         rows.append(row)
-        write_record(iteration_folder / "metrics.json", row)
+        write_record(iteration_folder / ITERATION_METRICS, row)
         print(f"\riteration {iteration + 1} of {iterations}", end="", file=sys.stderr, flush=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(file=sys.stderr)
 
 
@@ -410,6 +412,7 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
         method: A number that decides about the other settings.
         iterations: The number of iterations.
     """
+    from treetune.runtime.directory import SUMMARY, ExperimentDirectory
     from treetune.store.checksums import sealed, write_record
 
     names = METRICS.split()
@@ -424,19 +427,20 @@ def write_run(folder: Path, name: str, seed: int, method: int, iterations: int) 
         "credit": {"type": ("monte_carlo", "group", "rloo", "gae")[method % 4]},
         "trainer": {"learning_rate": 1e-6 * (1 + method % 5), "objective": {"type": "ppo"}},
     }
-    (run_folder / "config.json").write_text(json.dumps(config))
+    directory = ExperimentDirectory(run_folder)
+    directory.config_file.write_text(json.dumps(config))
     # Random walks, divided by the root of their length.
     walks = generator.normal(size=(iterations, len(names))).cumsum(0)
     values = np.abs(walks) / np.sqrt(np.arange(1, iterations + 1))[:, None]
-    with (run_folder / "metrics.jsonl").open("w") as file:
+    with directory.metrics.open("w") as file:
         for iteration, values_of_iteration in enumerate(values.tolist()):
             row = {"iteration": iteration, "wall_time": 1.7e9 + iteration}
             row |= dict(zip(names, values_of_iteration, strict=True))
             file.write(json.dumps(sealed(row)) + "\n")
     for iterations_before in range(0, iterations + 1, iterations // 4):
-        evaluation = run_folder / "evaluations" / f"{iterations_before:04d}" / "test"
+        evaluation = directory.evaluation(iterations_before, "test")
         evaluation.mkdir(parents=True)
-        write_record(evaluation / "summary.json", {"pass_at_1": float(generator.random()), "n_problems": 500})
+        write_record(evaluation / SUMMARY, {"pass_at_1": float(generator.random()), "n_problems": 500})
 
 
 # Measurements

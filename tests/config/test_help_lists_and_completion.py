@@ -117,6 +117,7 @@ def test_a_misspelled_word_is_answered_with_the_nearest_right_one(
     [
         (["run", "a.jsonnet"], ["a.jsonnet"]),
         (["run", "a.jsonnet", "b.yaml", "evaluate"], ["a.jsonnet", "b.yaml"]),
+        (["run", "a.jsonnet,b.libsonnet", "c.libsonnet"], ["a.jsonnet,b.libsonnet", "c.libsonnet"]),
         (["run", "evaluate", "a.jsonnet", "--ranks", "2", "b.jsonnet"], ["a.jsonnet", "b.jsonnet"]),
         (["--configs", "a.jsonnet", "check", "b.jsonnet"], ["a.jsonnet", "b.jsonnet"]),
         (

@@ -19,6 +19,7 @@ import treetune
 from treetune.config import folders
 from treetune.config.imports import function_at
 from treetune.config.moved import MOVED, RENAMED, present_name
+from treetune.rollouts.base import Rollout
 from treetune.tasks.base import Task
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
@@ -111,3 +112,9 @@ def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
 def test_a_task_that_overrides_a_method_by_its_former_name_is_refused(old: str, new: str) -> None:
     with pytest.raises(TypeError, match=f"Mine.{old} is called {new} now"):
         type("Mine", (Task,), {old: lambda self, *arguments: None})
+
+
+def test_a_rollout_that_overrides_a_property_by_its_former_name_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Mine.sampler is called rollout_for_fixed_problems now"):
+        type("Mine", (Rollout,), {"sampler": property(lambda self: self)})
+    type("Mine", (Rollout,), {"sampler": "a setting may have this name"})

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -36,6 +37,7 @@ from treetune.domains.endpoints.settings import EndpointSettings
 from treetune.engine.guard import descendants
 from treetune.engine.requests import SamplingParams
 from treetune.main import main
+from treetune.runtime.claims import _own_identity
 from treetune.runtime.console import Console
 from treetune.vocabulary import Problem
 
@@ -208,6 +210,37 @@ def test_a_job_that_falls_silent_is_ended_and_another_goes_on(work: Work) -> Non
         assert command.wait(180) == 0
     assert "has made no progress for" in work.log
     assert work.requests == ROWS * SAMPLES + 2, "two were under way when it fell silent"
+
+
+def test_a_job_whose_shard_was_taken_over_stops_and_its_holder_is_waited_for(work: Work) -> None:
+    """A job that was suspended for too long counts as dead, and another one may take its shard over."""
+    work.oracle.seconds = 0.1
+    claims = work.output / "shards" / "0000" / "claims"
+    with work.started(jobs={**LOCAL, "at_once": 1}, shards=1) as command:
+        work.wait_for_requests(4)
+        # What another job writes that takes the shard over. Its process is this one, which lives.
+        newer = claims / "0001"
+        newer.write_text(json.dumps(_own_identity()))
+        work.wait_until(lambda: "still works on it: waiting for it" in work.log)
+        answered = work.requests
+        assert answered < ROWS * SAMPLES, "there was something left to do"
+        time.sleep(0.5)
+        assert work.requests == answered, "the job has stopped, and no other one has begun"
+        newer.write_text(json.dumps(_own_identity() | {"released": True}))
+        work.oracle.seconds = 0.0
+        assert command.wait(60) == 0
+    log_of_job = (work.output / "shards" / "0000" / "logs" / "shard.log").read_text()
+    assert "another job has taken over while this one was suspended" in log_of_job
+
+
+def test_a_shard_that_a_process_holds_which_is_no_job_is_given_up(
+    work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    claims = work.output / "shards" / "0000" / "claims"
+    claims.mkdir(parents=True)
+    (claims / "0000").write_text(json.dumps(_own_identity()))
+    assert work.run(jobs={**LOCAL, "silence": 1.0}, shards=1) == 1
+    assert f"process {os.getpid()}" in capsys.readouterr().err
 
 
 def test_a_job_that_dies_again_and_again_is_given_up_with_its_last_message(

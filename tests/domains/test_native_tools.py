@@ -453,7 +453,7 @@ def test_a_template_without_tools_is_refused_and_so_is_a_model_without_a_chat() 
 
 def tools_of_counting_server(folder: Path, **settings: Any) -> Tools:
     command = (sys.executable, SERVER, str(folder / "counted"))
-    return Tools(tools=(Mcp(command=command, call_seconds=3.0, **settings),), format="hermes", deadline=60.0)
+    return Tools(tools=(Mcp(command=command, call_seconds=6.0, **settings),), format="hermes", deadline=60.0)
 
 
 @pytest.fixture
@@ -483,9 +483,9 @@ def test_a_server_that_errs_hangs_or_dies_is_an_observation_and_the_next_call_is
     assert turns[1] is not None and turns[1][0].startswith("Error: ") and turns[1][1].startswith("Error: ")
     assert turns[1][2] == "There is no tool nothing; there is count, fail, hang, wait, die."
     assert turns[2:] == [
-        ["No result within 3 s.", "7"],
+        ["No result within 6 s.", "7"],
         ["The server ended during the call.", "8"],
-        ["No result within 3 s.", "9"],
+        ["No result within 6 s.", "9"],
     ]
 
 

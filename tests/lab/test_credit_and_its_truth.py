@@ -35,7 +35,7 @@ from treetune.lab.analyzers.true_values import (
 )
 from treetune.lab.arena.languages import Language, fork
 from treetune.lab.arena.languages import context_of as context_of_language
-from treetune.lab.signposts import CHATTER, SIGNS, Rule, Signposts
+from treetune.lab.signposts import CHATTER, SIGNS, SignpostRule, Signposts
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tasks.graders.pool import GraderPool
@@ -87,7 +87,7 @@ def test_the_advantages_of_untrained_tokens_have_no_sign() -> None:
 EOS = 0
 
 
-def make_task(rule: Rule, chatter: int = 1) -> Signposts:
+def make_task(rule: SignpostRule, chatter: int = 1) -> Signposts:
     return Signposts(
         rule=rule,
         steps=4,
@@ -175,7 +175,7 @@ def states_of_demonstrations(task: Signposts, context: RolloutContext) -> tuple[
 
 
 @pytest.mark.parametrize("rule", ["all", "first", "last", "once"])
-def test_following_all_options_of_a_decision_gives_the_exact_value(rule: Rule) -> None:
+def test_following_all_options_of_a_decision_gives_the_exact_value(rule: SignpostRule) -> None:
     task = make_task(rule)
     context = context_of(task)
     states, exact = states_of_demonstrations(task, context)

@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 
 from treetune.credit.values.base import AnswerState, ValuedAnswer
-from treetune.lab.signposts import SIGNS, Decided, Rule, Signposts, SignpostsGrader
+from treetune.lab.signposts import SIGNS, Decided, SignpostRule, Signposts, SignpostsGrader
 from treetune.tasks.steps import ends_of_lines
 from treetune.tree import State
 from treetune.vocabulary import Problem
 
-RULES: tuple[Rule, ...] = ("all", "first", "last", "once")
+RULES: tuple[SignpostRule, ...] = ("all", "first", "last", "once")
 
 
-def make_task(rule: Rule, **settings: object) -> Signposts:
+def make_task(rule: SignpostRule, **settings: object) -> Signposts:
     sizes = {"signs": 6, "train_size": 60, "validation_size": 20, "test_size": 30}
     return Signposts(rule=rule, rates=(0.8, 0.4, 0.6), **(sizes | settings))  # type: ignore[arg-type]
 
@@ -53,7 +53,7 @@ def make_answer(task: Signposts, problem: Problem, is_right: list[bool]) -> str:
         ("once", [True, True], False),
     ],
 )
-def test_the_rule_decides_which_choices_count(rule: Rule, right: list[bool], correct: bool) -> None:
+def test_the_rule_decides_which_choices_count(rule: SignpostRule, right: list[bool], correct: bool) -> None:
     task = make_task(rule)
     problem = task.problems("train")[0]
     assert task.grader.grade(make_answer(task, problem, right), problem).correct is correct
@@ -61,13 +61,13 @@ def test_the_rule_decides_which_choices_count(rule: Rule, right: list[bool], cor
 
 @pytest.mark.parametrize("response", ["", "\n\n\n", "A", "xxxxxxxxx", "\n" * 50])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_malformed_answer_earns_nothing(rule: Rule, response: str) -> None:
+def test_a_malformed_answer_earns_nothing(rule: SignpostRule, response: str) -> None:
     task = make_task(rule)
     assert task.grader.grade(response, task.problems("train")[0]).reward == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_value_of_a_state_is_the_mean_of_the_values_after_it(rule: Rule) -> None:
+def test_the_value_of_a_state_is_the_mean_of_the_values_after_it(rule: SignpostRule) -> None:
     """The value before a line is the mean of those after a right and a wrong line; after the last it is the
     reward."""
     task = make_task(rule)
@@ -176,7 +176,7 @@ def test_if_answers_have_to_be_whole_a_shortened_answer_earns_nothing() -> None:
 
 @pytest.mark.parametrize(("rule", "decided"), [("first", 1), ("last", 6)])
 def test_after_the_decision_the_value_is_the_reward_and_before_it_the_mean_of_the_others(
-    rule: Rule, decided: int
+    rule: SignpostRule, decided: int
 ) -> None:
     task = make_task(rule)
     problem = task.problems("train")[0]

@@ -180,7 +180,7 @@ def test_until_mixed_has_the_settings_of_its_inner_rollout() -> None:
     rollout = UntilMixed(rollout=inner, groups=2)
     for name in ("samples", "sampling", "unfinished_reward", "max_prompt_tokens", "needs_engine"):
         assert getattr(rollout, name) == getattr(inner, name), name
-    assert rollout.sampler == inner
+    assert rollout.rollout_for_fixed_problems == inner
     assert rollout.gives == inner.gives
 
 

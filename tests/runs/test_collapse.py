@@ -32,7 +32,7 @@ from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.diagnostics import (
     SIGNS,
     Diagnostics,
-    Row,
+    MetricsRow,
     Sign,
     WatchedRun,
     diagnose,
@@ -66,7 +66,7 @@ def history(*changes: dict[str, float]) -> list[dict[str, Any]]:
     return rows + [healthy(10 + i, **change) for i, change in enumerate(changes)]
 
 
-def counting(chosen: Diagnostics, rows: Sequence[Row], watched: WatchedRun = SAMPLED) -> set[Sign]:
+def counting(chosen: Diagnostics, rows: Sequence[MetricsRow], watched: WatchedRun = SAMPLED) -> set[Sign]:
     return {sign for sign, one in diagnose(chosen, watched, rows).items() if one.counts}
 
 

@@ -178,7 +178,7 @@ class Twice(SingleTurn):
 
 class TwiceInEvaluationToo(Twice):
     @property
-    def sampler(self) -> Rollout:
+    def rollout_for_fixed_problems(self) -> Rollout:
         return self
 
 

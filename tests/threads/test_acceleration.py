@@ -36,7 +36,7 @@ from treetune.rollouts.shaping import WrongAnswers, apply_shaping
 from treetune.threads.shaping import (
     EPSILON,
     Acceleration,
-    Form,
+    AccelerationForm,
     GroupLengthPenalty,
     Measured,
     OfDemonstration,
@@ -95,7 +95,7 @@ def test_both_forms_are_0_at_the_reference_and_rise_as_the_path_gets_shorter(
     ("form", "critical", "earned"),
     [("saved", 52, 0.2), ("ratio", 52, 0.2), ("saved", 65, 7 / 72), ("ratio", 65, 7 / 65)],
 )
-def test_the_published_forms_and_their_clip(form: Form, critical: int, earned: float) -> None:
+def test_the_published_forms_and_their_clip(form: AccelerationForm, critical: int, earned: float) -> None:
     threaded = "<Parallel>" + threads.thread(72 - critical) * 2 + "</Parallel>"
     threaded_answer = answer(threaded + "a" * (72 - len(threads.encode(threaded))))
     bonuses = make_acceleration(Total(), form=form, clip=0.2).bonuses(threads.context(), [threaded_answer])
@@ -191,7 +191,7 @@ def references(folder: Path) -> dict[str, ReferenceLength]:
 @pytest.mark.parametrize("form", ["saved", "ratio"])
 @pytest.mark.parametrize("name", ["group", "demonstration", "running", "measured"])
 def test_a_useless_thread_pays_only_with_the_published_reference(
-    name: str, form: Form, tmp_path: Path
+    name: str, form: AccelerationForm, tmp_path: Path
 ) -> None:
     """With a third thread of 30 tokens the path gets longer (52 to 54), and the published ratio better."""
 

@@ -34,6 +34,7 @@ from treetune.exceptions import Damaged
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.mle import MaximumLikelihood
 from treetune.rollouts.storage import TokenSignals, read_token_signals, write_token_signals
+from treetune.view.store.columns import kl_of_tokens
 from treetune.vocabulary import Episode
 
 ROWS = episodes(8)
@@ -103,6 +104,24 @@ def test_ratios_are_those_of_the_last_step_that_trained_the_token() -> None:
     assert only_step is not None and only_step[0].log_ratios is None
 
 
+def test_the_references_log_probs_are_there_if_training_has_a_reference() -> None:
+    def load_reference() -> torch.nn.Module:
+        return tiny_model(seed=1)
+
+    signals, metrics, _ = signals_of_training(ROWS, **SEVERAL_STEPS, load_reference=load_reference)
+    assert signals is not None
+    terms = []
+    for signals_of_row, row in zip(signals, ROWS, strict=True):
+        with torch.no_grad():
+            _, logprobs_T = row_logprobs(load_reference(), row)
+        assert signals_of_row.ref_logprobs is not None
+        np.testing.assert_allclose(signals_of_row.ref_logprobs, logprobs_T[row.trained].numpy(), atol=2e-5)
+        terms.append(kl_of_tokens(signals_of_row.logprobs, signals_of_row.ref_logprobs))
+    assert float(np.concatenate(terms).mean()) == pytest.approx(metrics["train/kl"], abs=1e-6)
+    without, _, _ = signals_of_training(ROWS, **SEVERAL_STEPS, measure_kl=False)
+    assert without is not None and without[0].ref_logprobs is None
+
+
 def test_signals_that_training_does_not_compute_are_left_out() -> None:
     assert signals_of_training(ROWS, **UNSCORED)[0] is None
     without_advantage = [dataclasses.replace(row, advantages=np.zeros(len(row.response_ids))) for row in ROWS]
@@ -112,7 +131,7 @@ def test_signals_that_training_does_not_compute_are_left_out() -> None:
 def test_a_file_of_signals_is_read_as_it_was_written_and_damage_is_named(tmp_path: Path) -> None:
     numbers = np.array([-0.5, math.nan, -2.0], np.float32)
     rows = [
-        TokenSignals("p#0", numbers, -numbers, numbers / 8, numbers / 4),
+        TokenSignals("p#0", numbers, -numbers, numbers / 8, numbers / 4, numbers / 2),
         TokenSignals("p#1", numbers[:0], numbers[:0], None),
     ]
     path = tmp_path / "0000" / "token_signals.arrow"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from tests.view.hostile import KINDS
 from treetune.data.difficulty.merging import RATES_FILE, RowRate, write_rates
-from treetune.domains.domain_rows import Row, domain_row, write_parquet
+from treetune.domains.domain_rows import DomainRow, domain_row, write_parquet
 
 HOSTILE = "".join(kind for kind in KINDS if len(kind) < 200)
 ROWS, SAMPLES = 24, 4
 
 
-def rows() -> list[Row]:
+def rows() -> list[DomainRow]:
     """Builds the rows of the data set; every text of the first is hostile."""
     built = []
     for number in range(ROWS):

@@ -27,7 +27,7 @@ from treetune.view.store import Run, Store
 from treetune.view.store.answers import AnswerStore
 from treetune.view.store.columns import mean_and_least
 from treetune.view.store.queries import ColumnFilter, RowQuery
-from treetune.view.store.tokens import OF_CREDIT, tokens_of
+from treetune.view.store.tokens import KL, OF_CREDIT, tokens_of
 
 EVALUATION = ("e1-validation",)
 
@@ -113,12 +113,14 @@ def test_a_row_has_the_mean_and_the_largest_of_the_trainers_numbers(tmp_path: Pa
     assert (largest["gap_mean"], largest["gap_most"]) == (pytest.approx(14 / 8 / 5), 5 / 8)
     assert (largest["entropy_mean"], largest["entropy_most"]) == (0.5, 0.5)
     assert (shorter["gap_mean"], shorter["gap_most"]) == (0.0, 0.0)
+    # r - 1 - log r with r = 1/2 at each token.
+    assert (largest["kl_mean"], largest["kl_most"]) == pytest.approx((np.log(2) - 0.5,) * 2)
     assert len(unknown) == 8 and all(row["gap_most"] is None for row in unknown)
     with_gap = answers.ask(RowQuery(filters=(ColumnFilter("gap_mean", ">", 0.1),)))
     assert [row["answer"] for row in with_gap.rows] == ["train/0#0"]
 
     numbers = tokens_of(run.path, answers.answer("i1", "train/0#0"), {}).numbers
-    assert set(numbers) == {"advantage", "log-prob", "entropy", "gap", "trainer's log-prob"}
+    assert set(numbers) == {"advantage", "log-prob", "entropy", "gap", "trainer's log-prob", KL}
     gaps = [-0.0, None, -2 / 8, -3 / 8, -4 / 8, -5 / 8, None]
     assert [float(x) if np.isfinite(x) else None for x in numbers["gap"]] == gaps
 

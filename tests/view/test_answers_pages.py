@@ -9,7 +9,6 @@ Promises that these tests hold:
 """
 
 import itertools
-import json
 import re
 from dataclasses import replace
 from html import unescape
@@ -40,6 +39,7 @@ from treetune.rollouts.storage import (
     write_token_signals,
     write_trajectories,
 )
+from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
@@ -127,9 +127,8 @@ def test_the_credit_of_analyses_is_shown_when_it_appears_with_a_column_for_each_
     mark = mark_of(viewer.page("/answer", run="run", **FIRST))
     for name, count in (("replay-0001", 2), ("replay-0001-b", 4)):
         row = {"answer": "train/0#0", "step_ends": [*range(count)], "values": {}}
-        file = run.path / "analyses" / name / "advantages.jsonl"
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(row | {"advantages": {"x": [0.5] * count}}) + "\n")
+        row |= {"advantages": {"x": [0.5] * count}}
+        write_result(run.analysis(name), {"iteration": 0}, [row], ADVANTAGES)
     after = viewer.get("/answer", {SEEN: mark}, run="run", **FIRST)
     assert after.status_code == 200, "the page has changed"
     table = after.text.split('<table class="credits">')[1].split("</table>")[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treetune.cli.completion import CONFIGURATION_SUFFIXES, complete_configs
+from treetune.cli.completion import BASE_SUFFIX, CONFIGURATION_SUFFIXES, complete_configs
 from treetune.exceptions import ClosedPipe
 from treetune.overriding import override
 
@@ -134,7 +134,7 @@ class Command(click.Command):
                 option, has_value = options.get(word), False
             elif isinstance(option, WordsOption):
                 changed_words.append(option.opts[0])
-            elif self.takes_files and word.endswith(CONFIGURATION_SUFFIXES):
+            elif self.takes_files and word.endswith((*CONFIGURATION_SUFFIXES, BASE_SUFFIX)):
                 changed_words.append("--configs")
             changed_words.append(word)
         return changed_words
@@ -268,6 +268,7 @@ def import_own_parts(experiment: Path) -> None:
     """Imports the user's parts that an experiment's stored configuration names. Their modules are looked for
     from the present folder."""
     from treetune.config.imports import import_parts
+    from treetune.runtime.directory import ExperimentDirectory
 
-    stored_config = experiment / "config.json"
+    stored_config = ExperimentDirectory(experiment).config_file
     import_parts(json.loads(stored_config.read_text()) if stored_config.is_file() else {})

@@ -15,6 +15,7 @@ from treetune.cli.completion import complete_rank_commands
 if TYPE_CHECKING:
     from treetune.config.layers import Config
     from treetune.runtime.base import Runtime
+    from treetune.runtime.directory import ExperimentDirectory
 
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
@@ -81,7 +82,9 @@ def load_experiment(options: Options) -> tuple[Config, Runtime]:
     ConfigError."""
     config = evaluated(options)
     root = built(config, options.command, "an experiment")
-    options.log_file = log_file(config)  # `main` writes the traceback of a failure there
+    directory = _directory_of(config)
+    if directory is not None:
+        options.log_file = directory.run_log  # `main` writes the traceback of a failure there
     return config, cast("Runtime", root)
 
 
@@ -90,11 +93,9 @@ def _check_machine(config: Config, root: Runtime) -> None:
 
     A run that is continued may need fewer of them, and isn't checked.
     """
-    log = log_file(config)
-    if log is not None:
-        experiment_folder = log.parents[1]
-        if (experiment_folder / "manifest.json").exists():
-            return
+    directory = _directory_of(config)
+    if directory is not None and directory.manifest_file.exists():
+        return
     from treetune.config.explain import Explanation
     from treetune.config.remedies import issues_of_this_machine
     from treetune.exceptions import ConfigError
@@ -104,10 +105,12 @@ def _check_machine(config: Config, root: Runtime) -> None:
         raise ConfigError(missing, "missing on this machine")
 
 
-def log_file(config: Config) -> Path | None:
-    """Returns the log file of a run of this configuration, which gets the traceback of a failure."""
+def _directory_of(config: Config) -> ExperimentDirectory | None:
+    """Returns the directory of a run of this configuration; None for a configuration without a name."""
+    from treetune.runtime.directory import ExperimentDirectory
+
     directory, name = config.data.get("directory", "experiments"), config.data.get("experiment_name")
-    return Path(directory) / name / "logs" / "run.log" if name else None
+    return ExperimentDirectory(Path(directory) / name) if name else None
 
 
 COMMANDS = (

@@ -227,11 +227,11 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
     Example: ``configs/quickstart/sft.jsonnet`` for ``experiments/quickstart/sft/checkpoints/last/policy``.
     """
     from treetune.config.layers import CONFIGS
-    from treetune.models.policy_files import CHECKPOINTS
+    from treetune.models.policy_files import experiment_of_checkpoint
 
-    if CHECKPOINTS not in checkpoint.parts:
+    experiment = experiment_of_checkpoint(checkpoint)
+    if experiment is None:
         return None
-    experiment = Path(*checkpoint.parts[: checkpoint.parts.index(CHECKPOINTS)])
     # The first folders are those in which experiments are kept, whatever their number.
     for depth in range(1, len(experiment.parts)):
         *folders, last = experiment.parts[depth:]

@@ -11,9 +11,10 @@ from typing import Annotated, Any, TypeVar
 from pydantic import ValidationError
 
 from treetune.config import imports, remedies, schema
-from treetune.config.errors import ConfigIssue, KeyPath, dotted, nearest
+from treetune.config.errors import ConfigIssue, dotted, nearest
 from treetune.config.explain import MISSING, Explanation, value_at
 from treetune.config.registrable import Registrable
+from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
 from treetune.findings import UNKNOWN, findings
 

@@ -13,8 +13,6 @@ WIDTH = 110
 LEAST_SIMILARITY = 0.6
 """A candidate below this ratio of `difflib.SequenceMatcher` is not suggested for a misspelled name."""
 
-KeyPath = tuple[str, ...]
-
 
 @dataclass(frozen=True)
 class ConfigIssue:

@@ -19,7 +19,7 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config import lexer
-from treetune.config.errors import KeyPath, dotted
+from treetune.config.errors import dotted
 from treetune.config.jsonnet_frames import frames
 from treetune.config.layers import (
     CONFIGS,
@@ -32,6 +32,7 @@ from treetune.config.layers import (
     text_of,
 )
 from treetune.config.registrable import Registrable
+from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError, Endless
 
 # An object of Jsonnet with these keys takes the place of an import (`Explanation._with_marks`).

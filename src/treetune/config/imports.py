@@ -23,12 +23,13 @@ from types import ModuleType
 from typing import Any
 
 from treetune.config import folders, schema
-from treetune.config.errors import ConfigIssue, KeyPath, nearest
+from treetune.config.errors import ConfigIssue, nearest
 from treetune.config.explain import Explanation
 from treetune.config.layers import relative
 from treetune.config.moved import remedy_for_import
 from treetune.config.registrable import Registrable
 from treetune.config.schema import GROUP, IMPORTS, OWN_PACKAGE
+from treetune.contracts import KeyPath
 from treetune.exceptions import ConfigError
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config import lexer
-from treetune.config.errors import ConfigIssue, KeyPath, dotted
+from treetune.config.errors import ConfigIssue, dotted
 from treetune.config.explain import COMPUTED, Explanation
 from treetune.config.jsonnet_frames import STATIC, Frame, frames, location_of
 from treetune.config.layers import Config, Layer
+from treetune.contracts import KeyPath
 
 SHOWN_COLUMNS = 100
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.config import schema
-from treetune.config.errors import ConfigIssue, KeyPath, did_you_mean, dotted, nearest
+from treetune.config.errors import ConfigIssue, did_you_mean, dotted, nearest
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding
+from treetune.contracts import Finding, KeyPath
 from treetune.findings import findings
 
 OTHERS_CALL_IT = {

@@ -42,7 +42,7 @@ _TAG = "tag:yaml.org,2002:"
 _PLAIN, _TEXT = _TAG + "plain", _TAG + "str"
 """The tags of texts without and with quotes. The first is made up here and doesn't occur in files."""
 
-Scalar = str | int | float | bool | None
+YamlScalar = str | int | float | bool | None
 
 
 def jsonnet_of_yaml(text: str, name: str) -> str:
@@ -143,7 +143,7 @@ class _YamlReader:
             remedy = "a string with ': ' in it needs quotes; keys of an object are on lines of their own"
         self.refuse_at(line_and_column, f"this can't be read as YAML: {problem}", remedy)
 
-    def scalar(self, node: yaml.ScalarNode) -> Scalar:
+    def scalar(self, node: yaml.ScalarNode) -> YamlScalar:
         """Returns the value of a single text, by its tag or else by its spelling."""
         text = str(node.value)
         # "plain" is a text with neither quotes nor a tag. All other kinds are tags, or "str" for quotes.

@@ -37,7 +37,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
 
-Number = TypeVar("Number", bound=Any)
+Numeric = TypeVar("Numeric", bound=Any)
 """A float, or a tensor of shape [B] with one number for each answer of a batch."""
 
 
@@ -88,8 +88,8 @@ class Gae(Credit):
 
 
 def gae(
-    rewards: Sequence[Number], values: Sequence[Number], gamma: float, lam: float
-) -> tuple[list[Number], list[Number]]:
+    rewards: Sequence[Numeric], values: Sequence[Numeric], gamma: float, lam: float
+) -> tuple[list[Numeric], list[Numeric]]:
     """Returns the advantages and returns of one answer, or of a batch of equally long ones.
 
     δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γλ A_{t+1}, backwards from V_T = A_T = 0 after the last
@@ -112,7 +112,7 @@ def gae(
     """
     if len(rewards) != len(values):
         raise ValueError(f"gae needs one value per reward, got {len(values)} and {len(rewards)}")
-    advantages: list[Number] = []  # from the last action to the first
+    advantages: list[Numeric] = []  # from the last action to the first
     next_value: Any = 0.0
     next_advantage: Any = 0.0
     for reward, value in zip(reversed(rewards), reversed(values), strict=True):

@@ -31,7 +31,7 @@ from treetune.tree import ROOT, Sharing, Tree
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups", "intra_and_inter"]
-Weight = Literal["reach", "once", "each"]
+StateWeight = Literal["reach", "once", "each"]
 
 SAME = 1e-8
 """For ``global_and_local``: g(n) and g(p) that differ by less count as equal, as in TreeRL's code."""
@@ -88,7 +88,7 @@ class TreeCredit(Credit):
     """
 
     advantage: Advantage = "leave_one_out"
-    weight: Weight = "reach"
+    weight: StateWeight = "reach"
     prior: Annotated[float, Ge(0)] = 2.0
     """How many siblings the parent's baseline b(p) counts as. A baseline of few siblings is noisy. b(p) comes
     from other answers, and is an estimate of the value of p, too."""

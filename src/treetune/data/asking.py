@@ -32,7 +32,7 @@ from treetune.data.prompts import AGAIN
 from treetune.domains.endpoints import asking
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal
 from treetune.domains.endpoints.client import EndpointClient
-from treetune.domains.endpoints.settings import EndpointSettings, Message, Prices
+from treetune.domains.endpoints.settings import EndpointMessage, EndpointSettings, Prices
 from treetune.exceptions import EndpointError, OutOfBudget, RequestRefused, Unanswered, Unreadable
 from treetune.tasks.thoughts import read_thoughts
 
@@ -149,7 +149,7 @@ class SolutionAsker(asking.Asker):
     def stopping(self) -> bool:
         return self.failure is not None or self._ledger.exhausted
 
-    async def reply(self, step: str, messages: Sequence[Message]) -> AnsweredRequest:
+    async def reply(self, step: str, messages: Sequence[EndpointMessage]) -> AnsweredRequest:
         """Raises Unanswered, OutOfBudget or EndpointError."""
         return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
 
@@ -208,8 +208,8 @@ class Questions:
         return usage
 
     async def ask(
-        self, step: str, messages: Sequence[Message], read: Callable[[str], T]
-    ) -> tuple[T, list[Message]]:
+        self, step: str, messages: Sequence[EndpointMessage], read: Callable[[str], T]
+    ) -> tuple[T, list[EndpointMessage]]:
         """Asks a question, and returns the result of `read` for the answer, and the conversation so far.
 
         If `read` raises Unreadable, or the answer was cut off, the model gets the reason and answers again,

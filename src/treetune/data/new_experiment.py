@@ -53,7 +53,7 @@ UNKNOWN_ROWS = 10_000
 CHARACTERS_PER_TOKEN = 4
 """The average of English text, about. A bound on lengths assumes 3."""
 
-Kind = Literal["supervised", "policy_gradient", "filtered", "preferences"]
+ExperimentKind = Literal["supervised", "policy_gradient", "filtered", "preferences"]
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,11 @@ class Method:
     fragment: str
     """Its file below configs/methods."""
     about: str
-    kind: Kind = "policy_gradient"
+    kind: ExperimentKind = "policy_gradient"
     more: str = ""
     """Further keys of the configuration."""
     trainer: str = ""
     """Further keys of its trainer."""
-
-    @property
-    def whitens(self) -> bool:
-        return self.kind == "policy_gradient"
 
 
 METHODS = {
@@ -519,7 +515,7 @@ def _up_to(number: float, step: int) -> int:
     return math.ceil(number / step) * step
 
 
-def _training_amount(kind: Kind, rows: int, is_small: bool) -> TrainingAmount:
+def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> TrainingAmount:
     """Returns how long and on how much to train, for a number of training rows.
 
     With enough rows, a small model gets the numbers of the quickstart (configs/lib/quickstart.libsonnet).

@@ -21,7 +21,7 @@ from treetune.contracts import Experiment, Finding
 from treetune.data.difficulty.answering import Policy
 from treetune.data.rules.base import Rule
 from treetune.data.templates import check_text, check_value, text_of, value_of
-from treetune.domains.domain_rows import Row, domain_of, domain_row, normalise_row
+from treetune.domains.domain_rows import DomainRow, domain_of, domain_row, normalise_row
 from treetune.domains.endpoints.settings import EndpointSettings, Prices, check_extra
 from treetune.engine.requests import SamplingParams
 from treetune.exceptions import MissingField
@@ -59,7 +59,9 @@ class FilterData(DataPipeline):
     """The seed of what is drawn, such as which rows a quota leaves."""
 
 
-Step = Literal["steps", "substeps", "groups", "subgroups", "ranges", "check", "references", "outlines"]
+PipelineStep = Literal[
+    "steps", "substeps", "groups", "subgroups", "ranges", "check", "references", "outlines"
+]
 
 _CHANGES_NO_ANSWER = frozenset(
     {"base_url", "api_key_variable", "concurrency", "timeout", "retries", "backoff", "give_up_after"}
@@ -101,7 +103,7 @@ class MakeThreads(DataPipeline):
     """Has the model look once more at each thread: what it doesn't let pass stays sequential."""
     repairs: Annotated[int, Ge(0)] = 1
     """Times that an answer that can't be read is sent back with the reason."""
-    extra_for: Mapping[Step, Mapping[str, Any]] = field(default_factory=dict)
+    extra_for: Mapping[PipelineStep, Mapping[str, Any]] = field(default_factory=dict)
     """Additions to the requests of a step, in addition to `endpoint.extra`."""
 
     def __post_init__(self) -> None:
@@ -113,8 +115,10 @@ class MakeThreads(DataPipeline):
                 " that rows keep their sequential solution"
             )
         for step, extra in self.extra_for.items():
-            if step not in get_args(Step):
-                raise ValueError(f"extra_for has no step {step!r}: the steps are {', '.join(get_args(Step))}")
+            if step not in get_args(PipelineStep):
+                raise ValueError(
+                    f"extra_for has no step {step!r}: the steps are {', '.join(get_args(PipelineStep))}"
+                )
             check_extra(f"extra_for.{step}", extra)
 
     def identity(self) -> dict[str, Any]:
@@ -313,7 +317,7 @@ class PrepareData(DataPipeline):
         turns = [self.prompt] if isinstance(self.prompt, str) else [turn.content for turn in self.prompt]
         yield from (("prompt", text) for text in turns)
 
-    def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
+    def rows_of(self, fields: Mapping[str, Any]) -> list[DomainRow | str]:
         """Returns the rows that are made from a row of the source: several if `expand` returns several. In
         place of a row that is dropped, the list has the filter's name, or ``expand``.
 
@@ -328,7 +332,7 @@ class PrepareData(DataPipeline):
         fields_of_rows = expanded if isinstance(expanded, list) else [expanded]
         return [self._row(fields_of_row) for fields_of_row in fields_of_rows]
 
-    def _row(self, fields: Mapping[str, Any]) -> Row | str:
+    def _row(self, fields: Mapping[str, Any]) -> DomainRow | str:
         """Returns the row that the templates make from these fields, or the name of the filter that drops
         it."""
         for row_filter in self.filters:

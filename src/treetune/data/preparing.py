@@ -32,7 +32,7 @@ from treetune.data.rules.base import Numbered, Rows, Rule, RuleContext
 from treetune.domains.domain_rows import (
     DATA_SOURCE,
     EXTRA_INFO,
-    Row,
+    DomainRow,
     domain_of,
     read_domain_rows,
     row_key,
@@ -65,7 +65,7 @@ class RowRead(NamedTuple):
 
     place: str
     split: str
-    row: Row | LeftOut
+    row: DomainRow | LeftOut
 
 
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
@@ -322,7 +322,7 @@ class _RowsOfFile:
     file_by_number: Mapping[int, str]
     name: str
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[DomainRow]:
         # Each file has the name of its split, but for the one file of rows that are not divided (`ALL`).
         split = {} if self.name == ALL else {"split": self.name}
         for numbered in self.rows:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from treetune.data import prompts
 from treetune.data.asking import Questions
-from treetune.domains.endpoints.settings import Message
+from treetune.domains.endpoints.settings import EndpointMessage
 from treetune.exceptions import Unreadable
 from treetune.threads.format import MOST_THREADS
 
@@ -217,14 +217,14 @@ def saved_characters(threads: Sequence[str]) -> int:
 
 async def independent_parts(
     questions: Questions, problem: str, lines: Sequence[str]
-) -> tuple[list[ThreadGroup], list[Message]]:
+) -> tuple[list[ThreadGroup], list[EndpointMessage]]:
     """Asks the model for groups of threads, and returns these and the conversation about them.
 
     A group has parts of the solution that don't need each other. Such a part is a thread, which is named by
     its first and last line.
     """
     numbered = "\n".join(f"{number}| {line}" for number, line in enumerate(lines, start=1))
-    conversation: list[Message] = []
+    conversation: list[EndpointMessage] = []
     for step, task in (
         ("steps", prompts.STEPS.format(problem=problem, numbered=numbered, count=len(lines))),
         ("substeps", prompts.SUBSTEPS),
@@ -237,7 +237,7 @@ async def independent_parts(
 
 
 async def failed_threads(
-    questions: Questions, conversation: Sequence[Message], blocks: Sequence[SolutionBlock]
+    questions: Questions, conversation: Sequence[EndpointMessage], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
     """Returns the blocks with a thread that the model rejects in its self-check: the reasons by the block's
     index, from 0."""
@@ -245,7 +245,7 @@ async def failed_threads(
     threads: set[ThreadNumber] = set()
     for group, block in enumerate(blocks, start=1):
         threads |= {ThreadNumber(group, thread) for thread in range(1, len(block.threads) + 1)}
-    task: Message = ("user", prompts.CHECK.format(blocks=shown))
+    task: EndpointMessage = ("user", prompts.CHECK.format(blocks=shown))
     read = partial(_read_self_check, threads)
     failed, _ = await questions.ask("check", [*conversation, task], read)
     reasons: dict[int, list[str]] = {}

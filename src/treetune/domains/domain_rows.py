@@ -37,7 +37,7 @@ LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
 too low, and is too easy if the high rate, a weak model's, is too high."""
 
 ROLES = ("system", "user", "assistant", "tool")
-Row = dict[str, Any]
+DomainRow = dict[str, Any]
 
 
 def domain_of(data_source: str) -> str:
@@ -54,7 +54,7 @@ def domain_row(
     extra_info: Mapping[str, Any] | None = None,
     raw_prompt: str = "",
     apply_chat_template: bool = True,
-) -> Row:
+) -> DomainRow:
     """Returns a row of the schema. A `prompt` that is text becomes one message of the user. A `ground_truth`
     that isn't text is written as JSON. Raises ValueError for values that can't be written as JSON."""
     check_plain(ground_truth, GROUND_TRUTH)
@@ -71,7 +71,7 @@ def domain_row(
     }
 
 
-def normalise_row(row: Mapping[str, Any]) -> Row:
+def normalise_row(row: Mapping[str, Any]) -> DomainRow:
     """Returns a row with all columns of the schema, and with its further columns.
 
     Raises ValueError with the reason if a column is missing or wrong.
@@ -144,7 +144,7 @@ def row_key(row: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
-def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
+def read_domain_rows(path: Path) -> Iterator[tuple[str, DomainRow]]:
     """Yields the rows of a file, or of all files that match the pattern `path`, as `normalise_row` returns
     them.
 
@@ -160,7 +160,7 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
             yield place, full
 
 
-def write_parquet(path: Path, rows: Iterable[Row]) -> None:
+def write_parquet(path: Path, rows: Iterable[DomainRow]) -> None:
     """Writes rows of the schema to a Parquet file, completely or not at all. Equal rows give equal bytes.
 
     It iterates over `rows` twice. In `extra_info`, texts, numbers, booleans and lists of these keep their
@@ -180,7 +180,7 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
         whole_file(path, "wb") as file,
         parquet.ParquetWriter(file, schema, compression="zstd") as writer,
     ):
-        batch: list[Row] = []
+        batch: list[DomainRow] = []
         for row in rows:
             further_columns = {
                 name: _encode(row[name], columns[name]) for name in sorted(columns) if name in row

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-Row = Mapping[str, Any]
+GradedRow = Mapping[str, Any]
 """A problem's ``prompt``, ``gold``, ``data``, ``domain``, its ``messages`` if it is a conversation, and the
 answer's ``transcript``."""
 
@@ -90,7 +90,7 @@ def name_in_process(file: Path) -> str:
     return f"reward_file_{stem}_{digest}"
 
 
-def gold_of(row: Row) -> Any:
+def gold_of(row: GradedRow) -> Any:
     """Returns the ground truth as it was in the row."""
     return json.loads(row["gold"]) if row["data"].get(GOLD_IS_JSON) is True else row["gold"]
 
@@ -112,7 +112,7 @@ def message_of(message: Mapping[str, Any]) -> Any:
     return kind(**{**message, "tool_calls": calls} if calls else message)
 
 
-def verifiers_state(row: Row) -> dict[str, Any]:
+def verifiers_state(row: GradedRow) -> dict[str, Any]:
     """Returns an answer as verifiers' `state`, which all functions of a rubric share.
 
     Its `trajectory` has a step for each turn: ``{"prompt": messages before it, "completion": [the model's
@@ -137,7 +137,7 @@ def verifiers_state(row: Row) -> dict[str, Any]:
 
 
 def call_arguments(
-    parameters: Mapping[str, inspect.Parameter], response: str, row: Row, state: Mapping[str, Any]
+    parameters: Mapping[str, inspect.Parameter], response: str, row: GradedRow, state: Mapping[str, Any]
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """Returns the positional and keyword arguments for a function with these parameters.
 
@@ -234,7 +234,9 @@ async def _awaited(result: Any) -> Any:
     return await result
 
 
-def grade_answer(function: Any, name: str, response: str, row: Row, arguments: Mapping[str, Any]) -> Any:
+def grade_answer(
+    function: Any, name: str, response: str, row: GradedRow, arguments: Mapping[str, Any]
+) -> Any:
     """Grades an answer with a reward function, or with several weighted ones.
 
     Returns the turns' rewards and metrics, or the function's `Grade` if it returns one. There are no rewards
@@ -277,7 +279,7 @@ def grade_answer(function: Any, name: str, response: str, row: Row, arguments: M
     return total, numbers
 
 
-def _weighted_functions(reward_object: Any, row: Row) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
+def _weighted_functions(reward_object: Any, row: GradedRow) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
     """Returns reward functions with their weights, and objects that they may have as parameters.
 
     Args:

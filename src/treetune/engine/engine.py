@@ -5,13 +5,13 @@ Threads and processes of one rank with two servers::
     main thread                 client's thread        server threads          processes
     ─────────────────────       ──────────────────     ────────────────────    ─────────────
     generate(requests)
-      Sampling.add    ─────►    HTTP requests    ──────────────────────────►   server 0, 1
-      Sampling.next   ◄─────    answers          ◄──────────────────────────
+      RequestScheduler.add   ─────►  HTTP requests    ─────────────────────►   server 0, 1
+      RequestScheduler.next  ◄─────  answers          ◄─────────────────────
         a server is lost:
           Server.failed   ────────────────────────►    ends and restarts it ►  server 1
           its requests go to server 0                  (`OwnServer`)
         a server is back:
-          Sampling.open
+          RequestScheduler.open
 
     load(weights)               one thread for each server ("engine-replica") sends it the weights, drops its
                                 cache and samples the canary; the main thread waits for all of them
@@ -54,7 +54,7 @@ from treetune.engine.in_process import InProcessEngine
 from treetune.engine.launch import ServerLaunch, with_time_for
 from treetune.engine.plain_servers import connect
 from treetune.engine.requests import Completion, Later, OnResult, Request, ScoreRequest
-from treetune.engine.sampling import Answered, Lost, Prefixes, Sampling
+from treetune.engine.sampling import Answered, Lost, Prefixes, RequestScheduler
 from treetune.engine.server import Server, close_servers, servers_of
 from treetune.engine.settings import EngineSettings, InProcessSettings, PlainVllmSettings, VllmSettings
 from treetune.engine.transfer import Delivery, FromFolder, SharedMemory, drop_cache, send_all
@@ -250,27 +250,27 @@ class VllmEngine(Engine):
         # Requests go to `_sampled`: to the servers themselves, or to a router alone. A router takes as many
         # samples at once as all servers behind the router.
         samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
-        with Sampling(
+        with RequestScheduler(
             self._client,
             self.version,
             most_parts=settings.max_concurrency,
             most_samples=samples_of_all_servers // len(self._sampled),
             timeout=settings.request_timeout,
             prefixes=self._prefixes,
-        ) as sampling:
-            self._open_servers(sampling, addresses)
-            sampling.add(first_parts, first_laters)
-            while sampling.outstanding:
-                all_open = self._open_servers(sampling, addresses)
+        ) as scheduler:
+            self._open_servers(scheduler, addresses)
+            scheduler.add(first_parts, first_laters)
+            while scheduler.outstanding:
+                all_open = self._open_servers(scheduler, addresses)
                 # If a server is away, the wait for an event is short, to see soon that it is back.
-                event = sampling.next() if all_open else sampling.next(RETURN_POLL_S)
+                event = scheduler.next() if all_open else scheduler.next(RETURN_POLL_S)
                 if event is None:
-                    self._lose_gone_servers(sampling, addresses)
+                    self._lose_gone_servers(scheduler, addresses)
                 elif isinstance(event, Lost):
                     self._sampled[event.server].server.failed(event.address, event.reason)
                     servers_with_answers.discard(event.server)
                 elif isinstance(event, Later):
-                    sampling.add(*split_requests(event.requests()))
+                    scheduler.add(*split_requests(event.requests()))
                 else:
                     servers_with_answers.add(event.server)
                     if not isinstance(event.part.request, ScoreRequest):  # its tokens weren't sampled
@@ -281,22 +281,22 @@ class VllmEngine(Engine):
                     index = event.part.index
                     results[index] = whole
                     if on_result is not None:
-                        sampling.add(*split_requests(on_result(index, whole) or ()))
+                        scheduler.add(*split_requests(on_result(index, whole) or ()))
         # Their earlier failures no longer count towards `max_restarts`.
         for number in servers_with_answers:
             self._sampled[number].server.succeeded()
         return results
 
-    def _lose_gone_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> None:
+    def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
         """Gives up the servers whose requests would wait in vain."""
-        for number in sampling.opened:
+        for number in scheduler.opened:
             if reason := self._sampled[number].server.gone(addresses[number]):
-                sampling.lose(number, reason)
+                scheduler.lose(number, reason)
 
-    def _open_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> bool:
+    def _open_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> bool:
         """Opens the servers that are running and don't take requests yet, and adds their addresses. Returns
         whether all servers take requests now."""
-        closed = [replica for replica in self._sampled if replica.number not in sampling.opened]
+        closed = [replica for replica in self._sampled if replica.number not in scheduler.opened]
         addresses_of_closed = self._each(closed, Replica.awake)
         opened = {}
         for replica, address in zip(closed, addresses_of_closed, strict=True):
@@ -304,7 +304,7 @@ class VllmEngine(Engine):
                 opened[replica.number] = address
         if opened:
             addresses |= opened
-            sampling.open(opened)
+            scheduler.open(opened)
         return None not in addresses_of_closed
 
     def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
@@ -682,17 +682,17 @@ class Replica:
     ) -> list[tuple[TokenIds, Completion]]:
         """Samples a canary's requests on one server. Returns pairs of prompt and sample."""
         answers = {}
-        with Sampling(
+        with RequestScheduler(
             self._client,
             version,
             most_parts=PROBE_CONCURRENCY,
             most_samples=PROBE_CONCURRENCY,
             timeout=self._timeout,
-        ) as sampling:
-            sampling.open({0: address})
-            sampling.add([RequestPart(index, 0, 1, request) for index, request in enumerate(requests)])
-            while sampling.outstanding:
-                event = sampling.next()
+        ) as scheduler:
+            scheduler.open({0: address})
+            scheduler.add([RequestPart(index, 0, 1, request) for index, request in enumerate(requests)])
+            while scheduler.outstanding:
+                event = scheduler.next()
                 if isinstance(event, Lost):
                     raise ServerFailure(event.reason)
                 if isinstance(event, Answered):

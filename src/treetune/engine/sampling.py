@@ -4,12 +4,12 @@ Two threads run::
 
     the caller's thread (`VllmEngine.generate`)        the client's thread, with its event loop
 
-    Sampling.add(parts) ─────────────────────────────▶ _waiting: by priority, the newest first
+    RequestScheduler.add(parts) ─────────────────────▶ _waiting: by priority, the newest first
                                                           │  as soon as a server has room (`_choose`)
                                                           ▼
                                                        _ask: a task for each part, which waits for the server
                                                           │  its samples, or the server's failure
-    Sampling.next() waits for  ◀── _results (a queue) ◀───┘
+    RequestScheduler.next() ◀── _results (a queue) ◀──────┘
       Answered  a part's samples: the caller may add requests that follow from them
       Lost      a server: its parts wait again, for another one; the caller has it restarted
       Later     its future is done: the thread that has set the future puts it here
@@ -66,7 +66,7 @@ class Lost:
     reason: str
 
 
-Event = Answered | Lost | Later
+SchedulerEvent = Answered | Lost | Later
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class _OpenServer:
     samples: int = 0
 
 
-class Sampling:
+class RequestScheduler:
     """A context manager that sends parts of requests to servers. The caller numbers the servers.
 
     A part goes to the server that has its prefix in the cache, unless that one is much busier than the
@@ -112,14 +112,14 @@ class Sampling:
         self.opened: set[int] = set()
         """The numbers of the servers that take requests."""
         # A SimpleQueue, so that the event loop never waits for the caller.
-        self._results: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[SchedulerEvent | BaseException] = queue.SimpleQueue()
         # The attributes below belong to the event loop.
         self._prefixes = prefixes
         self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
         self._servers: dict[int, _OpenServer] = {}
         self._is_over = False
 
-    def __enter__(self) -> Sampling:
+    def __enter__(self) -> RequestScheduler:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -148,7 +148,7 @@ class Sampling:
         for later in laters:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
-    def next(self, timeout: float = POLL_S) -> Event | None:
+    def next(self, timeout: float = POLL_S) -> SchedulerEvent | None:
         """Returns the next event; None if there is no event within `timeout` seconds.
 
         An event is the samples of a part of a request, a `Later` (requests that waited for something) that is

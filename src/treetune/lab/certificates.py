@@ -10,7 +10,7 @@ from typing import Any
 
 import treetune
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import EPISODES, TRAJECTORIES, ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, describe_different_bits
 from treetune.runtime.manifest import data_hash, read_config, read_manifest
 from treetune.store.checksums import config_hash, digest_of, read_record, refuse_damaged, write_record
@@ -37,8 +37,7 @@ def certify(path: Path, config: PolicyIteration) -> Path:
     links: list[dict[str, Any]] = []
     inputs = _hashes_of_inputs(directory, config)
     chain = config_hash(inputs)
-    # Folders of iterations are named by their numbers, counted from 0.
-    for number in sorted(int(folder.name) for folder in (path / "iterations").glob("[0-9]*[0-9]")):
+    for number in directory.iterations():  # counted from 0
         for part in PARTS:
             folder = directory.checkpoint(number + 1) / part
             refuse_damaged(folder, "a damaged checkpoint can't be certified")
@@ -74,7 +73,7 @@ def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[st
 
     `number` counts from 0. None for what is not stored, or was deleted."""
     folder, checkpoint = directory.iteration(number), directory.checkpoint(number + 1)
-    files = {"answers": folder / "trajectories.arrow", "episodes": folder / "episodes.arrow"}
+    files = {"answers": folder / TRAJECTORIES, "episodes": folder / EPISODES}
     hashes: dict[str, Any] = {}
     for name, file in files.items():
         hashes[name] = digest_of(file) if file.is_file() else None
@@ -189,7 +188,7 @@ def _check_links(
 def _can_be_trained_again(directory: ExperimentDirectory, number: int, needs_state: bool) -> bool:
     """Returns whether the files that training iteration `number` (from 1) again needs are stored."""
     folder, before = directory.iteration(number - 1), directory.checkpoint(number - 1)
-    needed = [folder / name for name in ("trajectories.arrow", "episodes.arrow")]
+    needed = [folder / name for name in (TRAJECTORIES, EPISODES)]
     needed.append(directory.checkpoint(number) / "policy")
     if number > 1:  # the first iteration begins with the start weights
         needed.append(before / "policy")

@@ -62,8 +62,9 @@ def _stored_config(experiment: Path, files: Sequence[str] = (), overrides: Seque
 
     Environment variables such as APP_SEED change nothing: the stored configuration has their values."""
     from treetune.config.jsonnet import load
+    from treetune.runtime.directory import ExperimentDirectory
 
-    config_file = experiment / "config.json"
+    config_file = ExperimentDirectory(experiment).config_file
     if not config_file.is_file():
         raise ValueError(f"{experiment} has no experiment: {config_file} is missing")
     return load([str(config_file.resolve()), *files], overrides, environment_keys=())

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.manifest import CONFIG, MANIFEST, command_line, differences, read_config, read_manifest
+from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
+from treetune.runtime.manifest import command_line, differences, read_config, read_manifest
 from treetune.store.checksums import config_hash, refuse_damaged, write_record
 from treetune.store.files import whole_folder, write_json
 
@@ -78,10 +78,12 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
         refuse_damaged(part, "fork after another iteration")
     with whole_folder(branch.path) as unfinished:
         # Iterations are numbered from 0; checkpoints and evaluations by finished iterations, from 1.
-        for kind, first in (("iterations", 0), ("checkpoints", 1), ("evaluations", 1)):
-            for folder in sorted((path / kind).glob("[0-9]*")):
-                if folder.name.isdigit() and int(folder.name) < finished + first:
-                    shutil.copytree(folder, unfinished / kind / folder.name, copy_function=_link_or_copy)
+        folders = [run.iteration(i) for i in run.iterations() if i < finished]
+        folders += [run.checkpoint(i) for i in run.checkpoints() if i <= finished]
+        folders += [run.evaluation(i, label) for i, label in run.evaluations() if i <= finished]
+        for folder in folders:
+            copy = unfinished / folder.relative_to(path)
+            shutil.copytree(folder, copy, copy_function=_link_or_copy)
         for file in path.glob("*.arrow"):  # the texts of tokens, which readers of episodes look up there
             _link_or_copy(str(file), str(unfinished / file.name))
         origin = {"run": str(path), "after": finished, "config": config_hash(stored)}

@@ -43,7 +43,7 @@ class KnowsDecisions(Protocol):
         ...
 
 
-Rule = Literal["all", "first", "last", "once"]
+SignpostRule = Literal["all", "first", "last", "once"]
 
 SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CHATTER = "abcdefghijklmnop"
@@ -142,7 +142,7 @@ class Signposts(GeneratedTask):
 
     steps: Annotated[int, Ge(1), Le(48)] = 6
     period: Annotated[int, Ge(1), Le(4)] = 3
-    rule: Rule = "all"
+    rule: SignpostRule = "all"
     rates: Annotated[tuple[Annotated[float, Ge(0), Le(1)], ...], MinLen(1)] = (0.9,)
     options: Annotated[int, Ge(2), Le(9)] = 4
     chatter: Annotated[int, Ge(0), Le(64)] = 3

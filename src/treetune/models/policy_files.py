@@ -34,6 +34,16 @@ STATE = "state.json"
 """The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
 
 
+def experiment_of_checkpoint(path: Path) -> Path | None:
+    """Returns the folder of the experiment whose checkpoint, or a part of it, is at `path`.
+
+    Example: ``experiments/sft`` for ``experiments/sft/checkpoints/last/policy``. None for another path.
+    """
+    if CHECKPOINTS not in path.parts:
+        return None
+    return Path(*path.parts[: path.parts.index(CHECKPOINTS)])
+
+
 def complete_checkpoints(directory: Path) -> list[Path]:
     """Returns the complete checkpoints in `directory` (``…/checkpoints``), oldest first."""
     if not directory.is_dir():
@@ -98,9 +108,9 @@ def _how_to_make(path: Path) -> str:
 
     If the path leads to an experiment's checkpoints, the sentence has the command that runs the experiment.
     """
-    if CHECKPOINTS not in path.parts:
+    experiment = experiment_of_checkpoint(path)
+    if experiment is None:
         return "Give the path of a directory in Hugging Face format, relative to the working directory."
-    experiment = Path(*path.parts[: path.parts.index(CHECKPOINTS)])
     name = f"{experiment.name}.jsonnet"
     # The experiment of quickstart/sft.jsonnet, for example, is in experiments/quickstart/sft.
     nested_name = f"{experiment.parent.name}/{name}"

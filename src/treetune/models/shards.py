@@ -183,10 +183,10 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
 INDEX = "model.safetensors.index.json"
 """The list of all weights and their files, in Hugging Face's format. A folder is complete when it exists."""
 
-Weight = tuple[str, "Tensor"]
+NamedWeight = tuple[str, "Tensor"]
 
 
-def with_head(weights: Iterable[Weight], names: Iterable[str], tied: bool) -> Iterator[Weight]:
+def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
     """Yields the weights with a separate output head, which the engine needs (`write_for_engine`).
 
     If the head is tied to the embeddings, or has no name of its own, the embeddings are yielded twice:
@@ -203,7 +203,7 @@ def with_head(weights: Iterable[Weight], names: Iterable[str], tied: bool) -> It
 
 
 def in_chunks(
-    weights: Iterable[Weight], most_bytes: int, keep: Callable[[Tensor], Tensor]
+    weights: Iterable[NamedWeight], most_bytes: int, keep: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
     """Yields chunks of weights in their order, and whether the chunk is the last one.
 

@@ -171,7 +171,7 @@ class GrowingRollout(SampledRollout):
 
     @property
     @override
-    def sampler(self) -> Rollout | None:
+    def rollout_for_fixed_problems(self) -> Rollout | None:
         return self
 
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:

@@ -23,6 +23,9 @@ from treetune.tasks.base import Task
 from treetune.tree import Tree
 from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
+RENAMED_PROPERTIES = {"sampler": "rollout_for_fixed_problems"}
+"""Properties of rollouts by their names in version 0.1, and their present ones."""
+
 
 class Rollout(Registrable):
     """Makes trees of graded answers to problems.
@@ -40,6 +43,14 @@ class Rollout(Registrable):
     carries: bool = False
     """Whether it keeps answers from one iteration to the next, in its context's `carry_over`."""
 
+    @override
+    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
+        super().__init_subclass__(root=root, **kwargs)
+        for old, new in RENAMED_PROPERTIES.items():
+            # Nothing would read the property. A setting may have this name.
+            if isinstance(cls.__dict__.get(old), property):
+                raise TypeError(f"{cls.__name__}.{old} is called {new} now: rename the property")
+
     @property
     @final
     def needs_engine(self) -> bool:
@@ -51,7 +62,7 @@ class Rollout(Registrable):
         return None
 
     @property
-    def sampler(self) -> Rollout | None:
+    def rollout_for_fixed_problems(self) -> Rollout | None:
         """The rollout that answers fixed problems, as in evaluation and analyses; None for plain sampling
         with this rollout's settings. Callers use `single_turn.for_fixed_problems`, which handles both."""
         return None

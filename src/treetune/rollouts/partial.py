@@ -38,7 +38,7 @@ from treetune.seeds import derive_seed
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
 
-Answers = dict[int, Trajectory]
+AnswersBySample = dict[int, Trajectory]
 """The answers to a problem so far, by `Trajectory.sample`; empty for a new problem."""
 
 
@@ -116,7 +116,7 @@ class PartialAnswers(RolloutAround):
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         carry_over = required(context.carry_over, "carry-over")
         # The carried answers of each problem, by their numbers. The problem that was begun first comes first.
-        in_flight: dict[str, Answers] = {}
+        in_flight: dict[str, AnswersBySample] = {}
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
         # Carried problems come first, and new ones take the places that are free.
@@ -163,7 +163,7 @@ class PartialAnswers(RolloutAround):
             "rollout/versions": all_versions / all_answers,
         }
 
-    def _have_ended(self, context: RolloutContext, answers: Answers) -> bool:
+    def _have_ended(self, context: RolloutContext, answers: AnswersBySample) -> bool:
         """Returns whether no answer to a problem may have any more tokens."""
         return not any(self._remaining_tokens(context, answer) for answer in answers.values())
 
@@ -190,7 +190,7 @@ class PartialAnswers(RolloutAround):
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
     def _sample_further(
-        self, context: RolloutContext, groups: Sequence[tuple[Problem, Answers]], sampling_round: int
+        self, context: RolloutContext, groups: Sequence[tuple[Problem, AnswersBySample]], sampling_round: int
     ) -> None:
         """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended, and puts the
         longer answers into their groups. The seeds derive from the iteration, the problem, the round and the
@@ -212,7 +212,7 @@ class PartialAnswers(RolloutAround):
         self,
         context: RolloutContext,
         problem: Problem,
-        answers: Answers,
+        answers: AnswersBySample,
         sampling_round: int,
         counted: CountedSamples,
     ) -> None:

@@ -204,12 +204,12 @@ async def _grade_answer(
 def for_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
-    This is the rollout's `sampler`. Without one, it is plain sampling with the rollout's settings, or the
-    rollout itself if it doesn't sample. Example: for ``until_mixed``, which draws further problems, it is the
-    `single_turn` inside it.
+    This is the rollout's `rollout_for_fixed_problems`. Without one, it is plain sampling with the rollout's
+    settings, or the rollout itself if it doesn't sample. Example: for ``until_mixed``, which draws further
+    problems, it is the `single_turn` inside it.
     """
-    if rollout.sampler is not None:
-        return rollout.sampler
+    if rollout.rollout_for_fixed_problems is not None:
+        return rollout.rollout_for_fixed_problems
     sampling = rollout.sampling
     if sampling is None:
         return rollout
@@ -259,7 +259,7 @@ class RolloutAround(Rollout):
 
     @property
     @override
-    def sampler(self) -> Rollout:
+    def rollout_for_fixed_problems(self) -> Rollout:
         return for_fixed_problems(self.rollout)
 
     @override

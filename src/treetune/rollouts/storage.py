@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from treetune.vocabulary import TextCodec
 
-Row = TypeVar("Row")
+T = TypeVar("T")
 ToColumns = Callable[[Sequence[Any], "pa.Schema"], "list[pa.Array]"]
-FromBatch = Callable[["pa.RecordBatch"], Iterator[Row]]
+FromBatch = Callable[["pa.RecordBatch"], Iterator[T]]
 
 ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
@@ -212,15 +212,18 @@ class TokenSignals(Columnar):
     log_ratios: Column | None = None
     """The policy's log-probs at the last optimiser step that trained a token, minus those before the first
     step; None where the iteration has a single step, in which they are 0."""
+    ref_logprobs: Column | None = None
+    """The reference's log-probs, at the same temperature as `logprobs`; None where training has no
+    reference."""
 
 
-NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios")
+NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios", "ref_logprobs")
 
 
 def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
     """Writes one column per field of TokenSignals.
 
-    Before compression, a trained token takes at most 16 bytes: a float32 in each of the four columns
+    Before compression, a trained token takes at most 20 bytes: a float32 in each of the five columns
     `NUMBERS`.
     """
     import pyarrow as pa
@@ -249,7 +252,7 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     """Yields the rows of a batch of a file that `write_token_signals` has written."""
     from treetune.rollouts.rows import rows_of
 
-    # Files of earlier versions have no log-ratios, which are the last column.
+    # Files of earlier versions lack the last columns: the reference's log-probs, or these and the log-ratios.
     columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
     for trajectory, logprobs, entropies, *optional_columns in rows:
@@ -334,13 +337,13 @@ def _write_batches(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatc
             writer.write_batch(batch)
 
 
-def _read_file(path: Path, kind: str, parse: FromBatch[Row], remedy: str) -> list[Row]:
+def _read_file(path: Path, kind: str, parse: FromBatch[T], remedy: str) -> list[T]:
     with path.open("rb") as file:
         verify_stream(file, str(path), remedy)
         return list(_read_stream(file, str(path), kind, parse, remedy))
 
 
-def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[Row], remedy: str = "") -> Iterator[Row]:
+def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
     """Yields the rows of a stream. Raises ValueError for a stream that is damaged, of another kind, or cut
     short, also after it has yielded rows."""
     rows_read = 0

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.runtime.directory import RESULT
 from treetune.store.checksums import digest_of, read_record, verify_once, write_record
 from treetune.store.files import whole_file
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 ONE_LINE_REMEDY = "leave the analysis out, or set the rollout's parallel to false"
 """The remedy for an analysis that needs answers without parallel threads (the feature `OneLine`)."""
 
-RESULT, STATES = "result.json", "states.jsonl"
-"""The files of an analysis: the numbers with the settings, and the states."""
+STATES, ADVANTAGES = "states.jsonl", "advantages.jsonl"
+"""In the folder of an analysis: the states from which an analyzer computed its numbers; the answers of a
+replay with their advantages."""
 
 ANALYSE_AGAIN = "delete its folder, and run the analysis again"
 

@@ -198,7 +198,7 @@ def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not done or not is_over_after(config, directory, done):
         raise ValueError(
             f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
-            f" are done, and {directory.logs / 'run.log'} says how it ended; `treetune run` continues it"
+            f" are done, and {directory.run_log} says how it ended; `treetune run` continues it"
         )
 
 

@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Le, Lt
 Sign = Literal["entropy_low", "answers_short", "answers_at_limit", "truncated", "no_spread", "gradient_noise"]
 SIGNS: tuple[Sign, ...] = get_args(Sign)
 
-Row = Mapping[str, Any]
+MetricsRow = Mapping[str, Any]
 Share = Annotated[float, Gt(0), Lt(1)]
 
 
@@ -148,7 +148,9 @@ class CollapseSign:
     """Whether there were too few iterations to check it."""
 
 
-def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> dict[Sign, CollapseSign]:
+def diagnose(
+    settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> dict[Sign, CollapseSign]:
     """Returns the state of every sign that is switched on, and whose metrics the rows have."""
     findings: dict[Sign, CollapseSign] = {}
     for sign in settings.switched_on:
@@ -161,7 +163,9 @@ def diagnose(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) ->
     return findings
 
 
-def _check_sign(sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> CollapseSign:
+def _check_sign(
+    sign: Sign, settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]
+) -> CollapseSign:
     """Checks a sign after the last row.
 
     The sign counts if the last row and enough rows directly before it show the sign (`patience` in all).
@@ -234,7 +238,7 @@ METRICS: Mapping[Sign, tuple[str, ...]] = {
 """The metrics of each sign; one of them is enough."""
 
 
-def _has_metric(sign: Sign, watched: WatchedRun, row: Row) -> bool:
+def _has_metric(sign: Sign, watched: WatchedRun, row: MetricsRow) -> bool:
     """Returns whether the row says anything about the sign."""
     if sign == "no_spread":
         return _mixed_share(row) is not None or "credit/advantage_zero" in row  # one of two is enough
@@ -243,14 +247,14 @@ def _has_metric(sign: Sign, watched: WatchedRun, row: Row) -> bool:
     return sign != "answers_at_limit" or watched.max_tokens is not None
 
 
-def _mixed_share(row: Row) -> float | None:
+def _mixed_share(row: MetricsRow) -> float | None:
     """Returns the share of problems with both right and wrong answers; None if each has a single answer."""
     has_several_answers = row.get("episodes/count", 0) > row.get("episodes/problems", 0)
     return row.get("episodes/mixed") if has_several_answers else None
 
 
 def _describe_if_low(
-    sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int
+    sign: Sign, rows: Sequence[MetricsRow], floor: float | None, share: float | None, first: int
 ) -> str | None:
     """Returns a text if the sign's metric is below a lower bound; None if it isn't.
 
@@ -271,21 +275,21 @@ def _describe_if_low(
     return None
 
 
-def _entropy_low(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+def _entropy_low(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
     low = _describe_if_low(
         "entropy_low", rows, settings.entropy_floor, settings.entropy_share, settings.beginning
     )
     return low and f"entropy in nats per token is {low}"
 
 
-def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
     low = _describe_if_low(
         "answers_short", rows, settings.length_floor, settings.length_share, settings.beginning
     )
     return low and f"the mean length of answers in tokens is {low}"
 
 
-def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
     """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have; None
     if it doesn't."""
     assert watched.max_tokens is not None and settings.limit_share is not None
@@ -298,13 +302,13 @@ def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence
     )
 
 
-def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+def _truncated(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
     share, ceiling = rows[-1]["episodes/unfinished"], settings.unfinished_ceiling
     assert ceiling is not None
     return f"more than {ceiling:g} of the answers are cut off ({share:.3g})" if share > ceiling else None
 
 
-def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
     """Returns a text if the answers of the last row teach nothing, since they differ too rarely in score or
     all have the advantage 0; None otherwise."""
     row, floor = rows[-1], settings.mixed_floor
@@ -321,7 +325,7 @@ def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) 
     return None
 
 
-def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Row]) -> str | None:
+def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
     """Returns a text if the gradient norms of the last `window` iterations vary too much; None if they don't,
     or if there are fewer iterations."""
     ceiling = settings.gradient_variation_ceiling
@@ -341,7 +345,7 @@ def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[R
     )
 
 
-_CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[Row]], str | None]] = {
+_CHECKS: dict[Sign, Callable[[Diagnostics, WatchedRun, Sequence[MetricsRow]], str | None]] = {
     "entropy_low": _entropy_low,
     "answers_short": _answers_short,
     "answers_at_limit": _answers_at_limit,

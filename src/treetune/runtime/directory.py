@@ -1,6 +1,7 @@
-"""Names the files of an experiment, and reads from them what a run still has to do.
+"""Names and lists the files of an experiment, and reads from them what a run still has to do.
 
-A run is its directory: a restart knows nothing else. Each file appears whole or not at all.
+A run is its directory: a restart knows nothing else. Each file appears whole or not at all. All packages find
+the files through `ExperimentDirectory`, so that only this module knows where they are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from treetune.exceptions import Damaged
+from treetune.models.policy_files import CHECKPOINTS, STATE, complete_checkpoints
 from treetune.store.checksums import SUMS, digest_of, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
@@ -29,9 +31,23 @@ LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 MAX_EVALUATORS = 1000
 """The most processes that evaluate an experiment at a time."""
 
+CONFIG, MANIFEST, METRICS = "config.json", "manifest.json", "metrics.jsonl"
+"""Files in the experiment's folder."""
+
+ITERATIONS, EVALUATIONS, ANALYSES = "iterations", "evaluations", "analyses"
+LOGS, NOTES = "logs", "notes"
+"""Folders in the experiment's folder, besides `CHECKPOINTS`."""
+
+TRAJECTORIES = "trajectories.arrow"
+"""In an iteration's folder: the sampled answers with their grades."""
 EPISODES = "episodes.arrow"
 """In an iteration's folder: the episodes to train on. Written last, so it says that sampling and credit are
 finished."""
+ROLLOUT_METRICS, CREDIT_METRICS, ITERATION_METRICS = "rollout.json", "credit.json", "metrics.json"
+"""In an iteration's folder: the metrics of the rollout, of the credit, and of the whole iteration. The last
+is written when the iteration is finished, and its row is then appended to `METRICS`."""
+JOURNALS = "journal"
+"""In the folder of an iteration or of a measured set: the folder of the journals, a file for each rank."""
 
 SAMPLED_TOKENS, VALUE_TOKENS = "rollout/sampled_tokens", "credit/value_tokens"
 """The metrics of tokens that an iteration sampled for answers and for continuations. A token that several
@@ -46,16 +62,22 @@ METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run cont
 LINE_REMEDY = "the run's own command writes the file again from iterations/*/metrics.json"
 """The remedy for a damaged line of ``metrics.jsonl``."""
 
-ANSWERS = "answers.jsonl"
-"""In the folder of a measured evaluation set: its answers."""
+ANSWERS, SUMMARY = "answers.jsonl", "summary.json"
+"""In the folder of an evaluation set: its answers, and the summary. The summary is written last, so it says
+that the set is measured."""
 MEASURE_AGAIN = "delete its folder, and it is measured again"
 """The remedy for a damaged folder of a measured evaluation set."""
+
+RESULT = "result.json"
+"""In the folder of an analysis: its numbers with its settings. Written last, so it says that the analysis is
+finished."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """The purpose of a process: to change the run, to measure it, to analyse it, or to write a note."""
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
+_NUMBER = re.compile(r"\d{4,}")
 # Several processes may evaluate an experiment, so there is no lock "evaluation": see `evaluator`.
 _LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
@@ -74,47 +96,115 @@ class ExperimentDirectory:
     def of(config: PolicyIteration) -> ExperimentDirectory:
         return ExperimentDirectory(Path(config.directory) / config.experiment_name)
 
-    # Where things are
+    # Files and folders of the experiment
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / CONFIG
+
+    @property
+    def manifest_file(self) -> Path:
+        return self.path / MANIFEST
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def notes(self) -> Path:
+        """Returns the folder of people's notes on answers."""
+        return self.path / NOTES
+
+    @property
+    def logs(self) -> Path:
+        return self.path / LOGS
+
+    @property
+    def run_log(self) -> Path:
+        """Returns the file with the messages of `treetune run`."""
+        return self.logs / "run.log"
+
+    # Iterations
 
     def iteration(self, i: int) -> Path:
-        return self.path / "iterations" / f"{i:04d}"
+        return self.path / ITERATIONS / f"{i:04d}"
+
+    def iterations(self) -> list[int]:
+        """Returns the numbers of the iterations that have a folder, in ascending order."""
+        return _numbers_in(self.path / ITERATIONS)
+
+    def iterations_with(self, file: str) -> list[int]:
+        """Returns the numbers of the iterations that have a file of this name, in ascending order."""
+        return [i for i in self.iterations() if (self.iteration(i) / file).is_file()]
+
+    def journals(self, i: int) -> Path:
+        """Returns the folder of the iteration's journals."""
+        return self.iteration(i) / JOURNALS
 
     def candidate(self, i: int, point: int) -> Path:
         """Returns the folder of the measurement of a candidate of `choose_checkpoint`: the weights after
         `point` epochs or steps of iteration `i`."""
         return self.iteration(i) / "candidates" / f"{point:02d}"
 
-    def checkpoint(self, i: int) -> Path:
-        return self.path / "checkpoints" / f"{i:04d}"
+    # Evaluations and analyses
 
     def evaluation(self, i: int, label: str) -> Path:
-        return self.path / "evaluations" / f"{i:04d}" / label
+        return self.path / EVALUATIONS / f"{i:04d}" / label
+
+    def evaluations(self) -> list[tuple[int, str]]:
+        """Returns the number and the label of each evaluation that has a folder, in ascending order.
+
+        Some of them may not be measured yet.
+        """
+        numbers_and_labels = []
+        for number in _numbers_in(self.path / EVALUATIONS):
+            for label in _names_in(self.path / EVALUATIONS / f"{number:04d}"):
+                numbers_and_labels.append((number, label))
+        return numbers_and_labels
+
+    def read_summaries(self, label: str) -> dict[int, dict[str, Any]]:
+        """Returns the summaries of an evaluation set by checkpoint, the lowest first.
+
+        Raises:
+            ValueError: A summary is not what an evaluation writes.
+        """
+        summaries = {}
+        for i in _numbers_in(self.path / EVALUATIONS):
+            path = self.evaluation(i, label) / SUMMARY
+            if not path.is_file():
+                continue
+            try:
+                summary = {**read_record(path, "delete its folder and evaluate again"), "iteration": i}
+                float(summary["pass_at_1"])
+            except (ValueError, KeyError, TypeError, OverflowError) as error:
+                raise ValueError(
+                    f"{path} is not an evaluation's summary ({error!r}): delete it and evaluate again"
+                ) from error
+            summaries[i] = summary
+        return summaries
 
     def analysis(self, label: str) -> Path:
-        return self.path / "analyses" / label
+        return self.path / ANALYSES / label
 
-    @property
-    def notes(self) -> Path:
-        """Returns the folder of people's notes on answers."""
-        return self.path / "notes"
+    def analyses(self) -> list[str]:
+        """Returns the labels of the finished analyses, in alphabetical order."""
+        return [label for label in _names_in(self.path / ANALYSES) if self.is_analysed(label)]
 
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
+    def is_analysed(self, label: str) -> bool:
+        """Returns whether the analysis is finished."""
+        return (self.analysis(label) / RESULT).is_file()
 
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+    # Checkpoints
+
+    def checkpoint(self, i: int) -> Path:
+        return self.path / CHECKPOINTS / f"{i:04d}"
 
     def checkpoints(self) -> list[int]:
         """Returns the numbers of complete checkpoints, oldest first.
 
         A checkpoint without `state.json` was never finished.
         """
-        # A number may have more than four digits. The `*` that allows for them also matches names with other
-        # characters at the end, which `isdigit` leaves out.
-        states = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
-        return sorted(int(state.parent.name) for state in states if state.parent.name.isdigit())
+        return [int(folder.name) for folder in complete_checkpoints(self.path / CHECKPOINTS)]
 
     def regular_checkpoints(self) -> list[int]:
         """Returns the checkpoints that were due by iterations, oldest first.
@@ -126,7 +216,7 @@ class ExperimentDirectory:
     def _is_regular(self, i: int) -> bool:
         """Returns whether a checkpoint was due by iterations. Those of earlier versions all were."""
         try:
-            return bool(read_record(self.checkpoint(i) / "state.json", "").get("regular", True))
+            return bool(read_record(self.checkpoint(i) / STATE, "").get("regular", True))
         except (Damaged, FileNotFoundError):
             # Damaged, or deleted meanwhile. The function that reads the checkpoint reports it.
             return True
@@ -134,8 +224,8 @@ class ExperimentDirectory:
     def refuse_misplaced_checkpoint(self, i: int) -> None:
         """Raises Damaged if a checkpoint's folder, or a part of it, belongs to another checkpoint."""
         folder = self.checkpoint(i)
-        state = read_record(folder / "state.json", f"delete {folder}")
-        refuse_misplaced(state, folder / "state.json", i)
+        state = read_record(folder / STATE, f"delete {folder}")
+        refuse_misplaced(state, folder / STATE, i)
         for part, digest in state.get("parts", {}).items():
             sums = folder / part / SUMS
             # A part without checksums was deleted: old checkpoints lose the trainer's state.
@@ -155,7 +245,7 @@ class ExperimentDirectory:
 
     def has_work(self) -> bool:
         """Returns whether anything was sampled or trained."""
-        folders = (self.path / "iterations", self.path / "checkpoints")
+        folders = (self.path / ITERATIONS, self.path / CHECKPOINTS)
         return any(path.is_file() for folder in folders for path in folder.rglob("*"))
 
     # Metrics
@@ -249,6 +339,21 @@ class ExperimentDirectory:
         return False
 
 
+def _numbers_in(folder: Path) -> list[int]:
+    """Returns the numbers that are names in a folder of iterations or evaluations, in ascending order."""
+    # Numbers have at least four digits.
+    return sorted(int(name) for name in _names_in(folder) if _NUMBER.fullmatch(name))
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Returns the names in a folder in alphabetical order, without hidden ones, which are unfinished."""
+    try:
+        names = os.listdir(folder)
+    except OSError:  # it isn't there, or may not be read
+        return []
+    return sorted(name for name in names if not name.startswith("."))
+
+
 def _try_lock(file: IO[str], tries: int = LOCK_TRIES) -> bool:
     """Tries to lock the file, and returns whether it succeeded.
 
@@ -288,7 +393,7 @@ def verify_answers(path: Path) -> None:
 
     Reads them once, and again only if the file has changed.
     """
-    summary = path.with_name("summary.json")
+    summary = path.with_name(SUMMARY)
     if not summary.is_file():
         return  # the set is not measured yet
     digest = read_record(summary, MEASURE_AGAIN).get("answers")
@@ -316,7 +421,7 @@ def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
 
 def is_measured(directory: ExperimentDirectory, done: int, evaluation_set: EvaluationSet) -> bool:
     """Returns whether the set has a summary for the weights after `done` iterations."""
-    return (directory.evaluation(done, evaluation_set.label) / "summary.json").is_file()
+    return (directory.evaluation(done, evaluation_set.label) / SUMMARY).is_file()
 
 
 def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
@@ -396,13 +501,13 @@ def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
 
     tokens = []
     for folder in map(directory.iteration, range(done)):
-        answers = metrics_of(folder / "rollout.json")
+        answers = metrics_of(folder / ROLLOUT_METRICS)
         if SAMPLED_TOKENS not in answers:
             raise ValueError(
                 f"{folder} was sampled by a version that did not count its tokens: leave stop_after out, or"
                 " begin again under another experiment_name"
             )
         # Credit without continuations samples no tokens, and has no such metric.
-        continuations = metrics_of(folder / "credit.json").get(VALUE_TOKENS, 0.0)
+        continuations = metrics_of(folder / CREDIT_METRICS).get(VALUE_TOKENS, 0.0)
         tokens.append(round(answers[SAMPLED_TOKENS] + continuations))
     return tokens

@@ -30,7 +30,9 @@ from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
     ANSWERS,
+    JOURNALS,
     MEASURE_AGAIN,
+    SUMMARY,
     ExperimentDirectory,
     is_measured,
     missing_sets,
@@ -47,7 +49,7 @@ from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 FOLLOW_EVERY_S = 5.0
 """Seconds between two checks for new checkpoints and free claims."""
 
-Verdict = Literal["ours", "another's", "measured"]
+ClaimVerdict = Literal["ours", "another's", "measured"]
 """The state of a set on a checkpoint: claimed by this process, claimed by another one, or measured."""
 
 
@@ -80,9 +82,7 @@ def evaluate(
     metrics: Metrics = {}
     for evaluation_set in resources.session.config.evaluation.sets:
         if is_measured(directory, done, evaluation_set):
-            summary = read_record(
-                directory.evaluation(done, evaluation_set.label) / "summary.json", MEASURE_AGAIN
-            )
+            summary = read_record(directory.evaluation(done, evaluation_set.label) / SUMMARY, MEASURE_AGAIN)
             metrics |= _metrics_of_summary(evaluation_set.label, summary)
     return metrics
 
@@ -149,7 +149,7 @@ def measure(
     # `number` is how often the claim was taken over. A process that takes the claim over writes a journal of
     # its own, under this number, and reads the journals of the processes before.
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
-    journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
+    journal = folder / JOURNALS / f"{number}-{session.ranks.rank}.jsonl"
     # The grader is needed until the summary, whose majority vote asks it which answers are equal.
     with resources.grader_of(evaluation_set.task) as grader:
         with resources.phase(f"evaluating {name}", "answers") as show:
@@ -181,7 +181,8 @@ def measure(
             raise ValueError(
                 f"evaluating {name}: the rollout {type(rollout).__name__} gave {wrong_count[1]} answers to"
                 f" the problem {wrong_count[0]}, and the set asks for {evaluation_set.samples} of each:"
-                " remove the rollout's property sampler, so that answers are sampled one by one"
+                " remove the rollout's property rollout_for_fixed_problems, so that answers are sampled one"
+                " by one"
             )
         if session.ranks.is_first:
             for problem in problems:
@@ -250,7 +251,7 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
     with whole_file(folder / ANSWERS) as file:
         file.writelines(json.dumps(answer_row(answer)) + "\n" for answer in trajectories)
     # Last, since the summary says that the set is measured.
-    write_record(folder / "summary.json", summary | {"answers": digest_of(folder / ANSWERS)})
+    write_record(folder / SUMMARY, summary | {"answers": digest_of(folder / ANSWERS)})
 
 
 def _describe(summary: dict[str, Any]) -> str:
@@ -440,7 +441,7 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
         # and finds the last checkpoint.
         is_running = session.ranks.from_first("is it running", directory.is_running())
         numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
-        verdicts: dict[tuple[int, str], Verdict] = {}
+        verdicts: dict[tuple[int, str], ClaimVerdict] = {}
         for number in numbers:
             for evaluation_set in sets:
                 verdicts[number, evaluation_set.label] = measure_claimed(
@@ -465,7 +466,7 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
 
 def measure_claimed(
     resources: RunResources, number: int, evaluation_set: EvaluationSet, claims: Claims
-) -> Verdict:
+) -> ClaimVerdict:
     """Measures a set on a checkpoint (0: the start weights), unless another process does. Collective.
 
     A claim is a lock on this work, which keeps other evaluators from it. The first rank takes the claim.
@@ -476,7 +477,8 @@ def measure_claimed(
     """
     session, directory = resources.session, resources.session.directory
     claim: Claim | None = None
-    verdict: Verdict = "measured"  # on the other ranks until `from_first` gives them the first rank's verdict
+    # The other ranks have this verdict until `from_first` gives them the first rank's.
+    verdict: ClaimVerdict = "measured"
     if session.ranks.is_first and not is_measured(directory, number, evaluation_set):
         claim = claims.take(directory.evaluation(number, evaluation_set.label) / "claims")
         verdict = "ours" if claim else "another's"

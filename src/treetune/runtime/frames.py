@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treetune.rollouts.storage import StoredEpisodes, answer_row, read_trajectories
-from treetune.runtime.directory import ANSWERS, EPISODES, ExperimentDirectory, verify_answers
+from treetune.runtime.directory import ANSWERS, EPISODES, TRAJECTORIES, ExperimentDirectory, verify_answers
 from treetune.vocabulary import CORRECT_SCORE, Episode
 
 if TYPE_CHECKING:
@@ -36,16 +36,20 @@ class RunFrames:
     path: Path
 
     def __post_init__(self) -> None:
-        if not (self.path / "config.json").is_file():
+        if not self._directory.config_file.is_file():
             raise ValueError(
                 f"{self.path} is not a run, since it has no config.json: give the folder of a run, such as"
                 " experiments/quickstart/sft"
             )
 
+    @property
+    def _directory(self) -> ExperimentDirectory:
+        return ExperimentDirectory(self.path)
+
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """A row for each finished iteration: ``train/loss``, ``episodes/reward``, ``seconds/total``, …"""
-        return _frame(ExperimentDirectory(self.path).read_metrics())
+        return _frame(self._directory.read_metrics())
 
     @cached_property
     def answers(self) -> pd.DataFrame:
@@ -90,20 +94,22 @@ class RunFrames:
         return _frame(row for iteration, episode in self._episodes() for row in _steps(iteration, episode))
 
     def _episodes(self) -> Iterator[tuple[int, Episode]]:
-        for path in sorted(self.path.glob(f"iterations/*/{EPISODES}")):
-            for episode in StoredEpisodes(path):
-                yield int(path.parent.name), episode
+        for iteration in self._directory.iterations_with(EPISODES):
+            for episode in StoredEpisodes(self._directory.iteration(iteration) / EPISODES):
+                yield iteration, episode
 
     def _answers(self) -> Iterator[dict[str, Any]]:
         """Yields the rows of `answers`: first those that were sampled to train on, then those of
         evaluations."""
-        for path in sorted(self.path.glob("iterations/*/trajectories.arrow")):
-            for answer in read_trajectories(path):
-                origin = {"set": SAMPLED, "iteration": int(path.parent.name), "answer": answer.id}
+        for iteration in self._directory.iterations_with(TRAJECTORIES):
+            for answer in read_trajectories(self._directory.iteration(iteration) / TRAJECTORIES):
+                origin = {"set": SAMPLED, "iteration": iteration, "answer": answer.id}
                 yield origin | answer_row(answer) | {"correct": answer.grade.correct}
-        for path in sorted(self.path.glob(f"evaluations/*/*/{ANSWERS}")):
+        for done, name in self._directory.evaluations():
+            path = self._directory.evaluation(done, name) / ANSWERS
+            if not path.is_file():
+                continue
             verify_answers(path)
-            done, name = int(path.parent.parent.name), path.parent.name
             for row in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
                 origin = {"set": name, "iteration": done, "answer": f"{row['problem']}#{row['sample']}"}
                 yield origin | row | {"correct": (row["reward"] or 0.0) >= CORRECT_SCORE}

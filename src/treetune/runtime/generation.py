@@ -51,8 +51,12 @@ from treetune.rollouts.storage import (
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Clock
 from treetune.runtime.directory import (
+    CREDIT_METRICS,
     EPISODES,
+    JOURNALS,
+    ROLLOUT_METRICS,
     SAMPLED_TOKENS,
+    TRAJECTORIES,
     is_generated,
     needs_sampling,
     refuse_misplaced,
@@ -100,8 +104,8 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
         refuse_another_iterations(path, iteration)  # raises if the file is of another iteration
-        metrics = _read_phase(folder / "rollout.json", clock, "generation")
-        metrics |= _read_phase(folder / "credit.json", clock, "credit")
+        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation")
+        metrics |= _read_phase(folder / CREDIT_METRICS, clock, "credit")
         episodes = read_episodes(path) if ranks.world_size == 1 else StoredEpisodes(path)
     else:
         trees, metrics, early = _run_rollout_phase(resources, iteration, clock)
@@ -111,7 +115,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
         selected, credit_metrics = _run_credit_phase(resources, iteration, trees, clock, memory, early)
         metrics |= credit_metrics
         if ranks.is_first:
-            _write_phase(folder / "credit.json", metrics, clock, "credit")
+            _write_phase(folder / CREDIT_METRICS, metrics, clock, "credit")
             if _needs_memory(config):
                 write_record(folder / MEMORY, memory)
             tokens, model = session.directory.path / TOKENS, session.model
@@ -141,15 +145,17 @@ def _run_rollout_phase(
     """
     session = resources.session
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
-    if (folder / "trajectories.arrow").is_file():
+    if (folder / TRAJECTORIES).is_file():
         # Raises if the file is of another iteration.
-        refuse_another_iterations(folder / "trajectories.arrow", iteration)
+        refuse_another_iterations(folder / TRAJECTORIES, iteration)
         # An interrupted run may have sampled continuations of credit already: their seconds count, too.
-        metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
-        return trees_of_rank(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
+        metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
+        return trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES)), metrics, None
     all_problems = session.train_problems
     # Read only if the task's `draw` asks for them, and each iteration's file once.
-    earlier_metrics = cache(lambda i: _read_earlier(session, i, "rollout.json", HOW_PROBLEMS_WENT)["metrics"])
+    earlier_metrics = cache(
+        lambda i: _read_earlier(session, i, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
+    )
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
     problems = config.task.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
@@ -196,9 +202,9 @@ def _run_rollout_phase(
             write_record(folder / PASS_RATES, _pass_rates(answers))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
-        _write_phase(folder / "rollout.json", metrics, clock, "generation", "credit")
+        _write_phase(folder / ROLLOUT_METRICS, metrics, clock, "generation", "credit")
         if config.rollout.needs_engine:
-            write_trajectories(folder / "trajectories.arrow", answers, iteration)
+            write_trajectories(folder / TRAJECTORIES, answers, iteration)
     ranks.barrier("trajectories written")
     return trees, metrics, early
 
@@ -252,7 +258,7 @@ def _run_credit_phase(
             selected, metrics = assign_credit(session.ranks, config, context, trees)
         except unavailable.NothingGraded:
             if session.ranks.is_first:  # so that the next start grades the answers again
-                (folder / "trajectories.arrow").unlink(missing_ok=True)
+                (folder / TRAJECTORIES).unlink(missing_ok=True)
             raise
         if config.credit.needs_engine:
             metrics |= resources.service_metrics(context.grader, "values_")
@@ -384,7 +390,7 @@ def _journal(resources: RunResources, folder: Path, phase: str) -> Path | None:
     """Returns the file of this rank's answered requests in a phase; None if nothing is sampled."""
     if resources.server.engine is None:
         return None
-    return folder / "journal" / f"{phase}-{resources.session.ranks.rank}.jsonl"
+    return folder / JOURNALS / f"{phase}-{resources.session.ranks.rank}.jsonl"
 
 
 def _write_phase(

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from treetune.domains.endpoints.client import EndpointClient
-from treetune.domains.endpoints.settings import Message, Place
+from treetune.domains.endpoints.settings import EndpointMessage, Place
 from treetune.domains.graders.judge import JudgeGrader, JudgeModel, RunningJudge, asks_the_run
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import MODEL_NAME, Address
@@ -110,7 +110,7 @@ def refuse_unusable_judge(judge: RunningJudge, task: Task, problems: Sequence[Pr
         return
     problem, grader = first_use
     assert isinstance(grader, JudgeGrader)
-    system: list[Message] = [] if grader.system is None else [("system", grader.system)]
+    system: list[EndpointMessage] = [] if grader.system is None else [("system", grader.system)]
     asking = replace(judge.asking, retries=0)  # a judge that can't answer is reported at once
     body = asking.question(judge.name, [*system, ("user", grader.question("", problem))], {})
 

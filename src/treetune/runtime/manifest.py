@@ -33,13 +33,11 @@ from treetune.config.schema import keys_of
 from treetune.contracts import Part
 from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import CONFIG, ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, describe_different_bits
 from treetune.store.checksums import config_hash, read_record, write_record
 from treetune.store.files import write_json
 from treetune.tasks.base import Task
-
-CONFIG, MANIFEST = "config.json", "manifest.json"
 
 OPTIMISER_SHARDS = "*/*zero_pp_rank_*_optim_states.pt"
 """The shards of an optimiser's state under ZeRO, one for each rank, in DeepSpeed's folder of a policy."""
@@ -66,9 +64,9 @@ def begin_or_resume(
     """
     bits_now = bits_rest_on(ranks, config.engines.policy)
     inputs = inputs_of(config)
-    if not (directory.path / CONFIG).is_file() or not directory.has_work():
-        write_record(directory.path / MANIFEST, _first_manifest(config, plain, inputs, bits_now))
-        write_json(directory.path / CONFIG, plain)
+    if not (directory.config_file).is_file() or not directory.has_work():
+        write_record(directory.manifest_file, _first_manifest(config, plain, inputs, bits_now))
+        write_json(directory.config_file, plain)
         return unsafe_remarks(plain)
     refuse_other_ranks(directory, ranks)
     manifest = read_manifest(directory)
@@ -119,8 +117,8 @@ def begin_or_resume(
                 "changed_code": changed_files,
             }
         )
-        write_record(directory.path / MANIFEST, manifest)
-        write_json(directory.path / CONFIG, plain)
+        write_record(directory.manifest_file, manifest)
+        write_json(directory.config_file, plain)
     return remarks
 
 
@@ -182,7 +180,7 @@ def command_line() -> dict[str, Any]:
 
 def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
     """Returns a run's manifest; empty if it has none."""
-    path = directory.path / MANIFEST
+    path = directory.manifest_file
     return read_record(path, "put it back, or delete it") if path.is_file() else {}
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 CANARY_PROMPTS = 4
 """The number of training problems that the canary samples an answer to."""
 
-Score = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
+LogprobFunction = Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
 """Computes the log-probs of each answer's tokens, from pairs (prompt, answer)."""
 
 
@@ -241,7 +241,7 @@ def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
 # Canaries
 
 
-def _canary(session: Session, score: Score) -> Canary:
+def _canary(session: Session, score: LogprobFunction) -> Canary:
     """Returns a canary, which checks the engine's weights.
 
     The engine answers a few prompts. Its log-probs of these answers must equal those that `score` computes.

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.exceptions import Collapsed, Damaged, Stopped
+from treetune.models.policy_files import STATE
 from treetune.processes.lifetime import GracefulStop, stopping_gracefully
 from treetune.rollouts.metrics import split_domain
 from treetune.rollouts.numbers import describe_numbers
@@ -45,6 +46,7 @@ from treetune.runtime.diagnostics import (
     verdict,
 )
 from treetune.runtime.directory import (
+    ITERATION_METRICS,
     METRICS_REMEDY,
     ExperimentDirectory,
     is_generated,
@@ -124,7 +126,7 @@ def describe_repetition(directory: ExperimentDirectory, start: int) -> str:
     (about 3 min); what was sampled is kept``.
     """
     rows: list[dict[str, Any]] = []
-    while (path := directory.iteration(start + len(rows)) / "metrics.json").is_file():
+    while (path := directory.iteration(start + len(rows)) / ITERATION_METRICS).is_file():
         rows.append(read_record(path, METRICS_REMEDY))
     if not rows:
         return ""
@@ -328,7 +330,7 @@ class Record:
         """Writes the iteration's own file of metrics, and returns its row."""
         row = metrics_row(iteration, time.time(), metrics)
         if self._session.ranks.is_first:
-            write_record(self._session.directory.iteration(iteration) / "metrics.json", row)
+            write_record(self._session.directory.iteration(iteration) / ITERATION_METRICS, row)
         return row
 
     def _timed_checkpoint(self, done: int, *, regular: bool) -> None:
@@ -389,7 +391,7 @@ class Record:
                     "regular": regular,
                     "parts": digests,
                 }
-                write_record(folder / "state.json", state)
+                write_record(folder / STATE, state)
                 replace_folder(folder, final_folder)
         if session.ranks.is_first:
             keep_every = session.config.checkpoints.keep_every
@@ -559,7 +561,7 @@ def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
     """Returns the rows of the first `done` iterations, from the iterations' own files."""
     rows = []
     for i in range(done):
-        path = directory.iteration(i) / "metrics.json"
+        path = directory.iteration(i) / ITERATION_METRICS
         if path.is_file():  # a user may have deleted a damaged one (`METRICS_REMEDY`)
             row = read_record(path, METRICS_REMEDY)
             refuse_misplaced(row, path, i)

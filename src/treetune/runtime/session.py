@@ -100,7 +100,7 @@ class Session:
             # Only the first rank keeps a timeline: all ranks do the same at the same time.
             timeline_file = directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None
             timeline = Timeline(timeline_file)
-            log_file = directory.logs / "run.log" if ranks.is_first else None
+            log_file = directory.run_log if ranks.is_first else None
             console = Console(log_file, ranks.is_first, timeline)
             stack.callback(console.close)
             stack.push(console.record_failure)  # called at the end of the block, with its exception

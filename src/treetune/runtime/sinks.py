@@ -240,9 +240,9 @@ class WandbSink(Sink):
 
         # Imported here, since pyarrow isn't needed without tables.
         from treetune.rollouts.storage import answer_row, read_trajectories
-        from treetune.runtime.directory import ExperimentDirectory
+        from treetune.runtime.directory import TRAJECTORIES, ExperimentDirectory
 
-        file = ExperimentDirectory(directory).iteration(iteration) / "trajectories.arrow"
+        file = ExperimentDirectory(directory).iteration(iteration) / TRAJECTORIES
         if not file.is_file():
             return None
         rows = [answer_row(trajectory) for trajectory in read_trajectories(file)[: self.answers]]

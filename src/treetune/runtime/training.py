@@ -36,7 +36,7 @@ from treetune.rollouts.model_scores import (
 from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.console import Clock
-from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
+from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, SUMMARY, verify_answers
 from treetune.runtime.evaluation import measure
 from treetune.runtime.generation import episodes_on_all
 from treetune.runtime.machine import memory_in_use
@@ -579,7 +579,7 @@ class _EpochChoice:
             measure(self.resources, done, self.set, folder, name)
         self._measurements.append(folder)
         self.points.append(point)
-        self.accuracies.append(read_record(folder / "summary.json", MEASURE_AGAIN)["pass_at_1"])
+        self.accuracies.append(read_record(folder / SUMMARY, MEASURE_AGAIN)["pass_at_1"])
         is_best_so_far = self.chosen == len(self.accuracies) - 1
         # The state of the last candidate isn't written: if it is chosen, the trainer still has it.
         if is_best_so_far and not is_last:
@@ -604,7 +604,7 @@ class _EpochChoice:
             iterations += range(self.iteration)
         for iteration in iterations:
             folder = self.session.directory.candidate(iteration, point)
-            if (folder / "summary.json").is_file():
+            if (folder / SUMMARY).is_file():
                 return folder
         return None
 
@@ -641,12 +641,12 @@ class _EpochChoice:
         the iteration."""
         done = self.iteration + 1
         folder = self.session.directory.evaluation(done, self.set.label)
-        if (folder / "summary.json").is_file():
+        if (folder / SUMMARY).is_file():
             return
-        summary = read_record(measurement / "summary.json", MEASURE_AGAIN)
+        summary = read_record(measurement / SUMMARY, MEASURE_AGAIN)
         verify_answers(measurement / ANSWERS)
         write_text(folder / ANSWERS, (measurement / ANSWERS).read_text())
-        write_record(folder / "summary.json", summary | {"iteration": done})
+        write_record(folder / SUMMARY, summary | {"iteration": done})
 
 
 def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:

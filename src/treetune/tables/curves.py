@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from treetune.config.errors import did_you_mean
 from treetune.exceptions import NotReached
+from treetune.models.policy_files import CHECKPOINTS
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.tables.columns import PASS_AT_1, Axis, MeasuredColumn, Panel, number_in
 from treetune.tables.runs import MEASURABLE, PlannedRun, TableRuns
 from treetune.tables.settings import MethodRow, PanelAxis
-from treetune.view.experiment import read_summaries
 
 
 class MeasuredPoint(NamedTuple):
@@ -29,7 +29,7 @@ class MeasuredPoint(NamedTuple):
     value: float
 
 
-Measured = dict[int, MeasuredPoint]
+MeasuredPoints = dict[int, MeasuredPoint]
 """The measured points of a run, by finished iterations."""
 
 Points = Sequence[tuple[float, float]]
@@ -151,14 +151,14 @@ def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis,
     return rows, costs
 
 
-def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PASS_AT_1) -> MeasuredPoints:
     """Returns the accuracy, or another number of the set `label`, after each measured iteration.
 
     The number after 0 iterations is that of the start weights. Checkpoints whose summary has no such number
     are left out.
     """
     rows, costs = _costs_along(run)
-    summaries = read_summaries(run.directory.path / "evaluations", label)
+    summaries = run.directory.read_summaries(label)
     if 0 not in summaries:
         start_summary = _summary_of_start(plan, run, label)
         if start_summary is not None:
@@ -181,15 +181,15 @@ def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str,
     start_weights = str(model.get("name_or_path", ""))
     for needed_key in run.needs:
         needed_run = plan.run(*needed_key)
-        checkpoints = f"{needed_run.directory.path}/checkpoints/"
+        checkpoints = f"{needed_run.directory.path}/{CHECKPOINTS}/"
         if needed_run.config is not None and start_weights.startswith(checkpoints):
-            summaries = read_summaries(needed_run.directory.path / "evaluations", label)
+            summaries = needed_run.directory.read_summaries(label)
             if needed_run.iterations in summaries:
                 return summaries[needed_run.iterations]
     return None
 
 
-def _recorded_along(run: PlannedRun, metric: str) -> Measured:
+def _recorded_along(run: PlannedRun, metric: str) -> MeasuredPoints:
     """Returns a metric at the end of each iteration that recorded it as a finite number."""
     rows, costs = _costs_along(run)
     recorded = {}
@@ -207,7 +207,7 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
 
     The number that an iteration recorded is drawn at the end of the iteration, as in the report.
     """
-    by_seed: dict[int, Measured] = {}
+    by_seed: dict[int, MeasuredPoints] = {}
     for run in finished(plan, name):
         if panel.evaluation is not None:
             measured = measured_along(plan, run, panel.evaluation, panel.number)
@@ -219,7 +219,7 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
     return Curve(row, panel, _over_seeds(by_seed), tuple(by_seed)) if by_seed else None
 
 
-def _over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
+def _over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
     Runs that end with their budget may have different last iterations. Then the last point is the mean over

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.files import write_json, write_text
 from treetune.tables.settings import ExperimentsTable, TableRow
 from treetune.tables.text import DASH, as_frame, frame_as_markdown
-from treetune.view.experiment import read_summaries
 
 REPORTED = (
     "pass_at_1",
@@ -67,13 +67,13 @@ def fill(table: ExperimentsTable) -> list[FilledRow]:
     results, missing = [], []
     for row in table.rows:
         folder = Path(table.directory) / row.experiment
-        summary = _chosen_summary(folder / "evaluations", table)
+        summary = _chosen_summary(ExperimentDirectory(folder), table)
         if summary is not None:
             values = {key: summary[key] for key in REPORTED if key in summary}
             origin = {"experiment": str(folder), "evaluation": table.evaluation}
             results.append(FilledRow(row, {**values, "iteration": summary["iteration"], **origin}))
         elif not row.optional:
-            missing.append(f"{row.name}: {folder} {_why_missing(folder, table)}")
+            missing.append(f"{row.name}: {folder} {_why_missing(ExperimentDirectory(folder), table)}")
     if missing:
         raise ValueError(
             "rows without a measured checkpoint:\n  "
@@ -86,14 +86,14 @@ def fill(table: ExperimentsTable) -> list[FilledRow]:
     return results
 
 
-def _chosen_summary(evaluations: Path, table: ExperimentsTable) -> dict[str, Any] | None:
+def _chosen_summary(experiment: ExperimentDirectory, table: ExperimentsTable) -> dict[str, Any] | None:
     """Returns the summary of the checkpoint that the table reports; None where none was measured."""
-    reported = read_summaries(evaluations, table.evaluation)
+    reported = experiment.read_summaries(table.evaluation)
     if not reported:
         return None
     if table.checkpoint == "last":
         return reported[max(reported)]
-    selection = read_summaries(evaluations, table.best_on)
+    selection = experiment.read_summaries(table.best_on)
     candidates = sorted(iteration for iteration in reported if iteration in selection)
     if not candidates:
         return None
@@ -102,10 +102,10 @@ def _chosen_summary(evaluations: Path, table: ExperimentsTable) -> dict[str, Any
     return reported[best]
 
 
-def _why_missing(folder: Path, table: ExperimentsTable) -> str:
-    if not folder.is_dir():
+def _why_missing(experiment: ExperimentDirectory, table: ExperimentsTable) -> str:
+    if not experiment.path.is_dir():
         return "does not exist"
-    if table.checkpoint == "best" and read_summaries(folder / "evaluations", table.evaluation):
+    if table.checkpoint == "best" and experiment.read_summaries(table.evaluation):
         return f"has no checkpoint that was measured on both {table.evaluation!r} and {table.best_on!r}"
     return f"has no evaluation {table.evaluation!r}"
 

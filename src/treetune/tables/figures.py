@@ -13,7 +13,7 @@ from treetune.tables.curves import AXIS_TITLES, Curve, column_panel
 from treetune.tables.measure import Results
 from treetune.tables.settings import PanelAxis, Reproduction
 from treetune.tables.text import MARKS, number_text, why_empty
-from treetune.view.charts import Better, Chart, Series, better_of, draw_series
+from treetune.view.charts import BetterDirection, Chart, Series, better_of, draw_series
 from treetune.view.templates import colour_of, palette
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
     return charts
 
 
-def _better_direction(panel: Panel) -> Better:
+def _better_direction(panel: Panel) -> BetterDirection:
     """Returns the direction in which a panel's number is better; empty where the title shows none."""
     if panel.metric is not None:
         return better_of(panel.metric)

@@ -35,8 +35,8 @@ from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import (
     MEASURABLE,
     TO_DO,
-    Key,
     PlannedRun,
+    RunKey,
     RunStatus,
     TableRuns,
     inspect,
@@ -106,7 +106,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
         ),
         _farewell(),
     ):
-        plan, finished = add_needed_seeds(make_plan(table)), set[Key]()
+        plan, finished = add_needed_seeds(make_plan(table)), set[RunKey]()
         refuse_unwritten(plan)
         say(cost_line(plan, at_once))
         while True:
@@ -277,14 +277,14 @@ def carry_out(
     launcher: Launcher,
     announce: Announce,
     at_once: int = 1,
-    already_announced: Collection[Key] = (),
+    already_announced: Collection[RunKey] = (),
 ) -> int:
     """Runs or resumes what is missing, at most `at_once` runs at a time, each after those that it needs.
 
     Prints nothing about finished runs that are `already_announced`. Returns how many runs could not be
     finished.
     """
-    with Processes[Key]() as processes:  # leaving the block ends the commands that still run
+    with Processes[RunKey]() as processes:  # leaving the block ends the commands that still run
         return _Execution(plan, launcher, announce, processes, already_announced).carry_out(at_once)
 
 
@@ -300,18 +300,18 @@ class _Execution:
         plan: TableRuns,
         launcher: Launcher,
         announce: Announce,
-        processes: Processes[Key],
-        already_announced: Collection[Key],
+        processes: Processes[RunKey],
+        already_announced: Collection[RunKey],
     ) -> None:
         self.plan, self.launcher, self.announce = plan, launcher, announce
         self.processes, self.already_announced = processes, already_announced
-        self.labels: dict[Key, str] = {}
+        self.labels: dict[RunKey, str] = {}
         """The runs' names in messages: "[2/6] ppo, seed 1"."""
         for number, run in enumerate(plan.runs, start=1):
             self.labels[run.key] = f"[{number}/{len(plan.runs)}] {run.label}"
         self.waiting, self.statuses = list(plan.runs), dict(plan.statuses)
-        self.attempts: dict[Key, _Attempt] = {}
-        self.tried: defaultdict[Key, set[tuple[str, ...]]] = defaultdict(set)
+        self.attempts: dict[RunKey, _Attempt] = {}
+        self.tried: defaultdict[RunKey, set[tuple[str, ...]]] = defaultdict(set)
         """The commands that each run has had."""
         self.ended: list[tuple[PlannedRun, RunStatus]] = []
         """The runs that ended in this turn of the loop."""
@@ -389,7 +389,7 @@ class _Execution:
         environment = self.launcher.environment(run)
         self.processes.start(run.key, [_program(program), *arguments], environment, run.log)
 
-    def end_command(self, key: Key, code: int, message: str | None = None) -> None:
+    def end_command(self, key: RunKey, code: int, message: str | None = None) -> None:
         """Records how a command ended, and starts the run's next one unless it failed."""
         attempt = self.attempts.pop(key)
         if message is None:
@@ -431,7 +431,7 @@ def _program(name: str) -> str:
 
 def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
     """Returns the runs to do in waves: a run needs only runs of earlier waves. Leaves blocked runs out."""
-    wave_numbers: dict[Key, int] = {}
+    wave_numbers: dict[RunKey, int] = {}
     waves: list[list[PlannedRun]] = []
     for run in plan.to_do():  # each after those that it needs
         if plan.blocked_by(run):

@@ -12,7 +12,7 @@ from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
-from treetune.runtime.directory import MEASURE_AGAIN
+from treetune.runtime.directory import MEASURE_AGAIN, RESULT, SUMMARY
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import config_hash, read_record
 from treetune.tables.columns import Area, MeasuredColumn, number_in
@@ -342,7 +342,7 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
     }
     if column.analysis is not None:
         key = row.cell(column.name).value or column.value  # a row may show another number of the analysis
-        value, bounds = _number_at(folder / "analyses" / column.analysis, key)
+        value, bounds = _number_at(run.directory.analysis(column.analysis), key)
         return SeedResult(value=value, bounds=bounds, **common)
     if column.speedup is not None:
         assert column.curve is not None
@@ -365,14 +365,14 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
     if column.over is not None:
         # A ratio such as "speed_up" has a number of another row (`over`) above a number of this row.
         numerator_name, denominator_name = declared_ratios()[column.number]
-        denominator = number_in(summary, denominator_name, folder / "summary.json")
+        denominator = number_in(summary, denominator_name, folder / SUMMARY)
         if not denominator:
             raise ValueError(f"no {column.number}: {denominator_name} is 0 in {folder}")
         other_run = _run_of(plan, column.over, column, run.seed)
         other_summary, other_folder = _summary(plan, other_run, column)
-        numerator = number_in(other_summary, numerator_name, other_folder / "summary.json")
+        numerator = number_in(other_summary, numerator_name, other_folder / SUMMARY)
         return SeedResult(value=numerator / denominator, **common)
-    value = number_in(summary, column.number, folder / "summary.json")
+    value = number_in(summary, column.number, folder / SUMMARY)
     return SeedResult(value=value, by_problem=problem_means(folder, column.number), **common)
 
 
@@ -395,9 +395,9 @@ def _summary(plan: TableRuns, run: PlannedRun, column: MeasuredColumn) -> tuple[
     """Returns the summary of the column's set at the end of a run, and its folder."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)
-    if not (folder / "summary.json").is_file():
+    if not (folder / SUMMARY).is_file():
         raise ValueError(plan.statuses[run.key].why or f"not measured on {column.evaluation}")
-    return read_record(folder / "summary.json", MEASURE_AGAIN), folder
+    return read_record(folder / SUMMARY, MEASURE_AGAIN), folder
 
 
 def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:
@@ -406,7 +406,7 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
     `_number_at(folder, "states.0.error")` reads 0.2 from `{"states": [{"error": 0.2}]}`, and 0.2 with the
     interval (0.1, 0.3) from `{"states": [{"error": {"value": 0.2, "low": 0.1, "high": 0.3}}]}`.
     """
-    result = analysis / "result.json"
+    result = analysis / RESULT
     if path is None:
         raise ValueError(f"the table doesn't say which number of {result}: set value")
     if not result.is_file():

@@ -19,7 +19,13 @@ from treetune.config.jsonnet import load
 from treetune.config.layers import Config
 from treetune.exceptions import ConfigError
 from treetune.runtime.base import PolicyIteration, Runtime, StopAfter
-from treetune.runtime.directory import ExperimentDirectory, expected_iterations, verify_answers
+from treetune.runtime.directory import (
+    ANSWERS,
+    SUMMARY,
+    ExperimentDirectory,
+    expected_iterations,
+    verify_answers,
+)
 from treetune.runtime.manifest import different_keys, read_config
 from treetune.tables.columns import by_problem
 
@@ -27,7 +33,9 @@ if TYPE_CHECKING:
     # `settings` checks a table's runs, and imports this module.
     from treetune.tables.settings import Reproduction, TableExperiment
 
-State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
+RunState = Literal[
+    "finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"
+]
 """The state of a run on disk:
 
 * finished: trained, with all evaluations and analyses that the table shows;
@@ -39,13 +47,13 @@ State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "
 * wrong: its configuration can't be built.
 """
 
-MEASURABLE: tuple[State, ...] = ("finished", "unmeasured")
+MEASURABLE: tuple[RunState, ...] = ("finished", "unmeasured")
 """The states of a run that was trained to the end."""
 
-TO_DO: tuple[State, ...] = ("unmeasured", "interrupted", "missing", "failed")
+TO_DO: tuple[RunState, ...] = ("unmeasured", "interrupted", "missing", "failed")
 """The states that `reproduce_table` runs."""
 
-Key = tuple[str, int]
+RunKey = tuple[str, int]
 """An experiment's name in the table, and a seed: ("ppo", 3)."""
 
 
@@ -82,11 +90,11 @@ class PlannedRun:
     """The table's experiments that all seeds share, with the seed of each."""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RunKey:
         return self.name, self.seed
 
     @property
-    def needs(self) -> list[Key]:
+    def needs(self) -> list[RunKey]:
         return [(needed, self.shared.get(needed, self.seed)) for needed in self.recipe.needs]
 
     @property
@@ -160,7 +168,7 @@ class RunStatus:
     Example: `RunStatus("unmeasured", 1000, "test after 1000 missing", ("test after 1000",))`.
     """
 
-    state: State
+    state: RunState
     done: int = 0
     """The number of iterations in its metrics."""
     why: str = ""
@@ -177,7 +185,7 @@ class TableRuns:
 
     table: Reproduction
     runs: list[PlannedRun]
-    statuses: Mapping[Key, RunStatus] = field(default_factory=dict)
+    statuses: Mapping[RunKey, RunStatus] = field(default_factory=dict)
 
     def run(self, name: str, seed: int) -> PlannedRun:
         """Returns an experiment's run with a seed, or the run that all seeds share."""
@@ -218,7 +226,7 @@ def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRun
     `wanted` has the seeds by experiment: `{"ppo": [4, 5]}`.
     """
     table = plan.table
-    needed_keys: list[Key] = []
+    needed_keys: list[RunKey] = []
     for name, seeds in wanted.items():
         needed_keys += all_needed(table, name, seeds)
     planned_keys = {run.key for run in plan.runs}
@@ -235,7 +243,7 @@ def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRun
     return TableRuns(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
 
 
-def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
+def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[RunKey]:
     """Yields the runs that an experiment with these seeds needs, and then its own runs.
 
     Experiments that all seeds share are left out. They run only once, and every plan has them from the start.
@@ -464,7 +472,7 @@ def inspect(run: PlannedRun) -> RunStatus:
         return RunStatus("wrong", why=run.wrong or "")
     directory = run.directory
     done = len(directory.read_metrics())
-    stored = directory.path / "config.json"
+    stored = directory.config_file
     if stored.is_file() and directory.has_work():
         assert run.config is not None
         different = different_keys(read_config(directory.path), run.config)
@@ -499,13 +507,12 @@ def _missing_evaluations(run: PlannedRun) -> tuple[str, ...]:
     return tuple(
         f"{label} after {iteration}"
         for iteration, label in shown
-        if not (directory.evaluation(iteration, label) / "summary.json").is_file()
+        if not (directory.evaluation(iteration, label) / SUMMARY).is_file()
     )
 
 
 def _missing_analyses(run: PlannedRun) -> tuple[str, ...]:
-    folder = run.directory.path / "analyses"
-    return tuple(name for name in run.analyses if not (folder / name / "result.json").is_file())
+    return tuple(name for name in run.analyses if not run.directory.is_analysed(name))
 
 
 def failure(run: PlannedRun) -> str:
@@ -523,7 +530,7 @@ def problem_means(evaluation: Path, value: str) -> dict[str, float] | None:
     `evaluation` is the folder of an evaluation, and `value` the name of the number. Returns None where
     `by_problem` does.
     """
-    answers = evaluation / "answers.jsonl"
+    answers = evaluation / ANSWERS
     verify_answers(answers)
     with answers.open() as file:
         return by_problem(map(json.loads, file), value)

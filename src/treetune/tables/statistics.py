@@ -20,7 +20,7 @@ WEIGHT = 0.1
 """The weight of `normal_sequence`'s prior, counted in numbers; 0.1 makes it narrowest after 5 to 16
 numbers."""
 
-Kind = Literal["bootstrap", "student"]
+IntervalKind = Literal["bootstrap", "student"]
 
 COVERAGE_OF_BOOTSTRAP = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
 """How often a "bootstrap" interval contains the true mean, by the number of seeds. It should be 0.95.
@@ -59,7 +59,7 @@ class MeanWithInterval:
 
 
 def over_seeds_and_problems(
-    values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap"
+    values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap"
 ) -> MeanWithInterval:
     """Estimates the mean of one value per problem and seed, where all seeds have the same problems.
 
@@ -184,7 +184,7 @@ def confidence_sequence(values: Sequence[float], bound: float, level: float = LE
     return MeanWithInterval((2 * mean - 1) * bound, *bounds)
 
 
-def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> MeanWithInterval:
+def of_shares(values: Sequence[Mapping[str, float]], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
     """Estimates the mean as `over_seeds_and_problems` does, where each problem's value is a share.
 
     Resampling finds no spread where all shares are 0 or all are 1, and too little where a single seed has one
@@ -200,14 +200,14 @@ def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -
     return estimate
 
 
-def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> MeanWithInterval:
+def over_seeds(values: Sequence[float], kind: IntervalKind = "bootstrap") -> MeanWithInterval:
     """Estimates the mean as `over_seeds_and_problems` does, where each seed has a single number."""
     if len(values) == 1:
         return MeanWithInterval(values[0], None, None)
     return over_seeds_and_problems([{"": value} for value in values], kind)
 
 
-def stretch(seeds: int, kind: Kind) -> float:
+def stretch(seeds: int, kind: IntervalKind) -> float:
     """Returns the factor that widens the seeds' part of an interval; see `over_seeds_and_problems`."""
     if seeds == 1:
         return 1.0

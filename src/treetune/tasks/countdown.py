@@ -22,7 +22,7 @@ from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
 Operator = Literal["+", "-", "*", "/"]
-Puzzle = tuple[tuple[int, ...], int]
+CountdownPuzzle = tuple[tuple[int, ...], int]
 """The numbers in the order of the prompt, and the target: ``((12, 34, 7), 39)``."""
 
 NUMBERS, TARGET = "{numbers}", "{target}"
@@ -102,13 +102,13 @@ class Countdown(GeneratedTask):
             raise ValueError(f"operators {list(self.operators)} names an operator twice")
 
     @override
-    def generate(self, count: int) -> Sequence[Puzzle]:
+    def generate(self, count: int) -> Sequence[CountdownPuzzle]:
         return _distinct_puzzles(
             self.numbers, self.operands, self.targets, self.operators, self.natural, count, self.seed
         )
 
     @override
-    def problem(self, id: str, generated: Puzzle) -> Problem:
+    def problem(self, id: str, generated: CountdownPuzzle) -> Problem:
         numbers, target = generated
         prompt, data = fill_template(self.prompt, numbers, target), {"numbers": numbers, "target": target}
         return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
@@ -191,7 +191,7 @@ def _distinct_puzzles(
     natural: bool,
     count: int,
     seed: int,
-) -> Sequence[Puzzle]:
+) -> Sequence[CountdownPuzzle]:
     """Returns `count` different problems. Raises ValueError if so many can't be found.
 
     With a smaller `count`, the problems are the first of these.
@@ -203,8 +203,8 @@ def _distinct_puzzles(
         natural: Whether each step of the expression that makes a problem gives a positive whole number.
     """
     generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
-    puzzles: list[Puzzle] = []
-    seen: set[Puzzle] = set()
+    puzzles: list[CountdownPuzzle] = []
+    seen: set[CountdownPuzzle] = set()
     draws = 0
     # `vain` counts the draws since the last new problem, and `repeated` those of them that gave a known one.
     vain = repeated = 0

@@ -25,8 +25,8 @@ from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.row_values import check_plain, is_empty, messages_in_text, text_of_value
 from treetune.tasks.sources import (
     InFiles,
+    LocatedRow,
     OnDisk,
-    Row,
     Source,
     count_rows,
     files_matching,
@@ -273,7 +273,7 @@ def _check_held_out(size: int, problems: int) -> None:
         )
 
 
-def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
+def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[LocatedRow]:
     """Yields the rows of a file. Raises ValueError if it doesn't exist or can't be read."""
     return read_rows(path, columns) if path.suffix == ".parquet" else json_lines(path)
 
@@ -282,7 +282,7 @@ FIRST_ROWS = 20
 """Rows at the beginning of a file that `check` reads."""
 
 
-def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list[Row] | Finding:
+def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list[LocatedRow] | Finding:
     """Returns the first rows of a file, or what is wrong with the file that this setting names."""
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))

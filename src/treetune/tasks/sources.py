@@ -23,7 +23,7 @@ from treetune.exceptions import NoSplit
 from treetune.tasks.base import Split
 from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restore_integers, whole_fields
 
-Row = tuple[str, dict[str, Any]]
+LocatedRow = tuple[str, dict[str, Any]]
 """A row with its place, which errors name: ``("train.jsonl:18", {"question": "2 + 2 = ?", "answer":
 "4"})``."""
 
@@ -46,7 +46,7 @@ class Source(Registrable):
     test: str | None = "test"
     """The name of its test split; null: it has none."""
 
-    def rows(self, split: Split) -> Iterator[Row]:
+    def rows(self, split: Split) -> Iterator[LocatedRow]:
         """Yields the rows of a split. Raises ValueError if the data set or the split doesn't exist."""
         raise NotImplementedError
 
@@ -78,7 +78,7 @@ class OnDisk(Source):
         return list(features) if isinstance(features, dict) else None
 
     @override
-    def rows(self, split: Split) -> Iterator[Row]:
+    def rows(self, split: Split) -> Iterator[LocatedRow]:
         name = self.name_of(split)
         folder = Path(self.path)
         if not folder.is_dir():
@@ -112,7 +112,7 @@ class OnHub(Source):
     """A pattern of files in the repository for each split, if the data set has no splits of its own."""
 
     @override
-    def rows(self, split: Split) -> Iterator[Row]:
+    def rows(self, split: Split) -> Iterator[LocatedRow]:
         name = self.name_of(split)
         from datasets import load_dataset
 
@@ -143,7 +143,7 @@ class InFiles(Source):
     test: str | None = None
 
     @override
-    def rows(self, split: Split) -> Iterator[Row]:
+    def rows(self, split: Split) -> Iterator[LocatedRow]:
         for path in self.files(split):
             yield from read_rows(path)
 
@@ -197,7 +197,7 @@ def no_such_file(path: Path) -> str:
     return message
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[LocatedRow]:
     """Yields the rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with its place.
 
     A Parquet file is read a few rows at a time, and only its `columns` (None: all). A null in a column means
@@ -402,7 +402,7 @@ def _field_type(kind: Any, name: str) -> Any:
     return kind.field(name).type if pa.types.is_struct(kind) and name in kind.names else None
 
 
-def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:
+def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedRow]:
     """Yields the rows of a Hugging Face data set's split. Raises ValueError."""
     if name not in splits:
         raise ValueError(f"{where} has no split {name!r}: it has {', '.join(map(repr, splits))}")
@@ -441,7 +441,7 @@ def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
     return {name: _with_integers(inner, whole.get(name, {})) for name, inner in value.items()}
 
 
-def json_lines(path: Path) -> Iterator[Row]:
+def json_lines(path: Path) -> Iterator[LocatedRow]:
     """Yields the object of each line of a JSON-lines file, with the place ``file:line``. Blank lines are
     skipped.
 
@@ -481,7 +481,7 @@ def is_array(path: Path) -> bool:
     return re.match(rb"\s*\[\s*[{\]]", beginning) is not None
 
 
-def _array_rows(path: Path) -> Iterator[Row]:
+def _array_rows(path: Path) -> Iterator[LocatedRow]:
     """Yields the objects of a file that is one JSON array."""
     try:
         rows = json.loads(path.read_bytes().removeprefix(BYTE_ORDER_MARK))

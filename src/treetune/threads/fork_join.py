@@ -138,7 +138,7 @@ class LineRequest:
     stop_ids: tuple[int, ...]
 
 
-Sample = Callable[[LineRequest], Awaitable[Completion]]
+SampleLine = Callable[[LineRequest], Awaitable[Completion]]
 """Returns the completion of a line's request. `parallel_threads` awaits the engine in it."""
 
 
@@ -206,7 +206,7 @@ class ForkJoin:
         self,
         glue: Glue,
         limits: ThreadLimits,
-        sample: Sample,
+        sample: SampleLine,
         prompt_ids: TokenIds,
         budget: int,
         is_left_out: Callable[[Branch], bool] = lambda branch: False,

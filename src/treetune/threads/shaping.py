@@ -238,10 +238,10 @@ def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
     return measured
 
 
-Form = Literal["saved", "ratio"]
+AccelerationForm = Literal["saved", "ratio"]
 
 
-def acceleration(critical_path: float, reference: float, form: Form) -> float:
+def acceleration(critical_path: float, reference: float, form: AccelerationForm) -> float:
     """Returns by how much a critical path is shorter than the reference, both in tokens: 1 − critical path /
     reference (``saved``), or reference / critical path − 1 (``ratio``).
 
@@ -271,7 +271,7 @@ class Acceleration(Shaping):
     """Factor of the acceleration."""
     clip: Annotated[float, Gt(0)]
     """The largest acceleration that counts."""
-    form: Form
+    form: AccelerationForm
     """``saved``: 1 - critical path / reference; ``ratio``: reference / critical path - 1."""
     reference: ReferenceLength
     """The length that critical paths are compared with: `total` (as in ThreadWeaver: the answer's own tokens,

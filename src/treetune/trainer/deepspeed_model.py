@@ -188,11 +188,6 @@ class DeepSpeedModel:
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
-    @property
-    def offloaded_bytes(self) -> int:
-        """The bytes that are offloaded at present."""
-        return sum(copy.nbytes for copy in self._copies) if self._storages else 0
-
     def offload(self, *, weights: bool = False) -> None:
         """Moves optimiser state, master weights and gradients to the CPU, between two steps, and with
         `weights` also the weights that the module computes with. Does nothing if they are there already.

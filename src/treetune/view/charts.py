@@ -45,12 +45,12 @@ N_COLOURS = 12
 
 # Which way is better
 
-Better = Literal["up", "down", ""]
+BetterDirection = Literal["up", "down", ""]
 """The direction that is an improvement; empty for neither."""
 
-BETTER_TEXT: Mapping[Better, str] = {"up": "↑ higher is better", "down": "↓ lower is better", "": ""}
+BETTER_TEXT: Mapping[BetterDirection, str] = {"up": "↑ higher is better", "down": "↓ lower is better", "": ""}
 
-BETTER: Mapping[str, Better] = {
+BETTER: Mapping[str, BetterDirection] = {
     "episodes/reward": "up",
     "episodes/score": "up",
     "episodes/correct": "up",
@@ -67,14 +67,14 @@ BETTER: Mapping[str, Better] = {
 """The direction of each metric that has a good one."""
 
 
-def better_of(name: str) -> Better:
+def better_of(name: str) -> BetterDirection:
     """Returns the direction in which a metric of `metrics.jsonl` is better."""
     if name.startswith("evaluation/"):
         return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
     return BETTER.get(name, "")
 
 
-def about(better: Better, band: str = "") -> str:
+def about(better: BetterDirection, band: str = "") -> str:
     """Returns the remark after a figure's title: the better direction, and the meaning of its bands."""
     parts = [BETTER_TEXT[better], f"band: {band}" if band else ""]
     return "; ".join(part for part in parts if part)
@@ -186,7 +186,7 @@ class Chart:
 
     title: str
     series: Sequence[Series]
-    better: Better = ""
+    better: BetterDirection = ""
     band: str = ""
     events: Sequence[Event] = ()
     from_zero: bool = False

@@ -377,7 +377,7 @@ def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 def events_of(experiment: StoredExperiment) -> list[Event]:
     """Returns evaluations, restarts of the engine, begins and ends of signs of collapse, and resumes."""
     try:
-        log = (experiment.path / "logs" / "run.log").read_text(errors="replace")
+        log = experiment.directory.run_log.read_text(errors="replace")
     except OSError:  # deleted: resumes, and the reasons of signs of collapse, are left out then
         log = ""
     events = _evaluation_events(experiment)

@@ -63,10 +63,10 @@ class PlacedSegment:
     segment: Segment
 
 
-Line = tuple[PlacedSegment, ...]
+PlacedSegments = tuple[PlacedSegment, ...]
 """The segments of the answer, or of a thread with its inner threads, in order."""
 
-Span = tuple[int, int]
+TokenSpan = tuple[int, int]
 """Tokens ``[start, end)``."""
 
 
@@ -77,9 +77,9 @@ class DrawnBlock:
     `head` is from the tag that opens the block to its first thread, `tail` from its last thread to the tag
     that closes it; they are empty where the tag is missing. See the drawing at the head of this file."""
 
-    head: Span
-    threads: tuple[Line, ...]
-    tail: Span
+    head: TokenSpan
+    threads: tuple[PlacedSegments, ...]
+    tail: TokenSpan
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class ThreadedAnswer:
         return self.episode.advantages.tolist()
 
     @cached_property
-    def line(self) -> Line:
+    def line(self) -> PlacedSegments:
         """Returns the segments of the answer, each with its position.
 
         The segments are those of the trajectory. The episode's stretches (its segments, stored as offsets)
@@ -179,7 +179,7 @@ class ThreadedAnswer:
         return remarks
 
 
-def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | DrawnBlock]:
+def _parts(answer: ThreadedAnswer, line: PlacedSegments, depth: int) -> Iterator[TokenSpan | DrawnBlock]:
     """Yields the spans of text outside of blocks, and the blocks, in their order.
 
     The segments alone don't tell the head and the tail of a block from the text around it: the tags do.
@@ -221,7 +221,7 @@ def _parts(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Span | Dr
         yielded_to = tail[1]
 
 
-def _seconds_of(line: Line, depth: int) -> float | None:
+def _seconds_of(line: PlacedSegments, depth: int) -> float | None:
     """Returns the seconds of the slowest path through a line that is inside of `depth` blocks.
 
     A line is the whole answer, or a thread with its inner threads. None where a segment wasn't measured.
@@ -232,7 +232,7 @@ def _seconds_of(line: Line, depth: int) -> float | None:
     return critical_seconds(segments, depth)
 
 
-def _without_tags(answer: ThreadedAnswer, thread: Line) -> Span:
+def _without_tags(answer: ThreadedAnswer, thread: PlacedSegments) -> TokenSpan:
     """Returns the span of a thread without its tags, which count for its block."""
     start, end = thread[0].start, thread[-1].end
     if answer.texts[start : start + 1] == ["<Thread>"]:
@@ -271,7 +271,7 @@ def _count_text(amount: int, noun: str) -> str:
     return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
-def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
+def _line_html(answer: ThreadedAnswer, line: PlacedSegments, depth: int, *, is_critical: bool) -> str:
     """Returns the answer, or a thread of it inside of `depth` blocks: its text and its blocks, in order."""
     parts = []
     for part in _parts(answer, line, depth):
@@ -282,7 +282,7 @@ def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: b
     return f'<div class="line">{"".join(parts)}</div>'
 
 
-def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: bool) -> str:
+def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *, is_critical: bool) -> str:
     """Returns the text of a span: sampled tokens coloured by advantage, with states, and injected tokens."""
     tokens, advantages = answer.tokens, answer.advantages
     parts = []
@@ -303,7 +303,7 @@ def _text_html(answer: ThreadedAnswer, line: Line, span: Span, *, is_critical: b
 
 
 def _block_html(
-    answer: ThreadedAnswer, line: Line, block: DrawnBlock, depth: int, *, is_critical: bool
+    answer: ThreadedAnswer, line: PlacedSegments, block: DrawnBlock, depth: int, *, is_critical: bool
 ) -> str:
     """Returns a block: its head, its threads and its tail.
 
@@ -345,7 +345,7 @@ def _block_html(
 
 
 def _thread_header(
-    answer: ThreadedAnswer, thread: Line, counts: ThreadCounts, depth: int, position: int
+    answer: ThreadedAnswer, thread: PlacedSegments, counts: ThreadCounts, depth: int, position: int
 ) -> str:
     """Returns a thread's name and measures: its length, its seconds and its mean advantage."""
     facts = [_count_text(counts.num_tokens_in_the_longest_thread, "token")]

@@ -14,7 +14,14 @@ from typing import Any, Literal
 from treetune.rollouts.storage import TOKENS
 from treetune.runtime.analysis import read_result
 from treetune.runtime.base import StopAfter
-from treetune.runtime.directory import PREDICTION, ExperimentDirectory, expected_iterations
+from treetune.runtime.directory import (
+    CONFIG,
+    MANIFEST,
+    PREDICTION,
+    RESULT,
+    ExperimentDirectory,
+    expected_iterations,
+)
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record, verify_once
 
@@ -65,6 +72,10 @@ class StoredExperiment:
         return str(self.config.get("experiment_name") or self.path.resolve().name)
 
     @property
+    def directory(self) -> ExperimentDirectory:
+        return ExperimentDirectory(self.path)
+
+    @property
     def method(self) -> dict[str, str]:
         """The types of the parts that make a method, by their keys."""
         types = {key: (self.config.get(key) or {}).get("type") for key in METHOD}
@@ -84,9 +95,7 @@ class StoredExperiment:
         if not isinstance(most, int) or not isinstance(budget, Mapping):
             return most
         try:
-            return expected_iterations(
-                most, StopAfter(**budget), ExperimentDirectory(self.path), len(self.metrics)
-            )
+            return expected_iterations(most, StopAfter(**budget), self.directory, len(self.metrics))
         except (TypeError, ValueError):  # a budget of another version
             return most
 
@@ -147,29 +156,33 @@ def read_experiment(path: Path) -> StoredExperiment:
             missing.append(f"{name} can't be read: {error}")
         return {}
 
-    config = read("config.json", lambda: read_config(path))
-    manifest = read("manifest.json", lambda: read_record(path / "manifest.json", "restore it"))
+    config = read(CONFIG, lambda: read_config(path))
+    manifest = read(MANIFEST, lambda: read_record(directory.manifest_file, "restore it"))
     metrics = _read_metrics(directory, missing)
     if not metrics:
         missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
     evaluations: dict[str, dict[int, dict[str, Any]]] = {}
-    for name in sorted({summary.parent.name for summary in path.glob("evaluations/*/*/summary.json")}):
+    for label in sorted({label for _, label in directory.evaluations()}):
         try:
-            evaluations[name] = read_summaries(path / "evaluations", name)
+            summaries = directory.read_summaries(label)
         except ValueError as error:
             missing.append(str(error))
+        else:
+            if summaries:  # otherwise the set is being measured for the first time
+                evaluations[label] = summaries
     if not config and not metrics and not evaluations:
         # It may be an experiment whose files are damaged, or a folder of experiments.
         damaged = "".join(f"; {message}" for message in missing if "damaged" in message)
-        configs = [*path.glob("*/config.json"), *path.glob("*/*/config.json")]
+        configs = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
         below = ", ".join(sorted(str(config.parent) for config in configs))
         raise ValueError(
             f"{path} is not an experiment: it has no configuration, metrics or evaluations"
             f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
     # These are only read so that `missing` names those that are damaged.
-    for result in sorted(path.glob("analyses/*/result.json")):
-        read(str(result.relative_to(path)), functools.partial(read_result, result.parent))
+    for label in directory.analyses():
+        folder = directory.analysis(label)
+        read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
     if (path / TOKENS).is_file():
         read(TOKENS, lambda: verify_once(path / TOKENS, "a resumed run writes it again"))
     predicted: dict[str, Any] = {}
@@ -220,25 +233,6 @@ def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[di
     return rows
 
 
-def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
-    """Returns the summaries of one evaluation set by checkpoint, the lowest first.
-
-    Raises ValueError for a summary that is not what an evaluation writes.
-    """
-    summaries = {}
-    for path in sorted(evaluations.glob(f"*/{name}/summary.json")):
-        try:
-            summary = read_record(path, "delete its folder and evaluate again")
-            summary = {**summary, "iteration": int(path.parent.parent.name)}
-            float(summary["pass_at_1"])
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(
-                f"{path} is not an evaluation's summary ({error!r}): delete it and evaluate again"
-            ) from error
-        summaries[summary["iteration"]] = summary
-    return dict(sorted(summaries.items()))
-
-
 # The status of an experiment
 
 
@@ -279,9 +273,9 @@ class RunProgress:
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
     """Returns an experiment's status, from what was read of it and from the end of its log."""
-    directory = ExperimentDirectory(experiment.path)
+    directory = experiment.directory
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
-    log = _end_of(directory.logs / "run.log")
+    log = _end_of(directory.run_log)
     # Parts of a progress message are separated by two spaces, which a page shows as one.
     messages = [match[1].replace("  ", " · ") for line in log if (match := _LINE.match(line))]
     state: Literal["running", "waiting", "stopped", "finished"]

@@ -98,7 +98,7 @@ DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """Dots of a braille pattern, by row and column."""
 BRAILLE = 0x2800
 
-Curve = Sequence[tuple[float, float]]
+CurvePoints = Sequence[tuple[float, float]]
 
 
 def line_of(text: object, style: str = "") -> Text:
@@ -396,7 +396,7 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
 # Curves of characters
 
 
-def plot(curves: Sequence[Curve], width: int, height: int, *, braille: bool = True) -> list[str]:
+def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: bool = True) -> list[str]:
     """Returns `height` lines of `width` characters with all curves (x rising) over shared axes: dots of
     Unicode's braille patterns, eight to a character, or stars.
 
@@ -441,7 +441,7 @@ def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> s
     return chr(code)
 
 
-def _bounds(curves: Sequence[Curve]) -> tuple[float, float]:
+def _bounds(curves: Sequence[CurvePoints]) -> tuple[float, float]:
     """Returns the limits of the axis of y: the lowest and the highest value, so that no line is wasted."""
     values: list[float] = []
     for curve in curves:

@@ -111,7 +111,7 @@ class _Refusal(Exception):
 
 
 @dataclass
-class Counts:
+class ServedCounts:
     """The counts that GET /metrics shows."""
 
     requests: Counter[int] = field(default_factory=Counter)
@@ -150,7 +150,7 @@ def application(service: CreditService, key: str, most_bytes: int) -> ASGIApp:
         key: The key that requests need.
         most_bytes: Most bytes of a body.
     """
-    counts = Counts()
+    counts = ServedCounts()
     # Requests that wait take no more memory than the largest ones that are worked on at the same time.
     bodies = _Bodies(most_bytes, service.calls * most_bytes)
 

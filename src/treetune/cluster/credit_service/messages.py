@@ -14,7 +14,7 @@ MOST_ANSWERS = 100_000
 TokenId = Annotated[int, Ge(0), Le(2**31 - 1)]
 Seed = Annotated[int, Ge(-(2**63)), Le(2**63 - 1)]
 Finite = Annotated[float, AllowInfNan(False)]
-Number = Finite | None
+FiniteOrNull = Finite | None
 """A number of a response; null where it isn't finite, since JSON has no infinities."""
 
 
@@ -116,14 +116,14 @@ class CreditResponse(JsonMessage):
     """For each answer a mask of the tokens to train."""
     step_ends: list[list[int]]
     """For each answer the number of response tokens up to the end of each step."""
-    values: list[list[Number] | None]
+    values: list[list[FiniteOrNull] | None]
     """For each answer the value before each step; null if the credit estimates no values."""
-    errors: list[list[Number] | None]
+    errors: list[list[FiniteOrNull] | None]
     """The standard errors of `values`."""
     left_out: list[int]
     """The numbers of answers without credit, because no continuation of their prompt could be graded."""
     cost: RequestCost
-    metrics: dict[str, Number]
+    metrics: dict[str, FiniteOrNull]
     """The metrics that a run shows."""
 
 

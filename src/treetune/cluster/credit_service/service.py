@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from treetune.vocabulary import TextCodec
 
 
-Number = TypeVar("Number", int, float)
+Numeric = TypeVar("Numeric", int, float)
 Result = TypeVar("Result")
 
 
@@ -209,7 +209,7 @@ async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **
         raise
 
 
-def _limit(name: str, chosen: Number | None, most: Number | None) -> Number | None:
+def _limit(name: str, chosen: Numeric | None, most: Numeric | None) -> Numeric | None:
     """Returns a request's limit: the client's, or the service's. Raises ValueError for one that exceeds the
     service's."""
     if chosen is not None and most is not None and chosen > most:

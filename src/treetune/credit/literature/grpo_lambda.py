@@ -18,7 +18,7 @@ from treetune.credit.base import THREADS_REMEDY, Credit, TokenCredit
 from treetune.credit.grpo import group_advantages
 from treetune.vocabulary import Column, Trajectory
 
-Trace = Literal["recent", "both"]
+TraceForm = Literal["recent", "both"]
 
 
 @Credit.register("grpo_lambda")
@@ -49,7 +49,7 @@ class GrpoLambda(TokenCredit):
     """λ of the trace. With γ λ = 0, the credit is GRPO's."""
     gamma: Annotated[float, Gt(0), Le(1)] = 1.0
     """γ of the trace."""
-    trace: Trace = "recent"
+    trace: TraceForm = "recent"
     """The trace's formula, see above."""
     floor: Annotated[float, Ge(0), Le(1)] = 0.0
     """The least trace of a token: the paper's ε-trace."""
@@ -77,7 +77,7 @@ class GrpoLambda(TokenCredit):
         return rows
 
 
-def summed_traces(tokens: int, decay: float, trace: Trace = "recent", floor: float = 0.0) -> Column:
+def summed_traces(tokens: int, decay: float, trace: TraceForm = "recent", floor: float = 0.0) -> Column:
     """Returns Σ_{s≥t} max(tr(s, t), floor) for each token t of an answer, shape [T].
 
     tr(s, t), the trace of token t at a later token s, is decay^(s − t). With the trace ``both``, it is the

@@ -147,7 +147,7 @@ def continuation_request(
     )
 
 
-Sample = Callable[[Request], Awaitable[list[Completion]]]
+SampleFunction = Callable[[Request], Awaitable[list[Completion]]]
 """The engine's `sample`, or one that also counts."""
 
 
@@ -170,7 +170,7 @@ class OneLineContinuations:
         # own.
         self.sampling = self.context.task.of(self.prefix.problem).adjust_sampling(self.plan.sampling)
 
-    async def estimate(self, sample: Sample) -> Estimate:
+    async def estimate(self, sample: SampleFunction) -> Estimate:
         """Samples what the budget still asks for, and returns the rewards of the continuations."""
         await self.sample_all_rounds(sample)
         await self._wait_for_grades()
@@ -186,13 +186,13 @@ class OneLineContinuations:
             tokens=sum(len(completion.token_ids) for completion in self.completions),
         )
 
-    async def sample_all_rounds(self, sample: Sample) -> None:
+    async def sample_all_rounds(self, sample: SampleFunction) -> None:
         """Samples round by round until the budget asks for no more, and has each continuation graded."""
         self._submit_to_grader()
         while await self.sample_next_round(sample):
             self._submit_to_grader()
 
-    async def sample_next_round(self, sample: Sample) -> bool:
+    async def sample_next_round(self, sample: SampleFunction) -> bool:
         """Samples as many continuations as the budget asks for next. Returns whether it asked for any."""
         if self.rounds and self.plan.budget.adaptive:
             await self._wait_for_grades()  # the budget reads them

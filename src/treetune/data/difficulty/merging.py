@@ -20,7 +20,7 @@ from treetune.data.difficulty.shard import (
     shard_folder,
 )
 from treetune.data.pipelines import EstimateDifficulty
-from treetune.domains.domain_rows import DATA_SOURCE, Row, domain_of, write_parquet
+from treetune.domains.domain_rows import DATA_SOURCE, DomainRow, domain_of, write_parquet
 from treetune.runtime.console import Console
 from treetune.store.files import whole_file, write_json
 from treetune.store.journal import read_rows
@@ -133,7 +133,7 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
             outcomes[line["outcome"]] += 1
     rates = [_rate(row, graded[row.index], pipeline.answers.samples) for row in input_rows(source)]
 
-    def with_rates() -> Iterator[Row]:
+    def with_rates() -> Iterator[DomainRow]:
         for input_row, rate in zip(input_rows(source), rates, strict=True):
             # A rate that the row already had would pass for one of this estimate.
             row = {name: value for name, value in input_row.row.items() if name != pipeline.column}
@@ -152,13 +152,13 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
 
 
 @dataclass(frozen=True)
-class _Repeatable(Iterable[Row]):
+class _Repeatable(Iterable[DomainRow]):
     """Rows that can be gone through more than once."""
 
-    rows: Callable[[], Iterator[Row]]
+    rows: Callable[[], Iterator[DomainRow]]
 
     @override
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[DomainRow]:
         return self.rows()
 
 

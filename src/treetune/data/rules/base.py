@@ -10,7 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.domains.domain_rows import Row
+from treetune.domains.domain_rows import DomainRow
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Numbered:
     number: int
     place: str
     split: str
-    row: Row
+    row: DomainRow
 
 
 class Rows(Iterable[Numbered]):

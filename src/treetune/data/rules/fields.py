@@ -20,7 +20,7 @@ from treetune.domains.domain_rows import (
     HIGH_PASS_RATE,
     LOW_PASS_RATE,
     REWARD_MODEL,
-    Row,
+    DomainRow,
     domain_of,
     problem_of,
     prompt_text,
@@ -98,7 +98,7 @@ class Length(Rule):
                 dropped[row.number] = why
         return Verdict(dropped)
 
-    def _too_long(self, row: Row, codec: TextCodec | None) -> str | None:
+    def _too_long(self, row: DomainRow, codec: TextCodec | None) -> str | None:
         """Returns why a row is dropped, such as "a prompt of 5000 tokens"; None if it stays."""
         prompt, ground_truth = prompt_text(row), row[REWARD_MODEL][GROUND_TRUTH]
         if len(prompt) < self.min_prompt_characters or _exceeds(len(prompt), self.max_prompt_characters):

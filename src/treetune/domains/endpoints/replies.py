@@ -22,9 +22,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["answered", "cut_off", "empty", "refused", "refused_all", "again"]
+ReplyKind = Literal["answered", "cut_off", "empty", "refused", "refused_all", "again"]
 
-STATUSES: Mapping[int, tuple[Kind, str]] = {
+STATUSES: Mapping[int, tuple[ReplyKind, str]] = {
     400: ("refused", "the request was refused"),
     401: ("refused_all", "the key is wrong or missing"),
     402: ("refused_all", "the account has nothing left"),
@@ -40,7 +40,7 @@ STATUSES: Mapping[int, tuple[Kind, str]] = {
 }
 """By the HTTP status. 5xx is ``again``, 3xx ``refused_all``, and every other one ``refused``."""
 
-CODES: Mapping[str, tuple[Kind, str]] = {
+CODES: Mapping[str, tuple[ReplyKind, str]] = {
     "invalid_api_key": ("refused_all", "the key is wrong or missing"),
     "api_key_invalid": ("refused_all", "the key is wrong or missing"),
     "authentication_error": ("refused_all", "the key is wrong or missing"),
@@ -61,7 +61,7 @@ CODES: Mapping[str, tuple[Kind, str]] = {
 }
 """By the `code` or `type` of an error's body."""
 
-FINISHES: Mapping[str, tuple[Kind, str]] = {
+FINISHES: Mapping[str, tuple[ReplyKind, str]] = {
     "length": ("cut_off", "the answer was cut off at max_tokens"),
     "max_tokens": ("cut_off", "the answer was cut off at max_tokens"),
     "content_filter": ("refused", "a filter ended the answer"),
@@ -80,7 +80,7 @@ class ClassifiedReply:
     Example: ``ClassifiedReply("cut_off", "Let me think", "the answer was cut off at max_tokens")``.
     """
 
-    kind: Kind
+    kind: ReplyKind
     text: str = ""
     why: str = ""
     """The reason of the kind, if that isn't ``answered``."""

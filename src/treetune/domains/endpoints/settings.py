@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from annotated_types import Ge, Gt, MinLen
 from typing_extensions import override
 
-Message = tuple[Literal["system", "user", "assistant"], str]
+EndpointMessage = tuple[Literal["system", "user", "assistant"], str]
 """A role and a text: ``("user", "2 + 2 = ?")``. The last message of a conversation is the user's."""
 
 _OWN_ENTRIES = (
@@ -90,7 +90,9 @@ class Asking:
     def __post_init__(self) -> None:
         check_extra("extra", self.extra)
 
-    def question(self, model: str, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
+    def question(
+        self, model: str, messages: Sequence[EndpointMessage], extra: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Returns the body of a request to `model` for the next message."""
         body: dict[str, Any] = {"model": model, self.max_tokens_key: self.max_tokens}
         if self.temperature is not None:
@@ -164,7 +166,7 @@ class EndpointSettings(Asking):
             )
         return value
 
-    def body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
+    def body(self, messages: Sequence[EndpointMessage], extra: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the body of a request for the next message."""
         return self.question(self.model, messages, extra)
 

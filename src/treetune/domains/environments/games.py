@@ -20,16 +20,16 @@ LOWER, HIGHER, UNREAD = "<", ">", "!"
 COLUMNS, ROWS = "abcdefgh", "12345678"
 DIRECTIONS: Mapping[str, tuple[int, int]] = {"N": (0, 1), "E": (1, 0), "S": (0, -1), "W": (-1, 0)}
 
-Cell = tuple[int, int]
+GridCell = tuple[int, int]
 
 
 @dataclass
 class Walk:
     """The state of an answer in the maze."""
 
-    at: Cell
-    gems: list[Cell]
-    passages: frozenset[tuple[Cell, Cell]]
+    at: GridCell
+    gems: list[GridCell]
+    passages: frozenset[tuple[GridCell, GridCell]]
     steps: int = 0
 
 
@@ -103,7 +103,7 @@ class Maze(Game):
         at, *gems = generator.sample(cells, self.gems + 1)
         return Walk(at, gems, self._passages(generator))
 
-    def _passages(self, generator: random.Random) -> frozenset[tuple[Cell, Cell]]:
+    def _passages(self, generator: random.Random) -> frozenset[tuple[GridCell, GridCell]]:
         """Returns each open passage in both directions: a random tree over all cells, and some further
         passages."""
         reached = {(0, 0)}
@@ -123,12 +123,12 @@ class Maze(Game):
                     frontier.append((neighbour, further))
         return frozenset(passages)
 
-    def _neighbours(self, cell: Cell) -> list[Cell]:
+    def _neighbours(self, cell: GridCell) -> list[GridCell]:
         around = [(cell[0] + dx, cell[1] + dy) for dx, dy in DIRECTIONS.values()]
         return [(x, y) for x, y in around if 0 <= x < self.size and 0 <= y < self.size]
 
 
-def _name(cell: Cell) -> str:
+def _name(cell: GridCell) -> str:
     return COLUMNS[cell[0]] + ROWS[cell[1]]
 
 

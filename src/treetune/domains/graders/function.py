@@ -23,7 +23,7 @@ from treetune.domains import foreign
 from treetune.tasks.graders.base import RETURNED_NONE, Grader
 from treetune.vocabulary import Grade, Problem
 
-NO_ROW: foreign.Row = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
+NO_ROW: foreign.GradedRow = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
     ("prompt", "gold", "domain"), ""
 )
 NO_STATE = foreign.verifiers_state(NO_ROW)
@@ -102,7 +102,8 @@ class FunctionGrader(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
-        # The problem and the answer as plain values (`foreign.Row`), which another Python can read as JSON.
+        # The problem and the answer as plain values (`foreign.GradedRow`), which another Python can read as
+        # JSON.
         row = {name: getattr(problem, name) for name in ("prompt", "gold", "domain")}
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
         # An answer of one turn has no transcript. It gets one here: a single message, whose turn earned 0.

@@ -33,11 +33,11 @@ from typing_extensions import override
 from treetune.contracts import Experiment, Finding
 from treetune.domains.endpoints.asking import AnsweredRequest, AnswerJournal, Asker
 from treetune.domains.endpoints.client import EndpointClient
-from treetune.domains.endpoints.settings import Asking, EndpointSettings, Message, Place, Prices
+from treetune.domains.endpoints.settings import Asking, EndpointMessage, EndpointSettings, Place, Prices
 from treetune.engine.settings import EngineSettings, ServedModel
 from treetune.exceptions import EndpointError, RequestRefused, Unanswered, Unavailable
 from treetune.models.presence import check_presence
-from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, Service, ServiceContext
+from treetune.tasks.graders.base import GradeBy, Grader, Isolation, MetricSums, Service, ServiceContext
 from treetune.tasks.thoughts import THINK_END, read_thoughts
 from treetune.vocabulary import Grade, Problem
 
@@ -282,7 +282,7 @@ class Judge:
             )
         )
         self._lock = threading.Lock()
-        self._counts: Counts = {}
+        self._counts: MetricSums = {}
         self._attempts_counted = 0
         """Failed attempts that `counted` has returned so far."""
 
@@ -322,7 +322,7 @@ class Judge:
             grade = replace(grade, numbers={**grade.numbers, "rule": grade_by_rule.reward})
         return grade
 
-    def counted(self) -> Counts:
+    def counted(self) -> MetricSums:
         with self._lock:
             counts, self._counts = self._counts, {}
         failed_attempts = self._thread.failed_attempts  # since the beginning of the run
@@ -347,7 +347,7 @@ class Judge:
     async def _ask_for_reward(self, client: EndpointClient, question: str) -> float:
         """Asks the judge until it gives a verdict, and returns the reward. Raises Unavailable without one."""
         asker = _Question(self, client, self._context.shared(_open_answers))
-        messages: list[Message] = [("user", question)]
+        messages: list[EndpointMessage] = [("user", question)]
         if self.grader.system is not None:
             messages.insert(0, ("system", self.grader.system))
         for tries_left in range(self.grader.again, -1, -1):

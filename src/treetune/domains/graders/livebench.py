@@ -245,7 +245,7 @@ def _read_pairs(text: str) -> set[tuple[str, str]] | None:
 
 # Tables, in the formats that LiveBench converts between: JSON, JSON lines, HTML, Markdown, CSV, TSV
 
-Row = dict[str, str]
+LiveBenchRow = dict[str, str]
 
 _NAMES_OF_INDICES = ("", "index", "Unnamed: 0")
 """Names of a column that only has the rows' numbers."""
@@ -269,7 +269,7 @@ def score_table(answer: str, gold: str) -> float:
     return 0.0
 
 
-def _same_row(row: Row, gold_row: Row) -> bool:
+def _same_row(row: LiveBenchRow, gold_row: LiveBenchRow) -> bool:
     if row.keys() != gold_row.keys():
         return False
     return all(_same_cell(row[name], gold_row[name]) for name in gold_row)
@@ -287,7 +287,7 @@ def _same_cell(cell: str, gold_cell: str) -> bool:
     return math.isfinite(difference) and abs(difference) < 1e-6
 
 
-def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]]:
+def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[LiveBenchRow]]:
     """Yields the table of a text, once for each format in which the text can be read.
 
     A text may have lines before the table: the header is the line that names the given columns.
@@ -300,12 +300,12 @@ def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Row]
             yield rows
 
 
-def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[Row]:
+def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[LiveBenchRow]:
     """Returns rows with texts as cells, without the column of row numbers; none if there is no other
     column."""
-    rows: list[Row] = []
+    rows: list[LiveBenchRow] = []
     for cells in table[:MOST_ROWS]:
-        row: Row = {}
+        row: LiveBenchRow = {}
         for name, cell in cells.items():
             column = str(name).strip()
             if column not in _NAMES_OF_INDICES:

@@ -23,9 +23,9 @@ from treetune.domains.graders.formulas import (
     spaceless,
 )
 from treetune.domains.graders.math_answers import (
-    Answer,
     BracketGroup,
     Equation,
+    MathAnswer,
     Matrix,
     Named,
     Qualified,
@@ -132,7 +132,7 @@ class _Gold:
 
     plain_as_written: str
     plain: str
-    answer: Answer
+    answer: MathAnswer
     is_json_list: bool
 
 
@@ -146,7 +146,7 @@ def _read_gold(gold: str) -> _Gold:
     )
 
 
-def _is_same_answer(answer: Answer, gold: Answer, question: str) -> bool:
+def _is_same_answer(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Returns whether an answer equals the gold, or the value that the gold gives in several forms."""
     if equal_answers(answer, gold, question):
         return True
@@ -154,7 +154,7 @@ def _is_same_answer(answer: Answer, gold: Answer, question: str) -> bool:
     return value is not None and equal_answers(answer, value, question)
 
 
-def _value_in_several_forms(gold: Answer, question: str) -> Answer | None:
+def _value_in_several_forms(gold: MathAnswer, question: str) -> MathAnswer | None:
     """Returns the value of a gold that gives it in several forms, as in
     ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
     if not isinstance(gold, BracketGroup) or gold.kind != "list" or len(gold.parts) < 2:
@@ -176,7 +176,7 @@ _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|
 _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 
 
-def equal_answers(answer: Answer, gold: Answer, question: str = "") -> bool:
+def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> bool:
     """Returns whether two answers are equal, by the rules of their kinds.
 
     Names and units that only one of them has are ignored. A list without brackets may be equal to a pair (in
@@ -231,7 +231,7 @@ def _have_different_unknowns(answer: Union, gold: Union) -> bool:
 
 
 def _equal_matrices(
-    rows: Sequence[Sequence[Answer]], gold_rows: Sequence[Sequence[Answer]], question: str
+    rows: Sequence[Sequence[MathAnswer]], gold_rows: Sequence[Sequence[MathAnswer]], question: str
 ) -> bool:
     """Compares two matrices entry by entry. Matrices of different shapes are different."""
     if [len(row) for row in rows] != [len(row) for row in gold_rows]:
@@ -243,12 +243,12 @@ def _equal_matrices(
     return True
 
 
-def _as_group(answer: Answer) -> BracketGroup:
+def _as_group(answer: MathAnswer) -> BracketGroup:
     """Returns a group as it is, and anything else as a list of one part."""
     return answer if isinstance(answer, BracketGroup) else BracketGroup("list", (answer,))
 
 
-def _words_of(answer: Answer) -> str | None:
+def _words_of(answer: MathAnswer) -> str | None:
     """Returns the text by which an answer in words is compared: ``7apples`` for ``7\\text{ Apples}``."""
     if isinstance(answer, Words):
         return answer.text
@@ -283,7 +283,7 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
     return all(equal_answers(part, gold_part, question) for part, gold_part in zip(answer.parts, gold.parts))
 
 
-def _parts_of_union(answer: Answer) -> Sequence[Answer]:
+def _parts_of_union(answer: MathAnswer) -> Sequence[MathAnswer]:
     """Returns the parts of a union, or of a list that may be meant as one: ``(1, 2), (3, 4)``. Anything else
     is its only part."""
     if isinstance(answer, Union):
@@ -291,7 +291,7 @@ def _parts_of_union(answer: Answer) -> Sequence[Answer]:
     return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
 
 
-def _match_in_any_order(answer: Sequence[Answer], gold: Sequence[Answer], question: str) -> bool:
+def _match_in_any_order(answer: Sequence[MathAnswer], gold: Sequence[MathAnswer], question: str) -> bool:
     """Returns whether two lists have the same parts, in any order. Repeated parts count once.
 
     Parts that are written differently may be repetitions, too: in ``0.5, 1/2`` the second part has the same
@@ -310,7 +310,7 @@ def _match_in_any_order(answer: Sequence[Answer], gold: Sequence[Answer], questi
     return not unmatched
 
 
-def _matrix_rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
+def _matrix_rows(answer: MathAnswer) -> tuple[tuple[MathAnswer, ...], ...]:
     """Returns the rows of a matrix. ``(1, 2)`` is read as a column with two rows. Other answers have no
     rows, and so equal no matrix."""
     if isinstance(answer, Matrix):
@@ -324,7 +324,7 @@ def _matrix_rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
     return ()
 
 
-def _equal_in_words(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_in_words(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Returns whether two numbers are equal, of which at least one is in words: ``three dollars`` and 3."""
     number, gold_number = _as_scalar(answer), _as_scalar(gold)
     if number is None or gold_number is None:
@@ -335,7 +335,7 @@ def _equal_in_words(answer: Answer, gold: Answer, question: str) -> bool:
     return equal_answers(number, gold_number, question)
 
 
-def _as_scalar(answer: Answer) -> Answer | None:
+def _as_scalar(answer: MathAnswer) -> MathAnswer | None:
     """Returns the number that an answer is, in digits or in words; None for other answers."""
     if not isinstance(answer, Words):
         return answer if isinstance(answer, Scalar) else None
@@ -349,7 +349,7 @@ def _as_scalar(answer: Answer) -> Answer | None:
     return number if isinstance(number, Scalar) else None
 
 
-def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_with_equation(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares two equations, which are equal if one is a multiple of the other, or an equation with a value,
     which has to be the equation's result."""
     sides, gold_sides = _sides_of_equation(answer), _sides_of_equation(gold)
@@ -365,7 +365,7 @@ def _equal_with_equation(answer: Answer, gold: Answer, question: str) -> bool:
     return equal_answers(left, right) and equal_answers(right, answer)
 
 
-def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
+def _leads_to(equation: Equation, end: MathAnswer, question: str) -> bool:
     """Returns whether the result of an equation is the value of its right side, `end`.
 
     The result of ``2 + 3 = 5``, ``x = 2 + 3 = 5``, ``P(A) = 5`` and, if the question asks for x + y,
@@ -391,7 +391,7 @@ def _without_layout(text: str) -> str:
     return re.sub(r"\\left|\\right|[\s{}$]", "", text)
 
 
-def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
+def _sides_of_equation(answer: MathAnswer) -> tuple[str, str] | None:
     """Returns both sides of ``x + y = 3`` or ``x = 3``; None for other answers.
 
     None, too, for ``x = 3 cm``: a side is a formula, and a formula can't contain a unit.
@@ -403,7 +403,7 @@ def _sides_of_equation(answer: Answer) -> tuple[str, str] | None:
     return None
 
 
-def _equal_scalars(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_scalars(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares two numbers or formulas with their bases, units and percent signs."""
     if not isinstance(answer, Scalar) or not isinstance(gold, Scalar):
         return False
@@ -463,7 +463,7 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
     return summand == 0 and equal_formulas(scaled, gold.formula)
 
 
-def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_times(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares times of the day. At least one of both is written like a time.
 
     ``1:20`` may also be a ratio. It is compared as a time if the gold is a time (`TimeOfDay.is_time`), or if
@@ -483,14 +483,14 @@ def _equal_times(answer: Answer, gold: Answer, question: str) -> bool:
     return _equal_ratios(answer.ratio(), gold)
 
 
-def _is_hour_of(clock: TimeOfDay, answer: Answer) -> bool:
+def _is_hour_of(clock: TimeOfDay, answer: MathAnswer) -> bool:
     """Returns whether an answer is the number of a time's hour, if that has no minutes: 4 for ``4 p.m.``."""
     if clock.minute is not None or not isinstance(answer, Scalar) or answer.unit is not None:
         return False
     return exact_value(answer.formula) == clock.hour
 
 
-def _equal_ratios(answer: Answer, gold: Answer) -> bool:
+def _equal_ratios(answer: MathAnswer, gold: MathAnswer) -> bool:
     """Compares ratios by their proportions, and a ratio of two numbers with their fraction."""
     if isinstance(answer, Ratio) and isinstance(gold, Ratio):
         if len(answer.parts) != len(gold.parts):
@@ -514,7 +514,7 @@ def _is_zero(part: str) -> bool:
     return part.strip("0 ") == ""
 
 
-def _equal_scores(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_scores(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares ``5-3`` with a score by its parts, and with a number by the difference."""
     if isinstance(answer, Score) and isinstance(gold, Score):
         return answer == gold
@@ -526,7 +526,7 @@ def _equal_scores(answer: Answer, gold: Answer, question: str) -> bool:
     return equal_answers(difference, number, question)
 
 
-def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_systems(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares the values of names. The answer or the gold may be a pair or a list of values without
     names."""
     values, gold_values = _values_by_name(answer), _values_by_name(gold)
@@ -555,7 +555,7 @@ def _equal_systems(answer: Answer, gold: Answer, question: str) -> bool:
     return False
 
 
-def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
+def _values_by_name(answer: MathAnswer) -> dict[str, MathAnswer] | None:
     """Returns the values of the names in a system, or in ``(a, b) = (1, 2)``; None for other answers."""
     if isinstance(answer, System):
         return dict(answer.values)
@@ -568,7 +568,7 @@ def _values_by_name(answer: Answer) -> dict[str, Answer] | None:
     return dict(zip(names, answer.value.parts))
 
 
-def _equal_with_conditions(answer: Answer, gold: Answer, question: str) -> bool:
+def _equal_with_conditions(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``).
 
     If both have one, they must agree. If only the answer has one, the gold must not be a number: a formula

@@ -40,7 +40,7 @@ class BracketGroup:
 
     kind: Literal["list", "set", "tuple"]
     """``list``: without brackets; ``set``: in braces; ``tuple``: an ordered pair or an interval."""
-    parts: tuple[Answer, ...]
+    parts: tuple[MathAnswer, ...]
     left: str = "("
     right: str = ")"
 
@@ -49,14 +49,14 @@ class BracketGroup:
 class Union:
     """A union of intervals, sets or rays."""
 
-    parts: tuple[Answer, ...]
+    parts: tuple[MathAnswer, ...]
     named: str = ""
     """The unknown of an inequality: ``x`` for ``x < 1 or x > 3``; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    rows: tuple[tuple[Answer, ...], ...]
+    rows: tuple[tuple[MathAnswer, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Named:
     """A value with a name: ``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
 
     name: str
-    value: Answer
+    value: MathAnswer
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ class Equation:
 class System:
     """Values of several names, in the order of the text: ``x = 1, y = 2``."""
 
-    values: tuple[tuple[str, Answer], ...]
+    values: tuple[tuple[str, MathAnswer], ...]
 
 
 @dataclass(frozen=True)
 class Qualified:
     r"""A value with a condition: ``2^{n-1} \text{ for } n \ge 1``."""
 
-    value: Answer
+    value: MathAnswer
     condition: str
 
 
-Answer = (
+MathAnswer = (
     Scalar
     | TimeOfDay
     | Date
@@ -169,7 +169,7 @@ _THOUSANDS_OF_A_SIDE = re.compile(r"(?<==)( ?\d{1,3})((?:,\d{3})+)(?=\.\d|\Z)")
 _IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
-def read_answer(text: str, depth: int = 0) -> Answer:
+def read_answer(text: str, depth: int = 0) -> MathAnswer:
     """Reads the answer in an undressed text (`math_text.undressed`). Raises nothing."""
     text = text.strip()
     if depth > DEEPEST:
@@ -199,7 +199,7 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     )
 
 
-def _read_table(text: str, depth: int) -> Answer | None:
+def _read_table(text: str, depth: int) -> MathAnswer | None:
     """Reads cases, a matrix, or a matrix or vector that is transposed."""
     if "\\begin" in text and ("cases" in text or text.startswith("\\{")):
         cases = _CASES.fullmatch(text)
@@ -237,7 +237,7 @@ def _read_special_number(text: str) -> TimeOfDay | Date | Score | None:
     return TimeOfDay.read(plain) or Date.read(plain) or Score.read(plain)
 
 
-def _read_equation_or_region(text: str, depth: int) -> Answer | None:
+def _read_equation_or_region(text: str, depth: int) -> MathAnswer | None:
     r"""Reads ``x = 5``, ``(1,2) \cup (3,4)`` or ``x > 3``."""
     if "=" in text and (equation := _read_equation(text, depth)) is not None:
         return equation
@@ -250,7 +250,7 @@ def _read_equation_or_region(text: str, depth: int) -> Answer | None:
     return _read_region(text, depth) if not is_set and _SIGN.search(text) else None
 
 
-def _read_both_signs(text: str, depth: int) -> Answer | None:
+def _read_both_signs(text: str, depth: int) -> MathAnswer | None:
     r"""Reads ``1 \pm \sqrt{2}`` as two answers. In a set or a list, this is done for each part later."""
     if "\\pm" not in text and "\\mp" not in text:
         return None
@@ -263,7 +263,7 @@ def _read_both_signs(text: str, depth: int) -> Answer | None:
     return BracketGroup("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
 
 
-def _read_number_with_thousands(text: str) -> Answer | None:
+def _read_number_with_thousands(text: str) -> MathAnswer | None:
     r"""Reads ``12,000 \text{ km}``, whose comma doesn't separate the parts of a list."""
     thousands = _THOUSANDS.match(text)
     if thousands is None or re.search(r"[\d,;]", text[thousands.end() :]) or _AND.search(text):
@@ -294,7 +294,7 @@ _SETS_IN_WORDS = {
 }  # fmt: skip
 
 
-def _read_reals(text: str) -> Answer | None:
+def _read_reals(text: str) -> MathAnswer | None:
     r"""Reads the set of all real numbers, which may exclude some: ``\mathbb{R} \setminus \{0\}``."""
     all_reals = BracketGroup("tuple", (_BELOW_ALL, _ABOVE_ALL))
     if text.startswith("\\mathbb{R}"):
@@ -328,7 +328,7 @@ def _split_values(text: str) -> list[str]:
     return values
 
 
-def _intervals_between(holes: list[str]) -> Answer | None:
+def _intervals_between(holes: list[str]) -> MathAnswer | None:
     """Returns the union of the intervals between these numbers; None if their order isn't known."""
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
@@ -348,7 +348,7 @@ def _rays_around(hole: Scalar) -> Union:
     return Union((BracketGroup("tuple", (_BELOW_ALL, hole)), BracketGroup("tuple", (hole, _ABOVE_ALL))))
 
 
-def _read_cases(rows: str, depth: int) -> Answer:
+def _read_cases(rows: str, depth: int) -> MathAnswer:
     r"""Reads ``\begin{cases}``: a system of equations, or the pieces of a function with their conditions."""
     cells = [split_at_top(row, ("&",)) for row in _ROW_END.split(rows) if row.strip()]
     if len(cells) > MOST_PARTS:
@@ -360,7 +360,7 @@ def _read_cases(rows: str, depth: int) -> Answer:
     return _make_system(tuple(read_answer(equation, depth + 1) for equation in equations))
 
 
-def _read_piece(row: list[str], depth: int) -> Answer:
+def _read_piece(row: list[str], depth: int) -> MathAnswer:
     r"""Reads ``["x^2", "\text{if } x > 0"]``, a piece of a function, as the pair of its value and its
     condition."""
     value, condition = row
@@ -369,7 +369,7 @@ def _read_piece(row: list[str], depth: int) -> Answer:
     return BracketGroup("tuple", parts)
 
 
-def _make_system(parts: tuple[Answer, ...]) -> Answer:
+def _make_system(parts: tuple[MathAnswer, ...]) -> MathAnswer:
     """Returns a system if each part is a value with another name, and otherwise a list."""
     named = [part for part in parts if isinstance(part, Named)]
     names = {part.name for part in named}
@@ -378,7 +378,7 @@ def _make_system(parts: tuple[Answer, ...]) -> Answer:
     return BracketGroup("list", _flatten_lists(parts))
 
 
-def _read_transposed(text: str, depth: int) -> Answer | None:
+def _read_transposed(text: str, depth: int) -> MathAnswer | None:
     r"""Reads ``\begin{pmatrix} 1 & 2 \end{pmatrix}^T`` or ``(1, 2)^T``; None for any other text."""
     match = _TRANSPOSED.fullmatch(text)
     if match is None:
@@ -455,7 +455,7 @@ def _split_condition(text: str) -> tuple[str, str] | None:
     return in_signs["value"].strip(" ,;("), in_signs["condition"]
 
 
-def _read_ratio(text: str) -> Answer | None:
+def _read_ratio(text: str) -> MathAnswer | None:
     """Reads ``1:2:3``; None for a text without a colon, and for one that is words or an equation."""
     parts = split_at_top(text, (":",))
     if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
@@ -463,7 +463,7 @@ def _read_ratio(text: str) -> Answer | None:
     return Ratio.read(parts)
 
 
-def _read_group(text: str, depth: int) -> Answer | None:
+def _read_group(text: str, depth: int) -> MathAnswer | None:
     """Reads a set, a pair, an interval, or a list without brackets: ``1, 2 and 3``. None for other texts."""
     opening, closing, inner = _split_brackets(text)
     if opening == "{":
@@ -485,10 +485,10 @@ def _read_group(text: str, depth: int) -> Answer | None:
     return None
 
 
-def _flatten_lists(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
+def _flatten_lists(parts: tuple[MathAnswer, ...]) -> tuple[MathAnswer, ...]:
     r"""Replaces lists among the parts of a list or a set by their parts: ``0, \pm 1`` has the parts 0, 1 and
     -1."""
-    flat: list[Answer] = []
+    flat: list[MathAnswer] = []
     for part in parts:
         if isinstance(part, BracketGroup) and part.kind == "list":
             flat += part.parts
@@ -497,7 +497,7 @@ def _flatten_lists(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
     return tuple(flat)
 
 
-def _read_parts(inner: str, depth: int) -> tuple[Answer, ...]:
+def _read_parts(inner: str, depth: int) -> tuple[MathAnswer, ...]:
     parts = split_at_top(inner, (",", ";"))
     return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS] if part.strip())
 
@@ -574,7 +574,7 @@ def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
 
 
-def _read_equation(text: str, depth: int) -> Answer | None:
+def _read_equation(text: str, depth: int) -> MathAnswer | None:
     """Reads ``x = 5`` as a named value, and ``x + y = 5`` as an equation; None for other texts, and for
     several equations."""
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
@@ -602,7 +602,7 @@ _DISTANCE = re.compile(
 )
 
 
-def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer]] | None:
+def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[MathAnswer]] | None:
     """Reads ``|x - 1| > 2`` as the points with a larger distance from 1 than 2: ("x", [(-∞, -1), (3, ∞)]).
 
     None for any other inequality, and for one without a radius, such as ``|x| > 0``.
@@ -626,7 +626,7 @@ def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[Answer
     return match["name"], [below, above]
 
 
-def _read_region(text: str, depth: int) -> Answer | None:
+def _read_region(text: str, depth: int) -> MathAnswer | None:
     r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     # x \ne 1, 2: one exclusion of several values
     exclusion = _EXCLUDED.fullmatch(text)
@@ -643,7 +643,7 @@ def _read_region(text: str, depth: int) -> Answer | None:
         return _name_region({match["name"] for match in matches}, _intervals_between(values))
     # ``x > 1 and x < 3`` is an intersection. "or" or a comma makes a union.
     is_intersection = _MEETING_AND.search(text) is not None
-    rays: list[Answer] = []
+    rays: list[MathAnswer] = []
     names: set[str] = set()  # of the unknowns: a region has one
     for piece in pieces:
         signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
@@ -661,14 +661,14 @@ def _read_region(text: str, depth: int) -> Answer | None:
     return Union(tuple(rays), named=names.pop())
 
 
-def _name_region(names: set[str], allowed: Answer | None) -> Union | None:
+def _name_region(names: set[str], allowed: MathAnswer | None) -> Union | None:
     """Returns a union with the name of its unknown; None if there are several names, or it isn't a union."""
     if len(names) != 1 or not isinstance(allowed, Union):
         return None
     return Union(allowed.parts, named=next(iter(names)))
 
 
-def _intersect(rays: list[Answer]) -> Answer | None:
+def _intersect(rays: list[MathAnswer]) -> MathAnswer | None:
     """Returns the interval of ``x > 1 and x < 2``; None unless a ray upwards and one downwards overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
@@ -686,7 +686,7 @@ def _intersect(rays: list[Answer]) -> Answer | None:
     return BracketGroup("tuple", (start, end), up.left, down.right)
 
 
-def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[MathAnswer]] | None:
     """Reads one inequality as the name of its unknown and the intervals where it holds.
 
     ``x > 3`` has the sides x and 3 and gives ("x", [(3, ∞)]); ``3 < x`` gives the same, ``x != 3`` two rays,
@@ -709,7 +709,9 @@ _MIRRORED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 """The sign after both sides are exchanged: ``3 < x`` is ``x > 3``."""
 
 
-def _read_inequality_of_one_sign(sign: str, sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+def _read_inequality_of_one_sign(
+    sign: str, sides: list[str], depth: int
+) -> tuple[str, list[MathAnswer]] | None:
     """Reads an inequality with one sign. One of its sides has to be only an unknown (see
     `_read_inequality`)."""
     name, bound = sides
@@ -810,7 +812,7 @@ _SHORT_WORDS = {
 }  # fmt: skip
 
 
-def _read_scalar(text: str) -> Answer:
+def _read_scalar(text: str) -> MathAnswer:
     r"""Reads a number or formula with its unit, also in brackets: ``(1{,}200 \text{ cm})``."""
     text = text.strip()
     opening, _, inner = _split_brackets(text)

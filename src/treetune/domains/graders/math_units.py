@@ -21,8 +21,8 @@ LARGEST_POWER = 6
 
 
 @dataclass(frozen=True)
-class Unit:
-    r"""A unit. Example: ``m/s^2`` is ``Unit((("length", 1), ("time", -2)), Fraction(1))``."""
+class UnitOfMeasure:
+    r"""A unit. Example: ``m/s^2`` is ``UnitOfMeasure((("length", 1), ("time", -2)), Fraction(1))``."""
 
     dimensions: tuple[tuple[str, int], ...]
     """The dimensions with their powers, in alphabetical order."""
@@ -125,7 +125,7 @@ _FACTOR = re.compile(r"(?P<name>[A-Za-z'¢€£¥₹.-]+)(?:\^\(?\{?(?P<power>-?
 _OF = re.compile(r"(?<=\w) of [a-z ]+\Z")
 
 
-def read_unit(text: str) -> Unit | None:
+def read_unit(text: str) -> UnitOfMeasure | None:
     """Reads the text after a number, without commands of LaTeX; None if it isn't a unit."""
     temperature = _read_temperature(text)
     if temperature is not None:
@@ -152,23 +152,23 @@ def read_unit(text: str) -> Unit | None:
     if not powers:
         return None
     remaining = [(dimension, power) for dimension, power in powers.items() if power]  # m/m has no dimension
-    return Unit(tuple(sorted(remaining)), factor)
+    return UnitOfMeasure(tuple(sorted(remaining)), factor)
 
 
-def _read_temperature(text: str) -> Unit | None:
+def _read_temperature(text: str) -> UnitOfMeasure | None:
     """Reads ``degrees C``, ``fahrenheit`` or ``K``; None for any other text."""
     match = _TEMPERATURE.fullmatch(text.strip())
     if match is None:
         return None
     scale = "kelvin" if match["kelvin"] else match["name"] or _TEMPERATURE_SYMBOLS[match["symbol"]]
     factor, offset = _TEMPERATURES[scale.lower()]
-    return Unit((("temperature", 1),), factor, offset)
+    return UnitOfMeasure((("temperature", 1),), factor, offset)
 
 
-def _read_product(text: str) -> Unit | None:
+def _read_product(text: str) -> UnitOfMeasure | None:
     """Reads ``kg m``, ``square feet``, ``meters squared`` or a noun ("red balls").
 
-    ``square feet`` and ``feet squared`` both are ``Unit((("length", 2),), …)``.
+    ``square feet`` and ``feet squared`` both are ``UnitOfMeasure((("length", 2),), …)``.
     """
     factors = text.split()
     if not factors:
@@ -199,10 +199,10 @@ def _read_product(text: str) -> Unit | None:
         factor *= unit.factor**power
     if next_power != 1:
         return None  # "square" without a unit after it
-    return Unit(tuple(sorted(powers.items())), factor)
+    return UnitOfMeasure(tuple(sorted(powers.items())), factor)
 
 
-def _look_up(name: str) -> Unit | None:
+def _look_up(name: str) -> UnitOfMeasure | None:
     """Finds a unit by its symbol, name or plural. The case of letters matters for symbols: ``mA``, ``Pa``."""
     name = name.rstrip(".")
     lower = name.lower()
@@ -212,16 +212,16 @@ def _look_up(name: str) -> Unit | None:
         spelling = _SPELLINGS.get(spelling, spelling)
         for dimension, sizes in _TABLE.items():
             if spelling in sizes:
-                return Unit(((dimension, 1),), Fraction(sizes[spelling]))
+                return UnitOfMeasure(((dimension, 1),), Fraction(sizes[spelling]))
         if spelling in _DERIVED:
             powers, factor = _DERIVED[spelling]
-            return Unit(tuple(sorted(powers.items())), factor)
+            return UnitOfMeasure(tuple(sorted(powers.items())), factor)
     if name in _SYMBOLS_OF_MONEY:
         return _look_up(_SYMBOLS_OF_MONEY[name])
     return None
 
 
-def _read_noun(text: str) -> Unit | None:
+def _read_noun(text: str) -> UnitOfMeasure | None:
     """Reads a noun as a dimension of its own; None if one of its words comments on the number."""
     match = re.fullmatch(r"([-A-Za-z' ]+?)\.?(?:\^\{?([23])\}?)?", text)
     if match is None:
@@ -236,19 +236,19 @@ def _read_noun(text: str) -> Unit | None:
     # In the singular, so that 1 apple and 2 apples have the same unit. A short noun that ends in s, such as
     # "gas" or "bus", is not a plural.
     noun = " ".join(noun.removesuffix("s") if len(noun) > 3 else noun for noun in nouns)
-    return Unit(((noun, int(match[2] or 1)),))
+    return UnitOfMeasure(((noun, int(match[2] or 1)),))
 
 
-def is_degree(unit: Unit) -> bool:
+def is_degree(unit: UnitOfMeasure) -> bool:
     """Returns whether the unit is a degree, which may be one of an angle or of a temperature."""
     return unit.dimensions == (("angle", 1),) and unit.factor == 1
 
 
-def is_temperature(unit: Unit) -> bool:
+def is_temperature(unit: UnitOfMeasure) -> bool:
     return unit.dimensions == (("temperature", 1),)
 
 
-def is_radian(unit: Unit) -> bool:
+def is_radian(unit: UnitOfMeasure) -> bool:
     return unit.dimensions == (("radian", 1),)
 
 
@@ -260,7 +260,7 @@ class Scalar:
     r"""A number or formula with its unit. Example: ``3 \text{ cm}`` is ``Scalar("3", read_unit("cm"))``."""
 
     formula: str
-    unit: Unit | None = None
+    unit: UnitOfMeasure | None = None
     percent: bool = False
     """Whether it has a percent sign."""
 
@@ -426,7 +426,7 @@ def sum_of_quantities(text: str) -> Scalar | None:
     # \text{ cm} becomes its content.
     text = " ".join(_TEXT.sub(r" \1 ", text).split())
     position = 0
-    parts: list[tuple[Fraction, Unit]] = []
+    parts: list[tuple[Fraction, UnitOfMeasure]] = []
     while position < len(text):
         match = _QUANTITY.match(text, position)
         if match is None:
@@ -452,7 +452,7 @@ def sum_of_quantities(text: str) -> Scalar | None:
     return Scalar(formula, smallest)
 
 
-def conversion(unit: Unit, other: Unit) -> tuple[Fraction, Fraction] | None:
+def conversion(unit: UnitOfMeasure, other: UnitOfMeasure) -> tuple[Fraction, Fraction] | None:
     """Returns the factor and the summand that convert a number of `unit` to `other`.
 
     From °C to K they are 1 and 273.15. None if the units have different dimensions. A degree without a scale

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from treetune.exceptions import Unavailable
 from treetune.rollouts.numbers import NumberGroup
-from treetune.tasks.graders.base import Counts, GradeBy, Grader, Isolation, ServiceContext
+from treetune.tasks.graders.base import GradeBy, Grader, Isolation, MetricSums, ServiceContext
 from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
 
 PREFIX = "rewards/"
@@ -130,7 +130,7 @@ class WeightedService:
         step_rewards = tuple(reversed(steps_backwards))
         return replace(first_with_answer, reward=total, numbers=numbers, step_rewards=step_rewards)
 
-    def counted(self) -> Counts:
+    def counted(self) -> MetricSums:
         return {}
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from treetune.domains.puzzles.base import Puzzle, Puzzles, needed_clues
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 
-Kind = Literal["left", "next", "between"]
+OrderingKind = Literal["left", "next", "between"]
 """An object is somewhere to the left of another, immediately to its left, or has a number of others between
 it and the other."""
 
@@ -43,7 +43,7 @@ class OrderingClue(NamedTuple):
     Example: ``OrderingClue("left", 0, 2)`` says that object 0 is somewhere to the left of object 2.
     """
 
-    kind: Kind
+    kind: OrderingKind
     first: int
     second: int
     apart: int = 0
@@ -67,7 +67,7 @@ class OrderingPuzzles(Puzzles):
 
     objects: tuple[Annotated[int, Ge(2), Le(7)], Annotated[int, Ge(2), Le(7)]] = (3, 5)
     """The smallest and the largest number of objects."""
-    clues: Annotated[tuple[Kind, ...], MinLen(1)] = ("left", "next", "between")
+    clues: Annotated[tuple[OrderingKind, ...], MinLen(1)] = ("left", "next", "between")
     """Kinds of clues: ``left`` (somewhere to the left of), ``next`` (immediately to the left of) and
     ``between`` (the number of objects between two)."""
     letters: Annotated[int, Ge(2), Le(len(LETTERS))] = 7
@@ -170,7 +170,7 @@ def _orders(count: int) -> Sequence[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=64)
-def _clues_with_orders(count: int, kinds: tuple[Kind, ...]) -> Sequence[tuple[OrderingClue, int]]:
+def _clues_with_orders(count: int, kinds: tuple[OrderingKind, ...]) -> Sequence[tuple[OrderingClue, int]]:
     """Returns every clue about so many objects, with the orders for which it is true: bit i is order i."""
     clues: list[OrderingClue] = []
     for kind in kinds:

@@ -62,28 +62,28 @@ SYMBOLS = {
 
 MOST_ARRANGEMENTS = 2_000_000
 
-Kind = Literal[
+ClueKind = Literal[
     "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor"
 ]
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ClueKind, ...] = (
     "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor",
 )  # fmt: skip
 """The kinds of clues, from the most informative to the least."""
 
-Item = tuple[int, int]
+AttributeValue = tuple[int, int]
 """The number of an attribute, and the number of one of its values."""
 
 
 class ZebraClue(NamedTuple):
     """A clue about some items. `places` are positions from 0. For ``parity`` it is a position modulo 2."""
 
-    kind: Kind
-    items: tuple[Item, ...]
+    kind: ClueKind
+    items: tuple[AttributeValue, ...]
     places: tuple[int, ...] = ()
 
 
-def kinds_of(level: int) -> tuple[Kind, ...]:
+def kinds_of(level: int) -> tuple[ClueKind, ...]:
     """Returns the kinds of clues of a level from 1 to 20. Up to level 12, each level adds the next kind. Each
     further level removes the most informative one."""
     return KINDS[:level] if level <= len(KINDS) else KINDS[level - len(KINDS) :]
@@ -101,7 +101,7 @@ class ZebraShape:
     attributes: int
 
     @property
-    def items(self) -> Sequence[Item]:
+    def items(self) -> Sequence[AttributeValue]:
         return [(attribute, value) for attribute in range(self.attributes) for value in range(self.objects)]
 
     def rows(self, arrangement: int) -> list[list[int]]:
@@ -115,7 +115,7 @@ class ZebraShape:
             chosen.append(orders[order])
         return [[order[position] for order in chosen] for position in range(self.objects)]
 
-    def random_clue(self, generator: random.Random, kind: Kind) -> ZebraClue | None:
+    def random_clue(self, generator: random.Random, kind: ClueKind) -> ZebraClue | None:
         """Draws a clue of the kind. Returns None if the draw makes no sense as a clue.
 
         The clue is drawn without regard to a solution, so that it may be false.
@@ -193,7 +193,11 @@ class ZebraShape:
 
 
 def unique_clues(
-    generator: random.Random, shape: ZebraShape, kinds: Sequence[Kind], arrangement: int, draws: int = 1000
+    generator: random.Random,
+    shape: ZebraShape,
+    kinds: Sequence[ClueKind],
+    arrangement: int,
+    draws: int = 1000,
 ) -> list[ZebraClue] | None:
     """Returns clues that are together true only for this arrangement, and none of which is superfluous. None
     if `draws` clues don't suffice.
@@ -253,10 +257,10 @@ def _orders(objects: int) -> Sequence[tuple[int, ...]]:
 
 
 @lru_cache(maxsize=8)
-def _positions(shape: ZebraShape) -> dict[Item, list[int]]:
+def _positions(shape: ZebraShape) -> dict[AttributeValue, list[int]]:
     """Returns for each item and each position the set of arrangements that have the item there."""
     orders, count = _orders(shape.objects), arrangements(shape.objects, shape.attributes)
-    positions: dict[Item, list[int]] = {}
+    positions: dict[AttributeValue, list[int]] = {}
     for attribute, value in shape.items:
         # Arrangements are numbered (see `ZebraShape.rows`). Counting up, the digit of this attribute stays
         # the same for `stride` numbers, and repeats after `period` numbers. So the set is a pattern of
@@ -365,7 +369,7 @@ class ZebraPuzzles(Puzzles):
         """Writes a clue: ``Ann is at position 2.``, or ``a@2`` in symbols."""
         symbols = self.wording == "symbols"
 
-        def name(item: Item) -> str:
+        def name(item: AttributeValue) -> str:
             value = values[item[0]][item[1]]
             return value if symbols else ATTRIBUTES[header[item[0]]][0].format(value)
 

@@ -26,7 +26,7 @@ from treetune.lab.analyzers.figures import (
 )
 from treetune.lab.analyzers.points import OfCheckpoints
 from treetune.lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continue_prefixes
-from treetune.lab.analyzers.value_accuracy import CRITIC, CriticValues, label_of, order_of
+from treetune.lab.analyzers.value_accuracy import CRITIC, CriticFunction, label_of, order_of
 from treetune.rollouts.answers import split_steps
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 CLEAR_ERRORS = 2.0
 """A pair is clear where its true values differ by more than this many of their standard errors."""
 
-Row = Mapping[str, Any]
+RankedState = Mapping[str, Any]
 """A state with its next steps, their true values and their predictions; see `ActionRanking.measure`."""
 PrefixIds = tuple[int, ...]
 """The token ids of an answer up to the end of a step."""
@@ -88,7 +88,7 @@ class ActionRanking(OfCheckpoints):
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
-        rows: list[Row] = []
+        rows: list[RankedState] = []
         origins = {}
         for point in points:
             trajectories, origins[str(point)], critic = answers_and_critic_at(
@@ -107,8 +107,8 @@ class ActionRanking(OfCheckpoints):
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
     def measure(
-        self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
-    ) -> list[Row]:
+        self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticFunction | None
+    ) -> list[RankedState]:
         """Returns a row for each of the first `states` states with enough next steps."""
         assert context.engine is not None
         alternatives = context.engine.run(self._next_steps_of_all(context, states))
@@ -125,7 +125,7 @@ class ActionRanking(OfCheckpoints):
         estimates = iter(continue_prefixes(context, nodes, sum(self.samples), ESTIMATE))
         state_ids = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
         critic_values = iter(critic(state_ids) if critic else ())
-        rows: list[Row] = []
+        rows: list[RankedState] = []
         for state, steps in ranked:
             true_rewards = [next(truths).rewards for _ in steps]
             predictions = self._means([next(estimates).rewards for _ in steps])
@@ -193,7 +193,7 @@ class ActionRanking(OfCheckpoints):
         return means
 
     @override
-    def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def summarise(self, rows: Sequence[RankedState]) -> dict[str, Any]:
         """Returns how often each estimator ranks steps correctly, at each checkpoint and over all."""
         by_checkpoint = {}
         for point in sorted({row["checkpoint"] for row in rows}):
@@ -205,10 +205,10 @@ class ActionRanking(OfCheckpoints):
             "by_checkpoint": by_checkpoint,
         }
 
-    def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def _numbers(self, rows: Sequence[RankedState]) -> dict[str, Any]:
         """Returns the mean scores of each estimator over these rows, with intervals, and those of chance."""
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
-        scores: dict[str, Callable[[Row, list[float]], float]] = {
+        scores: dict[str, Callable[[RankedState, list[float]], float]] = {
             "pairwise": lambda row, predicted: pairwise(row["truths"], predicted),
             "pairwise_clear": lambda row, predicted: pairwise(row["truths"], predicted, row["truth_errors"]),
             "best": lambda row, predicted: best(row["truths"], predicted),

@@ -19,7 +19,7 @@ from treetune.lab.analyzers.figures import COLOURS, legend_below, panels
 from treetune.lab.analyzers.points import OfIterations, evenly
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import EPISODES, ExperimentDirectory
 from treetune.vocabulary import Episode, joined
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 QUANTILES = (5, 25, 50, 75, 95)
 
-Row = Mapping[str, Any]
+AdvantageRow = Mapping[str, Any]
 
 
 @Analyzer.register("advantage_distribution")
@@ -49,7 +49,7 @@ class AdvantageDistribution(OfIterations):
     histogram_bins: Annotated[int, Gt(1)] = 40
     """Bars of the figure's histogram of advantages."""
 
-    file = "episodes.arrow"
+    file = EPISODES
 
     needs = (
         Need(Advantages(), "it shows them", "leave the analysis out, or choose a credit such as 'group'"),
@@ -59,7 +59,7 @@ class AdvantageDistribution(OfIterations):
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.rollouts.storage import read_episodes
 
-        session, rows = resources.session, list[Row]()
+        session, rows = resources.session, list[AdvantageRow]()
         counts = {"episodes": 0, "episodes_without_advantages": 0, "episodes_without_values": 0}
         for point in points:
             episodes = read_episodes(session.directory.iteration(point) / self.file)
@@ -119,7 +119,7 @@ class AdvantageDistribution(OfIterations):
         episode: Episode,
         advantages: Sequence[float | None] | None,
         values: Sequence[float] | None,
-    ) -> list[Row]:
+    ) -> list[AdvantageRow]:
         """Returns a row for each step of an episode. Steps after the last of `values` have the value None."""
         count = len(episode.step_ends)
         return [
@@ -136,10 +136,10 @@ class AdvantageDistribution(OfIterations):
         ]
 
     @override
-    def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def summarise(self, rows: Sequence[AdvantageRow]) -> dict[str, Any]:
         # Edges of the bins of relative steps: the first of n steps is at 0, and the last at (n − 1) / n.
         edges = [i / self.bins for i in range(self.bins + 1)]
-        rows_by_bin: list[list[Row]] = [[] for _ in range(self.bins)]
+        rows_by_bin: list[list[AdvantageRow]] = [[] for _ in range(self.bins)]
         for row in rows:
             rows_by_bin[row["step"] * self.bins // row["steps"]].append(row)
         numbers: dict[str, Any] = {"bins": edges}

@@ -14,9 +14,9 @@ from typing import Any
 from treetune.config.build import build
 from treetune.lab.analyzers.figures import save
 from treetune.processes import lifetime
-from treetune.runtime.analysis import RESULT, STATES, Analyzer, read_result, write_result
+from treetune.runtime.analysis import STATES, Analyzer, read_result, write_result
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import RESULT, ExperimentDirectory
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
@@ -80,8 +80,7 @@ def _refuse_unusable(config: PolicyIteration, directory: ExperimentDirectory, pl
         )
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("run_analyzers needs a single process: start it with --ranks 1")
-    stored = directory.path / "config.json"
-    if not stored.is_file():
+    if not directory.config_file.is_file():
         raise ValueError(f"{directory.path} has no experiment: train it with `treetune run` first")
     refuse_another(directory.path, plain, config)
 
@@ -96,10 +95,9 @@ def _collect_failure(analyzer: Analyzer, failed: dict[str, str]) -> Iterator[Non
 
 
 def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain, points: list[int]) -> bool:
-    path = directory.analysis(analyzer.label) / RESULT
-    if not path.is_file():
+    if not directory.is_analysed(analyzer.label):
         return False
-    result = read_result(path.parent)
+    result = read_result(directory.analysis(analyzer.label))
     return (result["settings"], result["points"]) == (settings, points)
 
 
@@ -172,13 +170,13 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
 
 def _folder_of_analysis(experiment: Path, name: str) -> Path:
     """Returns the folder of an experiment's analysis. Raises ValueError if the analysis has no result."""
-    folder = experiment / "analyses" / name
-    if (folder / RESULT).is_file():
+    directory = ExperimentDirectory(experiment)
+    folder = directory.analysis(name)
+    if directory.is_analysed(name):
         return folder
-    existing = sorted(path.parent.name for path in experiment.glob(f"analyses/*/{RESULT}"))
     raise ValueError(
         f"{experiment} has no analysis {name!r} ({folder / RESULT} is missing; it has:"
-        f" {', '.join(existing) or 'none'}): run `treetune run_analyzers` first"
+        f" {', '.join(directory.analyses()) or 'none'}): run `treetune run_analyzers` first"
     )
 
 

@@ -15,12 +15,12 @@ from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
 from treetune.lab.analyzers.credit_bench import required_critics
 from treetune.lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
-from treetune.lab.analyzers.points import OfIterations, PointChoice, check_samples_answers, iterations_with
+from treetune.lab.analyzers.points import OfIterations, PointChoice, check_samples_answers
 from treetune.lab.analyzers.step_credit import StepCredit, step_credit
 from treetune.rollouts.selection import All
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import EPISODES, TRAJECTORIES, ExperimentDirectory
 from treetune.seeds import derived_random
 from treetune.vocabulary import Episode, TextCodec, Trajectory
 
@@ -106,7 +106,7 @@ class CreditMicroscope(OfIterations):
     seed: Annotated[int, Ge(0)] = 0
     """The seed by which problems are drawn."""
 
-    file = "episodes.arrow"
+    file = EPISODES
 
     @property
     @override
@@ -137,7 +137,7 @@ class CreditMicroscope(OfIterations):
 
         Iteration 0 needs no checkpoint: its answers are sampled with the start weights.
         """
-        with_answers = iterations_with(directory, "trajectories.arrow")
+        with_answers = directory.iterations_with(TRAJECTORIES)
         iterations = []
         for point in super().stored_iterations(directory):  # the number of an iteration, from 0
             has_weights = point == 0 or (directory.checkpoint(point) / "policy").is_dir()
@@ -162,10 +162,10 @@ class CreditMicroscope(OfIterations):
 
         session = resources.session
         folder = session.directory.iteration(point)
-        stored = read_trajectories(folder / "trajectories.arrow")
+        stored = read_trajectories(folder / TRAJECTORIES)
         graded = [answer for answer in stored if answer.grade.is_known]
         answers = self._choose_groups(graded, point)
-        own_episodes = list(read_episodes(folder / "episodes.arrow"))
+        own_episodes = list(read_episodes(folder / EPISODES))
         credits: dict[str, dict[str, StepCredit]] = {OWN: _credit_by_answer(answers, own_episodes)}
         costs: dict[str, dict[str, float]] = {}
         for name, credit in self.methods.items():

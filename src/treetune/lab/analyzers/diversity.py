@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from treetune.runtime.resources import RunResources
 
-Ids = tuple[int, ...]
+TokenTuple = tuple[int, ...]
 """The token ids of an answer, or of an n-gram."""
 
 MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
@@ -116,18 +116,18 @@ class Diversity(OfIterations):
         return figure
 
 
-def ngrams(ids: Ids, n: int) -> Counter[Ids]:
+def ngrams(ids: TokenTuple, n: int) -> Counter[TokenTuple]:
     return Counter(ids[i : i + n] for i in range(len(ids) - n + 1))
 
 
-def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
+def distinct_ngrams(answers: Sequence[TokenTuple], order: int) -> float | None:
     """Returns the share of different n-grams among all, averaged over the n for which there are n-grams.
 
     None where all answers are empty.
     """
     shares = []
     for n in range(1, order + 1):
-        counts: Counter[Ids] = Counter()
+        counts: Counter[TokenTuple] = Counter()
         for answer in answers:
             counts.update(ngrams(answer, n))
         if counts:
@@ -135,7 +135,7 @@ def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def overlap(answers: Sequence[Ids], order: int) -> float | None:
+def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
     """Returns the mean over pairs of answers of the share of n-grams that both have (Dice's coefficient).
 
     A pair's share is averaged over the n for which at least one of its answers has n-grams. None for fewer

@@ -20,7 +20,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PANEL_INCHES = (4.6, 3.6)
 PNG_DOTS_PER_INCH = 130
 
-Number = Mapping[str, float | None]
+NumberWithInterval = Mapping[str, float | None]
 """A value with its interval: {"value": 0.48, "low": 0.44, "high": 0.53}; all None where it is not defined."""
 
 
@@ -65,7 +65,9 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
         )  # fmt: skip
 
 
-def points_with_bars(axes: Axes, xs: Sequence[float], numbers: Sequence[Number], **style: Any) -> None:
+def points_with_bars(
+    axes: Axes, xs: Sequence[float], numbers: Sequence[NumberWithInterval], **style: Any
+) -> None:
     """Draws points with their intervals; numbers without a value are left out."""
     drawn_xs, values, below, above = [], [], [], []
     for x, number in zip(xs, numbers, strict=True):

@@ -16,7 +16,7 @@ from typing_extensions import override
 from treetune.engine.journal import completions_of_row
 from treetune.engine.requests import Completion
 from treetune.exceptions import Damaged
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import EPISODES, ITERATION_METRICS, SUMMARY, TRAJECTORIES, ExperimentDirectory
 from treetune.store.checksums import KEY, SUMS, damage_of, read_record, verify_stream
 from treetune.store.journal import read_rows
 
@@ -27,8 +27,6 @@ TIMED = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "r
 """Parts of the names of numbers that depend on time, and so differ between any two runs."""
 
 CHUNK_BYTES = 1 << 20
-
-JOURNALS = "journal"
 
 SEAL, SEAL_BYTES = b"checksum", 128
 """The word at the beginning of a file's checksum, and the most bytes from there to the end of the file."""
@@ -75,13 +73,12 @@ def first_difference(first: Path, second: Path) -> FirstDifference | None:
 
     Raises ValueError for a folder without a run, and for runs without a common iteration.
     """
-    in_first, in_second = _iterations(first), _iterations(second)
-    common = sorted(in_first & in_second)
+    first_run, second_run = ExperimentDirectory(first), ExperimentDirectory(second)
+    common = sorted(_iterations(first_run) & _iterations(second_run))
     if not common:
         raise ValueError(f"{first} and {second} have no iteration in common")
-    directory = ExperimentDirectory(first)
     for number in common:
-        for phase, path, compare in _comparisons(directory, number):
+        for phase, path, compare in _comparisons(first_run, number):
             name = path.relative_to(first)
             if not (path.exists() and (second / name).exists()):
                 continue
@@ -94,12 +91,12 @@ def first_difference(first: Path, second: Path) -> FirstDifference | None:
     return None
 
 
-def _iterations(run: Path) -> set[int]:
-    """Returns the numbers of a run's iterations. Raises ValueError for a folder without a run."""
-    if not (run / "iterations").is_dir():
-        raise ValueError(f"{run} has no iterations of a run: give an experiment's folder")
-    names = [path.name for path in (run / "iterations").iterdir()]
-    return {int(name) for name in names if name.isdigit()}
+def _iterations(run: ExperimentDirectory) -> set[int]:
+    """Returns the numbers of a run's iterations. Raises ValueError for a folder without any."""
+    iterations = run.iterations()
+    if not iterations:
+        raise ValueError(f"{run.path} has no iterations of a run: give an experiment's folder")
+    return set(iterations)
 
 
 def _comparisons(
@@ -111,20 +108,20 @@ def _comparisons(
     """
     folder = run.iteration(number)
     finished = number + 1  # checkpoints and evaluations are counted by finished iterations
-    yield "sampling", folder / "trajectories.arrow", _compare_tables
-    yield "sampling", folder / JOURNALS, partial(_compare_journals, phase="rollout")
-    yield "credit", folder / "episodes.arrow", _compare_tables
-    yield "credit", folder / JOURNALS, partial(_compare_journals, phase="credit")
-    yield "training (metrics)", folder / "metrics.json", _compare_numbers
+    yield "sampling", folder / TRAJECTORIES, _compare_tables
+    yield "sampling", run.journals(number), partial(_compare_journals, phase="rollout")
+    yield "credit", folder / EPISODES, _compare_tables
+    yield "credit", run.journals(number), partial(_compare_journals, phase="credit")
+    yield "training (metrics)", folder / ITERATION_METRICS, _compare_numbers
     for name, phase in PHASE_BY_FOLDER.items():
         folder_of_checkpoint = run.checkpoint(finished) / name
         for path in _files(folder_of_checkpoint):
             yield phase, path, _compare_tensors if path.suffix == ".safetensors" else _compare_bytes
         yield phase, folder_of_checkpoint, _compare_checksums_of_folders
     # Each evaluation set has a folder with a summary, which has a digest of the set's answers.
-    for path in _files(run.path / "evaluations" / f"{finished:04d}"):
-        if path.name == "summary.json":
-            yield "evaluation", path, _compare_numbers
+    for evaluated_after, label in run.evaluations():
+        if evaluated_after == finished:
+            yield "evaluation", run.evaluation(finished, label) / SUMMARY, _compare_numbers
 
 
 def _files(folder: Path) -> list[Path]:

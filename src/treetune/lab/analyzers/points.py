@@ -12,7 +12,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, Need, SampledAnswers
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import TRAJECTORIES, ExperimentDirectory
 
 T = TypeVar("T")
 
@@ -79,13 +79,13 @@ class OfIterations(Analyzer):
     at_most: Annotated[int, Gt(0)] = 10
     """The most iterations of ``all`` that are looked at: evenly spaced, with the first and the last."""
 
-    file = "trajectories.arrow"
+    file = TRAJECTORIES
     """The file that an iteration must have to be looked at."""
 
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        if self.file != "trajectories.arrow":
+        if self.file != TRAJECTORIES:
             return ()
         return (
             Need(SampledAnswers(), "it reads the stored answers of iterations", "leave the analysis out"),
@@ -105,7 +105,7 @@ class OfIterations(Analyzer):
 
     def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
         """Returns the iterations that can be analyzed. Raises ValueError where there is none."""
-        iterations = iterations_with(directory, self.file)
+        iterations = directory.iterations_with(self.file)
         if not iterations:
             raise ValueError(
                 f"{directory.path} has no iteration with {self.file}, which `treetune run` writes"
@@ -135,12 +135,6 @@ def check_points(key: str, wanted: PointChoice, last: int) -> Iterator[Finding]:
         )
     elif not wanted:
         yield Finding("there is nothing to look at in an empty list", key, "name some, or 'last', or 'all'")
-
-
-def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:
-    """Returns the numbers of the iterations that have a file of this name."""
-    paths = (directory.path / "iterations").glob(f"[0-9]*/{file}")
-    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
 
 
 def choose_points(

@@ -14,9 +14,17 @@ from treetune.lab.analyzers.stored import credit_critic_at, distributions_at, po
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.model_scores import ModelScores
 from treetune.rollouts.storage import read_episodes, read_trajectories
-from treetune.runtime.analysis import write_result
+from treetune.runtime.analysis import ADVANTAGES, write_result
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row, sampling_version
+from treetune.runtime.directory import (
+    EPISODES,
+    ITERATION_METRICS,
+    METRICS_REMEDY,
+    TRAJECTORIES,
+    ExperimentDirectory,
+    metrics_row,
+    sampling_version,
+)
 from treetune.runtime.generation import assign_credit, episodes_of_first, read_shaping_memory
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.resources import RunResources
@@ -166,7 +174,7 @@ def describe_result(result: Mapping[str, Any]) -> Iterator[str]:
         ):
             value = result[key]
             yield f"{title}: {'not defined' if value is None else f'{value:.4f}'}"
-    yield f"single answers: {result['folder']}/advantages.jsonl"
+    yield f"single answers: {result['folder']}/{ADVANTAGES}"
 
 
 def _describe_unlike_record(unlike: Sequence[str] | None) -> str:
@@ -246,7 +254,7 @@ def replay(
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work / STATE, ignore_errors=True)  # large, and no part of the result
-            write_result(work, {"iteration": iteration, **result}, rows_of_answers(steps), "advantages.jsonl")
+            write_result(work, {"iteration": iteration, **result}, rows_of_answers(steps), ADVANTAGES)
             replace_folder(work, folder)
         session.ranks.barrier("the replay is written")
     return result | {"folder": str(folder)}
@@ -260,7 +268,7 @@ def _make_same_episodes(first: PolicyIteration, second: PolicyIteration) -> bool
 def _require_files(directory: ExperimentDirectory, point: int) -> None:
     """Raises ValueError where the files that a replay of iteration `point` (from 0) needs are missing."""
     folder = directory.iteration(point)
-    for name in ("trajectories.arrow", "episodes.arrow"):
+    for name in (TRAJECTORIES, EPISODES):
         if not (folder / name).is_file():
             raise ValueError(
                 f"{folder / name} is missing: a replay needs an iteration (counted from 1) that sampled and"
@@ -300,7 +308,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
         )
     trainer = make_trainer(session)
     for earlier in range(point):
-        path = directory.iteration(earlier) / "episodes.arrow"
+        path = directory.iteration(earlier) / EPISODES
         if not path.is_file():
             raise ValueError(f"{path} is missing, which --exact needs: replay without it")
         episodes = read_episodes(path)
@@ -331,9 +339,9 @@ def _replay(
     metrics: Metrics = {}
     tokens = 0
     if _make_same_episodes(own, config):
-        episodes = read_episodes(folder / "episodes.arrow")
+        episodes = read_episodes(folder / EPISODES)
     else:
-        all_trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
+        all_trees = trees_of(read_trajectories(folder / TRAJECTORIES))
         trees = contiguous_share(all_trees, session.ranks.rank, session.ranks.world_size)
         journal = work / f"{JOURNAL}-{session.ranks.rank}.jsonl"
         earlier_journals = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
@@ -379,7 +387,7 @@ def assign_credit_again(
     if engine is not None:
         resources.server.load_checkpoint(sampling_version(own, point))
     tokens_before = 0 if engine is None else engine.tokens
-    stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
+    stored = sorted(session.directory.journals(point).glob("*.jsonl"))
     with resources.phase(f"iteration {point + 1}: {what}", "continuations") as show:
         # The rollout and seed are the run's own (`own`), so that continuations have the run's seeds.
         context = resources.context(
@@ -451,7 +459,7 @@ def _train_and_compare(
         parted = first_difference(stored_weights, after, float(change.norm()))
         same = parted is None
     trainer.policy.close()
-    unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
+    unlike = _unlike_record(directory.iteration(point) / ITERATION_METRICS, metrics)
     return ReplayedStep(episodes, gradient, change, metrics, same, parted, unlike, tokens)
 
 

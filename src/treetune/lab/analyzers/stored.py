@@ -23,6 +23,7 @@ from treetune.rollouts.model_scores import Critic, Distributions, ModelScores
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
+from treetune.runtime.directory import TRAJECTORIES
 from treetune.runtime.resources import RunResources
 from treetune.runtime.session import Session
 from treetune.runtime.training import critic_for_credit
@@ -170,7 +171,7 @@ def answers_at(
     answered now. The origin of these answers is "sampled". The engine must hold the weights.
     """
     session = resources.session
-    stored = session.directory.iteration(point) / "trajectories.arrow"
+    stored = session.directory.iteration(point) / TRAJECTORIES
     stored_problems = session.config.problems_per_iteration  # None: all training problems
     if stored.is_file() and (stored_problems is None or stored_problems >= enough):
         trajectories = read_trajectories(stored)

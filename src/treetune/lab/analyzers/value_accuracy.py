@@ -114,9 +114,9 @@ def order_of(estimator: str) -> tuple[bool, int]:
 
 CRITIC = "critic"
 
-CriticValues = Callable[[Sequence[TokenIds]], list[float]]
+CriticFunction = Callable[[Sequence[TokenIds]], list[float]]
 """Returns the critic's values of states, each given as all tokens up to it."""
-Row = Mapping[str, Any]
+ValuedState = Mapping[str, Any]
 """A state with its true value and its estimates, as `ValueAccuracy.measure` makes it."""
 
 
@@ -153,7 +153,7 @@ class ValueAccuracy(OfCheckpoints):
     def analyse(self, resources: RunResources, points: Sequence[int], work: Path) -> Findings:
         from treetune.lab.analyzers.stored import answers_and_critic_at, context_at
 
-        rows: list[Row] = []
+        rows: list[ValuedState] = []
         origins = {}  # by point: whether the run had stored the answers, or they were sampled now
         for point in points:
             trajectories, origins[str(point)], critic = answers_and_critic_at(
@@ -168,15 +168,15 @@ class ValueAccuracy(OfCheckpoints):
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
     def measure(
-        self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
-    ) -> list[Row]:
+        self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticFunction | None
+    ) -> list[ValuedState]:
         """Returns one row for each state: its true value, and all estimates of it."""
         prefixes = [(state.trajectory, state.prefix_ids) for state in states]
         # Different purposes derive different seeds: an estimate shares no continuation with the true value.
         truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH)
         fresh_samples = continue_prefixes(context, prefixes, sum(self.samples) * self.repeats, ESTIMATE)
         critic_values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
-        rows: list[Row] = []
+        rows: list[ValuedState] = []
         for state, truth, fresh, critic_value in zip(
             states, truths, fresh_samples, critic_values, strict=True
         ):
@@ -210,7 +210,7 @@ class ValueAccuracy(OfCheckpoints):
         return means
 
     @override
-    def summarise(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def summarise(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
         """Returns the errors of every estimator, at every checkpoint and over all of them together."""
         by_checkpoint = {}
         for point in sorted({row["checkpoint"] for row in rows}):
@@ -218,7 +218,7 @@ class ValueAccuracy(OfCheckpoints):
             by_checkpoint[str(point)] = self._numbers(rows_of_checkpoint)
         return {"rollouts": self.rollouts, "all": self._numbers(rows), "by_checkpoint": by_checkpoint}
 
-    def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def _numbers(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
         # The state before the first step (0) is the prompt alone.
         within = [row for row in rows if row["step"] > 0]
@@ -249,7 +249,7 @@ class ValueAccuracy(OfCheckpoints):
         return draw_values(results)
 
 
-def errors(rows: Sequence[Row], name: str, seed: int) -> dict[str, Any]:
+def errors(rows: Sequence[ValuedState], name: str, seed: int) -> dict[str, Any]:
     """Returns the errors of one estimator on these states, with 95 % intervals over problems.
 
     They are ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − true value;
@@ -282,7 +282,7 @@ def errors(rows: Sequence[Row], name: str, seed: int) -> dict[str, Any]:
 MEASURES = ("mean_absolute_error", "mean_squared_error", "bias", "correlation", "accuracy")
 
 
-def _describe(rows: Sequence[Row]) -> dict[str, Any]:
+def _describe(rows: Sequence[ValuedState]) -> dict[str, Any]:
     """Returns the number of states and of their problems, the mean true value, and its mean standard
     error."""
     if not rows:

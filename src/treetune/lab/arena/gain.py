@@ -30,7 +30,7 @@ from treetune.seeds import derive_seed
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Rows: TypeAlias = NDArray[np.float32]
+Gradients: TypeAlias = NDArray[np.float32]
 """The gradient of each problem, [problems, parameters]."""
 TRUE_ADVANTAGES = "true advantages"
 """The name of the method that takes its advantages from exact values. No result recommends it."""
@@ -42,7 +42,12 @@ left out."""
 
 
 def gain(
-    reference_ND: Rows, true_ND: Rows, credit_ND: Rows, cost: float, unbiased: bool, seed: int
+    reference_ND: Gradients,
+    true_ND: Gradients,
+    credit_ND: Gradients,
+    cost: float,
+    unbiased: bool,
+    seed: int,
 ) -> dict[str, Any]:
     """Returns ``gain``, the gain per answer with its interval (95 %, bootstrap over problems), and ``cost``,
     ``gain_per_token``, ``bias``.
@@ -98,12 +103,12 @@ def gain(
 class _Split(NamedTuple):
     """Gradients of problems, split into their mean and the deviations from it."""
 
-    mean_D: Rows
-    deviations_ND: Rows
+    mean_D: Gradients
+    deviations_ND: Gradients
     """The rows minus their mean, scaled by √(N / (N − 1)) so that their mean square is the variance."""
 
 
-def _split_mean(rows_ND: Rows) -> _Split:
+def _split_mean(rows_ND: Gradients) -> _Split:
     """Returns the mean of the rows, and their deviations from it, whose mean square is the variance."""
     # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
@@ -111,7 +116,7 @@ def _split_mean(rows_ND: Rows) -> _Split:
     return _Split(mean_D, (rows_ND - mean_D) * scale)
 
 
-def _mix_like(reference_ND: Rows, true_ND: Rows, credit_ND: Rows) -> Rows:
+def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients) -> Gradients:
     """Returns the mix of RLOO's and the true gradients whose noise correlates most with a biased credit's.
 
     RLOO's and the true gradients are unbiased, so any mixture of the two is unbiased. The more noise the

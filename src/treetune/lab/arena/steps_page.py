@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from treetune.lab.analyzers.figures import Number
+from treetune.lab.analyzers.figures import NumberWithInterval
 from treetune.lab.arena.gain import markdown
 from treetune.lab.arena.steps import MEASURES
 
@@ -77,7 +77,7 @@ def compare_with_chance(score: Mapping[str, Any]) -> str:
     return "below" if decisive["high"] < chance["value"] else "at"
 
 
-def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str, Number]]:
+def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str, NumberWithInterval]]:
     """Returns the measures of each method that was scored in every language, as means over the languages.
 
     The languages are the arena's toy languages, in which the true advantages are known. The interval is the
@@ -90,7 +90,7 @@ def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str
     for name in first:
         if not all(name in scores for scores in others):
             continue
-        means: dict[str, Number] = {}
+        means: dict[str, NumberWithInterval] = {}
         for measure in MEASURES:
             numbers = [scores[name][measure] for scores in by_language.values()]
             means[measure] = _mean(numbers)
@@ -98,7 +98,7 @@ def mean_over_languages(by_language: Mapping[str, Scores]) -> dict[str, dict[str
     return means_by_method
 
 
-def _mean(numbers: Sequence[Number]) -> Number:
+def _mean(numbers: Sequence[NumberWithInterval]) -> NumberWithInterval:
     """Returns the mean of numbers with independent errors; those without a value are left out."""
     values, errors_below, errors_above = [], [], []
     for number in numbers:
@@ -114,7 +114,7 @@ def _mean(numbers: Sequence[Number]) -> Number:
     return {"value": mean, "low": mean - below / len(values), "high": mean + above / len(values)}
 
 
-def _with_interval(number: Number) -> str:
+def _with_interval(number: NumberWithInterval) -> str:
     """Returns a number with its interval: ``0.81 [0.79, 0.83]``, or alone if it has no error: ``0.125``."""
     if number["value"] is None:
         return "–"

@@ -99,23 +99,6 @@ class TurnLanguage:
         sums_K = np.cumsum(terms_K[::-1])[::-1]  # from each turn on, itself included
         return (1 - np.array(self.goes_on)) * sums_K[1:]
 
-    def enumerated_gradient(self, baseline: Baseline, answers: int) -> NDArray[np.float64]:
-        """Returns the expected gradient with a baseline, over all groups of so many answers.
-
-        Only the gradient of each group's first answer is computed: in expectation, all answers have the same.
-        """
-        gradient = np.zeros(self.turns - 1)
-        for first, *others in itertools.product(self.answers(), repeat=answers):
-            probability = math.prod(answer.probability for answer in (first, *others))
-            # After the last turn that an answer can have, there is nothing to choose.
-            for turn in range(min(len(first.rewards), self.turns - 1)):
-                advantage = sum(first.rewards[turn:]) - baseline(first, others, turn)
-                went_on = len(first.rewards) > turn + 1
-                # c is the probability of going on after this turn. The derivative of the log-probability of
-                # the choice by its logit is 1 − c if the answer went on, and −c if it ended.
-                gradient[turn] += probability * advantage * (went_on - self.goes_on[turn])
-        return gradient
-
 
 def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float:
     """Returns the baseline "by index": a sum over the answer's own turns from `turn` on.

@@ -63,7 +63,7 @@ class TurnTree(MultiTurn):
 
     @property
     @override
-    def sampler(self) -> Rollout:
+    def rollout_for_fixed_problems(self) -> Rollout:
         # The same settings without the tree: answers in evaluations, and continuations that credit samples,
         # don't branch.
         settings = {field.name: getattr(self, field.name) for field in fields(MultiTurn)}

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from treetune.models.policy_files import CHECKPOINTS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import TrainerMemory, itemsize
 
@@ -103,6 +104,6 @@ def _room(folder: Path, experiment: Path) -> int:
     """
     # The folder may not exist yet, but one of its parents does, on the same disk.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    files = (experiment / "checkpoints").rglob("*")
+    files = (experiment / CHECKPOINTS).rglob("*")
     taken = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
     return shutil.disk_usage(existing).free + taken

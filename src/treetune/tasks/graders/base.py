@@ -19,7 +19,7 @@ T = TypeVar("T")
 Isolation = Literal["inline", "process", "service"]
 """The place where a grader is called. See `Grader`."""
 
-Counts = dict[str, tuple[float, float | None]]
+MetricSums = dict[str, tuple[float, float | None]]
 """Sums by the names of metrics, each with its divisor; None: the metric is the sum itself.
 
 Example: ``{"judge/asked": (3.0, None), "judge/seconds": (12.0, 3.0)}``.
@@ -52,7 +52,7 @@ class Service(Protocol):
     def grade(self, response: str, problem: Problem) -> Grade:
         """Grades like `Grader.grade`. Several threads call it."""
 
-    def counted(self) -> Counts:
+    def counted(self) -> MetricSums:
         """Returns its counts since the last call of this method."""
 
     def close(self) -> None:

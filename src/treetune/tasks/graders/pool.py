@@ -41,13 +41,13 @@ from typing_extensions import override
 from treetune.exceptions import Unavailable
 from treetune.processes.pool import Pool
 from treetune.processes.worker import Servant
-from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext
+from treetune.tasks.graders.base import Grader, MetricSums, Service, ServiceContext
 from treetune.tasks.thoughts import ends_in_thought
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 PACKAGE = Path(__file__).parents[2]
 
-Key = tuple[int, str, str, bytes]
+GradeKey = tuple[int, str, str, bytes]
 """The grader's number, the problem's id and gold, and a digest of the response."""
 
 
@@ -101,11 +101,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self._thought_is_open: dict[str, bool] = {}
         """Whether a problem's whole prompt opens a thought, by the problem's id. It is remembered because
         writing a prompt takes as long as grading some answers."""
-        self._memo: OrderedDict[Key, Grade] = OrderedDict()
+        self._memo: OrderedDict[GradeKey, Grade] = OrderedDict()
         self._memo_size = memo_size
         # Reentrant, because `_settle` runs within `_submit` if a call is done when its callback is added.
         self._lock = threading.RLock()
-        self._waiting: dict[Key, list[Future[Grade]]] = {}
+        self._waiting: dict[GradeKey, list[Future[Grade]]] = {}
         self._graders: dict[int, tuple[int, Grader]] = {}
         """The number of each grader in the pool of processes and threads, by the grader's `id`."""
         self._comparing: dict[int, Comparing] = {}
@@ -181,13 +181,13 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         """Whether any grader is a service. Only then `counted` may return metrics."""
         return self._has_services
 
-    def counted(self) -> Counts:
+    def counted(self) -> MetricSums:
         """Returns the counts of all services since the last call, summed by name.
 
         A count is a sum and its divisor: ("judge/seconds", (12.0, 4.0)) is a mean of 3 seconds. With None as
         the divisor, the metric is the sum.
         """
-        totals: Counts = {}
+        totals: MetricSums = {}
         for service in list(self._services):
             for name, (value, divisor) in service.counted().items():
                 total, total_divisor = totals.get(name, (0.0, None if divisor is None else 0.0))
@@ -255,7 +255,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
 
-    def _settle(self, key: Key, call: Future[Grade]) -> None:
+    def _settle(self, key: GradeKey, call: Future[Grade]) -> None:
         """Sets the grade or the error of a call as the result of all futures that wait for it."""
         error = call.exception()
         with self._lock:

@@ -27,8 +27,8 @@ from treetune.credit.library.limits import CreditCost
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
-from treetune.runtime.directory import ExperimentDirectory, metrics_row
-from treetune.runtime.manifest import CONFIG, MANIFEST, command_line
+from treetune.runtime.directory import EPISODES, JOURNALS, TRAJECTORIES, ExperimentDirectory, metrics_row
+from treetune.runtime.manifest import command_line
 from treetune.store.checksums import config_hash, read_record, sealed, write_record
 from treetune.store.files import write_json, write_text
 from treetune.view.crediting.log import LoggedFile
@@ -80,7 +80,7 @@ class CreditedFolder:
         Raises:
             ValueError: The folder has something else, or was credited with other settings.
         """
-        path = self.path / CONFIG
+        path = self.directory.config_file
         if path.is_file():
             stored = read_record(path, "delete the folder, and credit the log again")
             changed = describe_changes(stored, config)
@@ -95,7 +95,7 @@ class CreditedFolder:
         # refused as not empty.
         write_json(path, config)
         manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
-        write_record(self.path / MANIFEST, manifest)
+        write_record(self.directory.manifest_file, manifest)
 
     def write_tokens(self, codec: TextCodec, count: int) -> None:
         """Writes the texts of the first `count` tokens, which the viewer shows."""
@@ -141,11 +141,11 @@ class CreditedFolder:
         # If the file has changed since it was credited, the folder has the results of its former contents.
         # So the record is deleted before the other files, and written after them. Without a record, the next
         # call credits the file again.
-        for name in (RECORD, "trajectories.arrow", "episodes.arrow"):
+        for name in (RECORD, TRAJECTORIES, EPISODES):
             (folder / name).unlink(missing_ok=True)
         if trajectories:
-            write_trajectories(folder / "trajectories.arrow", trajectories, iteration)
-            write_episodes(folder / "episodes.arrow", episodes, codec, iteration)
+            write_trajectories(folder / TRAJECTORIES, trajectories, iteration)
+            write_episodes(folder / EPISODES, episodes, codec, iteration)
         write_record(folder / RECORD, asdict(result))
 
     def write_metrics(self, results: Mapping[int, CreditedFile]) -> None:
@@ -189,7 +189,7 @@ class FileJournal(JournaledEngine):
     """
 
     def __init__(self, engine: Engine, folder: Path, iteration: int) -> None:
-        super().__init__(engine, folder / "journal" / "credit-0.jsonl")
+        super().__init__(engine, folder / JOURNALS / "credit-0.jsonl")
         self._iteration = iteration
 
     @property

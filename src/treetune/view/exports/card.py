@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune import __version__
-from treetune.models.policy_files import CHECKPOINTS, resolve_policy
+from treetune.models.policy_files import CHECKPOINTS, experiment_of_checkpoint, resolve_policy
 from treetune.store.checksums import SUMS, refuse_damaged
 from treetune.view.experiment import StoredExperiment, name_of_task, read_experiment
 from treetune.view.exports.evaluations import task_of_set
@@ -299,10 +299,9 @@ def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
     chain = [experiment]
     while len(chain) <= MOST_PARENTS:
         start = _start(chain[-1])
-        if start is None or CHECKPOINTS not in Path(start).parts:
+        parent = None if start is None else experiment_of_checkpoint(Path(start))
+        if parent is None:
             break
-        parts = Path(start).parts
-        parent = Path(*parts[: parts.index(CHECKPOINTS)])
         try:
             chain.append(read_experiment(parent))
         except ValueError:  # it was deleted, or is on another machine
@@ -320,7 +319,7 @@ def _began_from_unknown(experiment: StoredExperiment) -> bool:
     """Returns whether the chain ends at a checkpoint whose experiment or configuration can't be read."""
     first = _chain(experiment)[-1]
     start = _start(first)
-    return not first.config or (start is not None and CHECKPOINTS in Path(start).parts)
+    return not first.config or (start is not None and experiment_of_checkpoint(Path(start)) is not None)
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from treetune.runtime.directory import ExperimentDirectory, verify_answers
+from treetune.runtime.directory import ANSWERS, SUMMARY, verify_answers
 from treetune.store.files import whole_file
 from treetune.view.experiment import StoredExperiment, read_experiment
 from treetune.view.text import writable
@@ -42,13 +42,12 @@ class MeasuredSet:
 
     @property
     def answers(self) -> Path:
-        directory = ExperimentDirectory(self.experiment.path)
-        return directory.evaluation(self.iteration, self.label) / "answers.jsonl"
+        return self.experiment.directory.evaluation(self.iteration, self.label) / ANSWERS
 
     @property
     def measured_at(self) -> float:
         """The time when its summary was written, in seconds since 1970."""
-        return self.answers.with_name("summary.json").stat().st_mtime
+        return self.answers.with_name(SUMMARY).stat().st_mtime
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yields the answers in order, one at a time. Raises ValueError for a line that is not an answer."""

@@ -51,9 +51,6 @@ LISTED = (
 )  # fmt: skip
 """The fields of an address that describe a list of answers. The page of an answer keeps them."""
 
-MOST = 2000
-"""The most answers to a problem that are shown of an experiment."""
-
 MOST_EARLIER = 200
 """The number of earlier iterations that are searched for a problem's last answers."""
 IN_A_BAR = 32

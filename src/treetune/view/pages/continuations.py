@@ -122,7 +122,7 @@ def continuations_of(
     possible_requests = (request, replace(request, reads_logprobs=True))
     version = versions[0] if versions else iteration  # answers of another program's log have none
     keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
-    folder = run.path / "iterations" / f"{iteration:04d}" / "journal"
+    folder = run.directory.journals(iteration)
     # `follows` refuses symbolic links that lead out of the experiment's or the viewer's folders.
     journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
     if not journals:

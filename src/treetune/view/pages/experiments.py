@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from treetune.runtime.console import duration
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
-from treetune.view.charts import N_COLOURS, Better, Chart, Series, number
+from treetune.view.charts import N_COLOURS, BetterDirection, Chart, Series, number
 from treetune.view.curves import (
     OVER,
     bunches,
@@ -56,7 +56,7 @@ of the configuration its setting."""
 GROUPINGS = ("method", "folder", "setting")
 """The ways to group experiments, besides keys of configurations: by the folder in their name, or by their
 name without the seed."""
-CURVES_OF_ANOTHER: Sequence[tuple[str, str, Better]] = (
+CURVES_OF_ANOTHER: Sequence[tuple[str, str, BetterDirection]] = (
     ("mean reward of the answers", "reward", "up"),
     ("share correct, of the graded answers", "right_share", "up"),
     ("tokens per answer", "tokens", ""),

@@ -13,6 +13,7 @@ import numpy as np
 from typing_extensions import override
 
 from treetune.runtime.analysis import read_result
+from treetune.runtime.directory import RESULT
 from treetune.view.charts import number
 from treetune.view.drawings import NOTE, ThreadedAnswer, threads_html, tree_html
 from treetune.view.experiment import StoredExperiment
@@ -91,9 +92,10 @@ class MicroscopeSection(ReportSection):
 
 def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
     """Yields the data of the template for each iteration that the analyzer `credit_microscope` looked at."""
-    for path in sorted(experiment.path.glob("analyses/*/result.json")):
+    for label in experiment.directory.analyses():
+        folder = experiment.directory.analysis(label)
         try:
-            result = read_result(path.parent)
+            result = read_result(folder)
             if result["analyzer"] != ANALYZER:
                 continue
             numbers = result["numbers"]
@@ -105,7 +107,8 @@ def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
                     "answers": [_microscope_card(row, costs) for row in result_of_iteration["answers"]],
                 }
         except (OSError, ValueError, KeyError, TypeError) as error:
-            experiment.missing.append(f"{path.relative_to(experiment.path)} can't be read: {error!r}")
+            name = (folder / RESULT).relative_to(experiment.path)
+            experiment.missing.append(f"{name} can't be read: {error!r}")
 
 
 def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

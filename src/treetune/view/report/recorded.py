@@ -25,7 +25,6 @@ from treetune.runtime.diagnostics import (
     good_weights,
     last_good,
 )
-from treetune.runtime.directory import ExperimentDirectory
 from treetune.view.charts import Chart, Series, better_of, line_chart, thinned
 from treetune.view.curves import PHASES, Bunch, compare_with_plan, phase_seconds, phase_totals, usual_charts
 from treetune.view.experiment import StoredExperiment
@@ -247,7 +246,7 @@ class DiagnosticsSection(ReportSection):
             done = int(experiment.metrics[-1]["iteration"]) + 1
             good = last_good(settings, _diagnosed(experiment, settings, done), done - 1)
             if good is not None:
-                directory = ExperimentDirectory(experiment.path)
+                directory = experiment.directory
                 checkpoints = {number: directory.checkpoint(number) for number in directory.checkpoints()}
                 weights = good_weights(good, checkpoints)
         return render(

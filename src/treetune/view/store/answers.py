@@ -34,7 +34,7 @@ from treetune.view.store.index import (
     TEXTS,
     AnswerFile,
     Indexed,
-    Layout,
+    StreamLayout,
     build,
     read_about,
     read_batch,
@@ -507,12 +507,12 @@ class AnswerStore:
         return self._connection.cursor()
 
 
-def _layout_of_texts(indexed: Indexed) -> Layout | None:
+def _layout_of_texts(indexed: Indexed) -> StreamLayout | None:
     """Returns the layout of the Arrow file with the texts; None for an evaluation's lines."""
     return indexed.about.answers or indexed.about.episodes if indexed.about else None
 
 
-def _read_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
+def _read_row(path: Path, layout: StreamLayout, place: int) -> pa.RecordBatch:
     """Returns a batch of a single row, copied: readers of raw buffers would ignore that it is a slice."""
     number = layout.batch_of(place)
     return read_batch(path, layout, number).take([place - layout.rows[number]])

@@ -44,7 +44,7 @@ ANSWERS_LOOK_AGAIN_S = 0.3
 OPEN = 8
 """The number of data sets that are kept open."""
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 
 
 class Store:
@@ -189,7 +189,7 @@ class Store:
         with self._lock:
             return self._notes.setdefault(run, Notes(run, answers))
 
-    def read_once(self, kind: str, run: Run, read: Callable[[], Value]) -> Value:
+    def read_once(self, kind: str, run: Run, read: Callable[[], T]) -> T:
         """Returns the result of `read`, cached under the name `kind` until a file of the experiment
         changes."""
         mark = self.mark([run])

@@ -8,16 +8,29 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from treetune.models.policy_files import CHECKPOINTS
 from treetune.rollouts.storage import TOKENS
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import (
+    ANALYSES,
+    CONFIG,
+    EVALUATIONS,
+    ITERATIONS,
+    LOGS,
+    MANIFEST,
+    METRICS,
+    NOTES,
+    RESULT,
+    SUMMARY,
+    ExperimentDirectory,
+)
 
 DEEPEST = 8
 """The number of levels below a folder that are searched for experiments."""
 
-READ_INTO = {"logs": 3, "evaluations": 3, "analyses": 2, "iterations": 1, "notes": 1}
+READ_INTO = {LOGS: 3, EVALUATIONS: 3, ANALYSES: 2, ITERATIONS: 1, NOTES: 1}
 """The folders of an experiment that are read, and how many levels of them."""
 
-INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest.json")
+INSIDE = (ITERATIONS, CHECKPOINTS, EVALUATIONS, METRICS, MANIFEST)
 """Names of which one, next to `config.json`, makes a folder an experiment's. A model's folder has none."""
 
 
@@ -47,7 +60,7 @@ class Run:
 
 def is_experiment(names: Container[str]) -> bool:
     """Returns whether a folder with these entries is an experiment's."""
-    return "config.json" in names and any(name in names for name in INSIDE)
+    return CONFIG in names and any(name in names for name in INSIDE)
 
 
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
@@ -72,7 +85,7 @@ def links_in(experiment: Path) -> Iterator[Path]:
             continue
         for entry in entries:
             name = top_name or entry.name
-            if entry.is_symlink() and name != "checkpoints":  # nothing is read from checkpoints
+            if entry.is_symlink() and name != CHECKPOINTS:  # nothing is read from checkpoints
                 yield Path(entry.path)
             if depth < READ_INTO.get(name, 0) and entry.is_dir():
                 unread.append((name, Path(entry.path), depth + 1))
@@ -106,30 +119,21 @@ def marks_of(run: Run) -> list[object]:
 
     Older iterations and their files are left out: there may be thousands, and they are never written again.
     """
-    path, marks = run.path, [stat_of(file) for file in run.files]
+    directory, marks = run.directory, [stat_of(file) for file in run.files]
     try:
-        marks.append(run.directory.is_running())
+        marks.append(directory.is_running())
     except OSError as error:  # its lock can't be read; the other experiments must be listed all the same
         marks.append(str(error))
-    records = ("config.json", "manifest.json", TOKENS, "metrics.jsonl", "logs/run.log", "iterations")
-    marks += [stat_of(path / name) for name in records]
-    marks += [stat_of(result) for result in sorted(path.glob("analyses/*/result.json"))]
-    iterations = _names_in(path / "iterations")
+    records = (directory.config_file, directory.manifest_file, run.path / TOKENS, directory.metrics)
+    marks += [stat_of(path) for path in (*records, directory.run_log, run.path / ITERATIONS)]
+    marks += [stat_of(directory.analysis(label) / RESULT) for label in directory.analyses()]
+    iterations = directory.iterations()
     if iterations:
         newest = iterations[-1]
-        marks.append((newest, stat_of(path / "iterations" / newest)))
-    evaluations = path / "evaluations"
-    for number in _names_in(evaluations):
-        for label in _names_in(evaluations / number):
-            marks.append((number, label, stat_of(evaluations / number / label / "summary.json")))
+        marks.append((newest, stat_of(directory.iteration(newest))))
+    for number, label in directory.evaluations():
+        marks.append((number, label, stat_of(directory.evaluation(number, label) / SUMMARY)))
     return marks
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def stat_of(path: Path) -> object:

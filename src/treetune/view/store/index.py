@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from treetune.rollouts.storage import REMEDY, SIGNALS
-from treetune.runtime.directory import verify_answers
+from treetune.runtime.directory import ANSWERS, EPISODES, TRAJECTORIES, verify_answers
 from treetune.store.checksums import verify_once
 from treetune.store.files import whole_folder
 from treetune.view.experiment import CREDITED_LOG
@@ -45,7 +45,7 @@ from treetune.view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 10
+VERSION = 11
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
@@ -140,16 +140,16 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the iterations that have answers, or at least the training rows of demonstrations."""
-    config = run.path / "config.json"
+    config = run.directory.config_file
     titles = _titles_of_credited_log(config, stat_of(config))
-    for folder in _numbered_folders(run.path / "iterations"):
+    for iteration in run.directory.iterations():
+        folder = run.directory.iteration(iteration)
         answers, episodes, signals = (
-            path if (path := folder / name).is_file() else None
-            for name in ("trajectories.arrow", "episodes.arrow", SIGNALS)
+            path if (path := folder / name).is_file() else None for name in (TRAJECTORIES, EPISODES, SIGNALS)
         )
         main_file = answers or episodes
         if main_file is not None:
-            number = int(folder.name) + 1  # folders count from 0
+            number = iteration + 1  # folders count from 0
             yield AnswerFile(
                 "iteration",
                 number,
@@ -178,27 +178,22 @@ def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
 
 
 def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
-    for folder in _numbered_folders(run.path / "evaluations"):
-        for path in sorted(folder.glob("*/answers.jsonl")):
-            number, label = int(folder.name), path.parent.name
+    for number, label in run.directory.evaluations():
+        path = run.directory.evaluation(number, label) / ANSWERS
+        if path.is_file():
             title = f"{label} after {number} iterations"
             yield AnswerFile("evaluation", number, f"e{number}-{label}", title, path, label=label)
-
-
-def _numbered_folders(folder: Path) -> list[Path]:
-    folders = [path for path in folder.glob("[0-9]*") if path.name.isdecimal()]
-    return sorted(folders, key=lambda path: int(path.name))
 
 
 # Batches of an Arrow stream
 
 
 @dataclass(frozen=True)
-class Layout:
+class StreamLayout:
     """The positions of the batches of an Arrow stream.
 
-    Example: `Layout(head=800, ends=(5000, 9000), rows=(0, 64, 100))` has batch 0 with rows 0 to 63 in bytes
-    800 to 4999, and batch 1 with rows 64 to 99 in bytes 5000 to 8999."""
+    Example: `StreamLayout(head=800, ends=(5000, 9000), rows=(0, 64, 100))` has batch 0 with rows 0 to 63 in
+    bytes 800 to 4999, and batch 1 with rows 64 to 99 in bytes 5000 to 8999."""
 
     head: int
     """The first byte after the schema."""
@@ -212,7 +207,7 @@ class Layout:
 
 
 def read_batch(
-    path: Path, layout: Layout, number: int, columns: Sequence[str] | None = None
+    path: Path, layout: StreamLayout, number: int, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
     """Reads batch `number` of an Arrow stream and no other; with `columns` only those, in the file's order.
 
@@ -284,9 +279,9 @@ class About:
     """The number of answers."""
     mark: str
     """The source's mark when it was read."""
-    answers: Layout | None = None
-    episodes: Layout | None = None
-    signals: Layout | None = None
+    answers: StreamLayout | None = None
+    episodes: StreamLayout | None = None
+    signals: StreamLayout | None = None
     note: str = ""
     """A message on rows of another program's file that are not answers."""
     size: int = 0
@@ -350,7 +345,9 @@ def build(source: AnswerFile, folder: Path) -> None:
     # than the index has, and the index is made again.
     mark, size = source.mark, source.size
     report = FileReport()
-    layouts: dict[str, Layout] = {}  # of the Arrow files, by kind; the functions that read the files add them
+    layouts: dict[
+        str, StreamLayout
+    ] = {}  # of the Arrow files, by kind; the functions that read the files add them
     with whole_folder(folder) as new_folder, closing(TextWriter(new_folder / TEXTS, source.name)) as texts:
         if source.kind == "evaluation":
             tables = list(_line_tables(source, texts, report))
@@ -382,7 +379,7 @@ def read_about(folder: Path) -> About | None:
     for name in ("answers", "episodes", "signals"):
         layout = about[name]
         if layout is not None:
-            about[name] = Layout(layout["head"], tuple(layout["ends"]), tuple(layout["rows"]))
+            about[name] = StreamLayout(layout["head"], tuple(layout["ends"]), tuple(layout["rows"]))
     return About(**about)
 
 
@@ -391,7 +388,7 @@ def _stream_tables(
     columns: Sequence[str],
     columns_of: Callable[[pa.RecordBatch], dict[str, Any]],
     texts: TextWriter | None,
-    layouts: dict[str, Layout],
+    layouts: dict[str, StreamLayout],
     kind: str,
 ) -> Iterator[pa.Table]:
     """Yields a table for each batch of an Arrow file; at the end it adds the file's layout under `kind`."""
@@ -408,10 +405,12 @@ def _stream_tables(
         if texts is not None:
             texts.add(batch["text"])
         yield pa.table(table)
-    layouts[kind] = Layout(head, tuple(ends), tuple(rows))
+    layouts[kind] = StreamLayout(head, tuple(ends), tuple(rows))
 
 
-def _episodes_table(source: AnswerFile, texts: TextWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+def _episodes_table(
+    source: AnswerFile, texts: TextWriter | None, layouts: dict[str, StreamLayout]
+) -> pa.Table:
     """Returns training rows with the numbers that the trainer recorded for their tokens.
 
     Args:
@@ -453,7 +452,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
     of_signals = "".join(
         f"sum({name}_mean * trained) / nullif(sum(trained) FILTER ({name}_mean IS NOT NULL), 0)"
         f" AS {name}_mean, max({name}_most) AS {name}_most,"
-        for name in ("entropy", "gap")
+        for name in ("entropy", "gap", "kl")
         if f"{name}_mean" in episodes.column_names
     )
     with duckdb.connect(":memory:") as connection:

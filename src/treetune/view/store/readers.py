@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
 
-Kind = Literal["parquet", "lines", "saved", "table", "estimate"]
+DataSetKind = Literal["parquet", "lines", "saved", "table", "estimate"]
 """Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; a folder of
 `estimate_difficulty`."""
 
@@ -54,7 +54,7 @@ class DataSet:
     name: str
     """The name in addresses."""
     path: Path
-    kind: Kind
+    kind: DataSetKind
     known_from: str
     """A description of how the viewer found it."""
 
@@ -74,7 +74,7 @@ class DataSet:
         return sorted(self.path.glob("*.arrow")) if self.kind == "saved" else [self.path]
 
 
-def kind_of(path: Path) -> Kind | None:
+def kind_of(path: Path) -> DataSetKind | None:
     """Returns the kind of data set that a file or a folder is; None where it is none."""
     if path.is_dir():
         if (path / ESTIMATE).is_file():
@@ -83,7 +83,7 @@ def kind_of(path: Path) -> Kind | None:
     if path.suffix == ".json":
         is_table = path.name.endswith(".table.json") or _begins_as_table(path, stat_of(path))
         return "table" if is_table else None
-    kinds: dict[str, Kind] = {".parquet": "parquet", ".jsonl": "lines"}
+    kinds: dict[str, DataSetKind] = {".parquet": "parquet", ".jsonl": "lines"}
     return kinds.get(path.suffix)
 
 

@@ -58,7 +58,7 @@ RATE_STEP = 0.05
 HAIR = 1e-9
 """A share of a bin: a value this little below a bin's lower bound, by rounding, still belongs to the bin."""
 
-Value = TypeVar("Value")
+T = TypeVar("T")
 
 _WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
 _FRACTIONAL_OR_HUGE = {"float", "double", "decimal", "hugeint", "uhugeint"}
@@ -266,7 +266,7 @@ class DataSetTable:
         # The filters have been applied by the search already.
         return f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching
 
-    def _cached(self, key: Hashable, make: Callable[[], Value], *, searches: bool = False) -> Value:
+    def _cached(self, key: Hashable, make: Callable[[], T], *, searches: bool = False) -> T:
         """Returns the result of `make`, kept by `key`.
 
         Among too many results, the one that nobody has asked for for the longest time is dropped.

@@ -16,18 +16,18 @@ from treetune.lab.analyzers.step_credit import Shown, step_credit
 from treetune.objectives.base import Objective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.rollouts.storage import TOKENS, read_tokens
-from treetune.runtime.analysis import read_result
+from treetune.runtime.analysis import ADVANTAGES, read_result
+from treetune.runtime.directory import RESULT, ExperimentDirectory
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.answers import StoredAnswer
+from treetune.view.store.columns import kl_of_tokens
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import walk
 from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
 
 OF_CREDIT = "advantage of credit"
+KL = "KL to the reference"
 """The name of the stored advantage, where ``advantage`` is the one that training computed from it."""
-
-MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
-"""The result files of the analyses `credit_microscope` and `replay`."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,9 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
         if values is not None:
             numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
             numbers[name][episode.trained] = values
+    if signals is not None and signals.ref_logprobs is not None:
+        numbers[KL] = np.full(len(episode.trained), np.nan)
+        numbers[KL][episode.trained] = kl_of_tokens(signals.logprobs, signals.ref_logprobs)
     return numbers
 
 
@@ -478,7 +481,8 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     if answer.source.kind != "iteration":
         return []
     methods = list[MethodCredit]()
-    for folder in sorted((run / "analyses").glob("*")):
+    directory = ExperimentDirectory(run)
+    for folder in map(directory.analysis, directory.analyses()):
         try:
             methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
         except (OSError, ValueError, KeyError, TypeError):  # being written, or by another version
@@ -488,17 +492,16 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
 
 def mark_of_credits(run: Path) -> list[object]:
     """Returns a list that changes whenever the results of analyses do."""
+    directory = ExperimentDirectory(run)
     marks: list[object] = []
-    for folder in sorted((run / "analyses").glob("*")):
-        for name in (MICROSCOPE, REPLAY):
+    for folder in map(directory.analysis, directory.analyses()):
+        for name in (RESULT, ADVANTAGES):
             marks.append((str(folder / name), stat_of(folder / name)))
     return marks
 
 
 def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
     """Yields the credit that the methods of a credit microscope gave the answer, if the folder has one."""
-    if not (folder / MICROSCOPE).is_file():
-        return
     result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return
@@ -516,7 +519,7 @@ def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
 
     The variant "own" is the credit as it was. The variant "other" is the changed credit.
     """
-    path = folder / REPLAY
+    path = folder / ADVANTAGES
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return
 

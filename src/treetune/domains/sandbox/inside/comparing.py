@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any, NoReturn
 
-    Function = ast.FunctionDef | ast.Lambda
+    FunctionNode = ast.FunctionDef | ast.Lambda
 
 _SCALARS = frozenset({
     "abs", "bool", "chr", "complex", "float", "hash", "int", "isinstance", "issubclass", "len", "ord", "repr",
@@ -536,7 +536,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None))
 """Types whose values can't be changed."""
 
 
-def _parameters(function: Function) -> list[str]:
+def _parameters(function: FunctionNode) -> list[str]:
     """Returns the names of all parameters; those of ``*args`` and ``**kwargs`` come last."""
     arguments = function.args
     parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]

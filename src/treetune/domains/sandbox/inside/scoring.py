@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, BinaryIO
 
-    Score = Callable[[str], float]
+    ScoreFunction = Callable[[str], float]
     """Scores an answer. If it raises, the reply contains the error."""
-    MakeScore = Callable[[Any], tuple[Score, bool]]
+    MakeScore = Callable[[Any], tuple[ScoreFunction, bool]]
     """Returns the function that scores answers to a problem, and whether it is proven to only compare
     them."""
 
