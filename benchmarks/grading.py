@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/grading.py --grader math --show
 
 Each grader has labelled answers in the cases of tests.support.grader_cases. Some have more in
-tests/domains/labelled/<grader>.jsonl. A row of such a file has `response`, `gold`, `label` (whether the
-answer is correct) and `data`, of which `prompt` is the question and `part` the use of the row: ``tuned`` if
-the grader was improved with it, ``unseen`` if it was not. Rows without a part belong to the part
+tests/domains/graders/labelled/<grader>.jsonl. A row of such a file has `response`, `gold`, `label` (whether
+the answer is correct) and `data`, of which `prompt` is the question and `part` the use of the row: ``tuned``
+if the grader was improved with it, ``unseen`` if it was not. Rows without a part belong to the part
 ``labelled``.
 
 Each answer is graded as in a run, in worker processes or threads. --write puts the table into
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 PAGE = ROOT / "docs/results/grading.md"
-ROWS = ROOT / "tests/domains/labelled"
+ROWS = ROOT / "tests/domains/graders/labelled"
 BEGIN, END = "<!-- benchmarks/grading.py: begin -->\n", "<!-- benchmarks/grading.py: end -->\n"
 """The lines of the page between which the table stands."""
 FILES_OF_OTHERS = {"minerva": "math"}

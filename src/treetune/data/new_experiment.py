@@ -69,6 +69,10 @@ class Method:
     trainer: str = ""
     """Further keys of its trainer."""
 
+    @property
+    def whitens(self) -> bool:
+        return self.kind == "policy_gradient"
+
 
 METHODS = {
     "sft": Method("sft", "Supervised fine-tuning on the reference answers.", "supervised"),
