@@ -19,7 +19,7 @@ from treetune.objectives.base import kl_estimate
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
-from treetune.trainer.tokens import Sequences, flat_of_trained
+from treetune.trainer.tokens import EarlyReward, Sequences, flat_of_trained
 from treetune.vocabulary import Column, Episode, Metrics
 
 FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
@@ -327,7 +327,7 @@ def _refuse_threads(episodes: Iterable[Episode]) -> None:
 
 
 def token_rewards(
-    starts: Sequence[int], rewards: Sequence[float], early: Sequence[Sequence[tuple[int, float]]] = ()
+    starts: Sequence[int], rewards: Sequence[float], early: Sequence[Sequence[EarlyReward]] = ()
 ) -> Tensor:
     """Returns the reward of each trained token, shape [N].
 
@@ -336,11 +336,11 @@ def token_rewards(
     Args:
         starts: The offsets of the sequences, with the end of the last one.
         rewards: The reward of each sequence.
-        early: The parts of each sequence's reward that are earned before its end: pairs of the token's index
-            among the sequence's trained tokens and the reward. The index is -1 for what is earned before the
-            first trained token: no trained token gets this part, since none could change it.
+        early: The parts of each sequence's reward that are earned before its end. What is earned before the
+            first trained token is given to no token, since none could change it.
 
-    Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[(0, 0.25)], []])`` is ``[0.25, 0, 0.75, 0, 0.5]``.
+    Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[EarlyReward(token=0, reward=0.25)], []])`` is
+    ``[0.25, 0, 0.75, 0, 0.5]``.
     """
     rewards_N = torch.zeros(starts[-1])
     last_tokens = torch.tensor(starts[1:]) - 1
