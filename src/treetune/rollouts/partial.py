@@ -11,6 +11,7 @@ tokens is sampled by three policies, and is trained on in the third iteration::
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -137,7 +138,7 @@ class PartialAnswers(RolloutAround):
             local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
             ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
             # Ranks have contiguous parts of `all_problems`, so that the earliest begun are first here, too.
-            ready = [problem_id for ready_of_rank in ready_by_rank for problem_id in ready_of_rank]
+            ready = list(itertools.chain.from_iterable(ready_by_rank))
         trained_problems = set(ready[: self.groups])  # all that are ready if `groups` is None
 
         carried_answers: list[Trajectory] = []
