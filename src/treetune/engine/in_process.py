@@ -581,8 +581,6 @@ class _PromptBlocks:
         Args:
             prompts: The prompts, by their bytes, so that equal ones are computed once.
         """
-        import torch
-
         tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
         blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
         longest = max((len(ids) for ids in tokens_of.values()), default=0)
@@ -612,12 +610,7 @@ class _PromptBlocks:
         self._forget()
         layers_of_prompts = {}
         for name, blocks in blocks_of.items():
-            layers: _Layers = {}
-            for layer in blocks[0]:
-                keys = torch.cat([block[layer][0] for block in blocks], dim=1)
-                values = torch.cat([block[layer][1] for block in blocks], dim=1)
-                layers[layer] = keys, values
-            layers_of_prompts[name] = layers
+            layers_of_prompts[name] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
         return layers_of_prompts
 
     def _compute(
@@ -638,9 +631,13 @@ class _PromptBlocks:
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         earlier: _Layers = {}
         for layer in earlier_of_rows[0][0] if start else ():
-            keys = torch.stack([torch.cat([b[layer][0] for b in blocks], 1) for blocks in earlier_of_rows])
-            values = torch.stack([torch.cat([b[layer][1] for b in blocks], 1) for blocks in earlier_of_rows])
-            earlier[layer] = keys, values
+            keys_of_rows = []
+            values_of_rows = []
+            for blocks in earlier_of_rows:
+                keys, values = _join_blocks(blocks, layer)
+                keys_of_rows.append(keys)
+                values_of_rows.append(values)
+            earlier[layer] = torch.stack(keys_of_rows), torch.stack(values_of_rows)
         cache = _BlockCache(earlier)
         # Token t of the block sees all earlier blocks, the block's tokens before it, and itself. K counts the
         # tokens of the earlier blocks and of this one.
@@ -673,8 +670,17 @@ class _PromptBlocks:
             self._stored_bytes -= _bytes_of(self._stored.pop(oldest))
 
 
+def _join_blocks(blocks: Sequence[_Layers], layer: int) -> tuple[Any, Any]:
+    """Returns a layer's keys and values of the tokens of these blocks, which follow each other."""
+    import torch
+
+    keys = torch.cat([block[layer][0] for block in blocks], dim=1)
+    values = torch.cat([block[layer][1] for block in blocks], dim=1)
+    return keys, values
+
+
 def _bytes_of(block: _Layers) -> int:
-    return sum(tensor.nbytes for keys_and_values in block.values() for tensor in keys_and_values)
+    return sum(keys.nbytes + values.nbytes for keys, values in block.values())
 
 
 class _WaitingSamples:

@@ -304,9 +304,14 @@ def summarise(
         samples[trajectory.problem.id] += 1
         if trajectory.grade.is_known:
             groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    counts = [len(group) for group in groups.values()]
-    correct_counts = [sum(t.grade.correct for t in group) for group in groups.values()]
-    means = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
+    counts: list[int] = []
+    correct_counts: list[int] = []
+    means: list[float] = []
+    for graded_samples in groups.values():
+        correct = sum(sample.grade.correct for sample in graded_samples)
+        counts.append(len(graded_samples))
+        correct_counts.append(correct)
+        means.append(correct / len(graded_samples))
     low, high = interval_of_mean(means, seed)
     n = min(samples.values())  # that of every problem, as `measure` has checked
     # A k above every problem's number of graded samples would leave no problem for pass@k.
@@ -422,9 +427,11 @@ def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) 
     numbers = directory.regular_checkpoints()
     if not directory.is_running():
         numbers = sorted({*numbers, *directory.checkpoints()[-1:]})
-    return [
-        n for n in numbers if not all(is_measured(directory, n, evaluation_set) for evaluation_set in sets)
-    ]
+    missing = []
+    for number in numbers:
+        if not all(is_measured(directory, number, evaluation_set) for evaluation_set in sets):
+            missing.append(number)
+    return missing
 
 
 def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:

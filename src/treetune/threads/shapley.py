@@ -222,7 +222,9 @@ class ThreadShapley(Credit):
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
         if orders:  # there are none if the values go through all sets
-            sets = [frozenset(order[:size]) for order in orders for size in range(len(order) + 1)]
+            sets: list[Threads] = []
+            for order in orders:
+                sets += [frozenset(order[:size]) for size in range(len(order) + 1)]
             return list(dict.fromkeys(sets))
         return subsets(threads)
 
