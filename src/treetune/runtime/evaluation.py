@@ -17,6 +17,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -187,8 +188,9 @@ def measure(
             for problem in problems:
                 length = lengths[problem.id]
                 if length >= config.context_length:
-                    for sample in range(evaluation_set.samples):
-                        trajectories.append(_unanswered(problem, sample, length, config.context_length))
+                    trajectories += _unanswered(
+                        problem, evaluation_set.samples, length, config.context_length
+                    )
             if claim is not None and claim.is_lost():
                 session.console.say(
                     f"evaluating {name}: another process has taken over while this one was suspended"
@@ -266,12 +268,12 @@ def _describe(summary: dict[str, Any]) -> str:
     )
 
 
-def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
-    """Returns an empty answer, which counts as wrong, to a problem whose prompt fills the context."""
+def _unanswered(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
+    """Returns empty answers, which count as wrong, to a problem whose prompt fills the context."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
-    return Trajectory(
+    answer = Trajectory(
         problem=problem,
-        sample=sample,
+        sample=0,
         prompt_ids=token_array(()),
         segments=(),
         finish_reason="length",
@@ -279,6 +281,7 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
         grade=Grade(reward=0.0, outcome="no_answer", message=message),
         step_ends=(),
     )
+    return [replace(answer, sample=sample) for sample in range(samples)]
 
 
 def summarise(
