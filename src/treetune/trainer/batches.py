@@ -19,6 +19,7 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -136,11 +137,6 @@ class PlannedBatch:
 
     indices: Unit
     is_dummy: bool = False
-
-    def with_rows_of_trees(self, rows_of_trees: Sequence[Unit]) -> PlannedBatch:
-        """Returns the batch with the indices of rows in place of those of trees."""
-        rows = itertools.chain.from_iterable(rows_of_trees[tree] for tree in self.indices)
-        return replace(self, indices=tuple(rows))
 
 
 def plan_micro_batches(
@@ -360,12 +356,18 @@ def _plan_rows(
         lengths = [row.length for row in sequences.rows]
         return plan_batches(lengths, units if keep_units else _single_rows(units))
     # The rows of a tree are computed together, so trees are distributed, and not rows.
-    rows_of_trees, sizes = _grow_trees(sequences, units, max_tokens, keep_units)
-    units_of_trees = [(tree,) for tree in range(len(rows_of_trees))]
+    trees = _grow_trees(sequences, units, max_tokens, keep_units)
+    units_of_trees = [(index,) for index in range(len(trees))]
     batches_by_group = []
-    for batches_of_trees in plan_batches(sizes, units_of_trees):
-        batches_by_group.append([batch.with_rows_of_trees(rows_of_trees) for batch in batches_of_trees])
+    for batches_of_trees in plan_batches([tree.tokens for tree in trees], units_of_trees):
+        batches_by_group.append([_with_rows_of_trees(batch, trees) for batch in batches_of_trees])
     return batches_by_group
+
+
+def _with_rows_of_trees(batch: PlannedBatch, trees: Sequence[_TreeOfRows]) -> PlannedBatch:
+    """Returns the batch with the indices of rows in place of those of trees."""
+    rows = itertools.chain.from_iterable(trees[index].rows for index in batch.indices)
+    return replace(batch, indices=tuple(rows))
 
 
 def _single_rows(units: Iterable[Unit]) -> list[Unit]:
@@ -459,48 +461,64 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
     return ModelInputs(ids_BT, positions_N, labels_N), tokens
 
 
+class _TreeOfRows(NamedTuple):
+    """Rows that are computed together, as their prefix tree."""
+
+    rows: Unit
+    tokens: int
+    """The number of tokens of the prefix tree."""
+
+
 def _grow_trees(
     sequences: Sequences, units: Sequence[Unit], max_tokens: int, keep_units: bool
-) -> tuple[list[Unit], list[int]]:
+) -> list[_TreeOfRows]:
     """Packs the units of each problem into prefix trees of at most `max_tokens` tokens.
 
     A unit that alone has more tokens is split into its rows, unless `keep_units` is set.
-
-    Returns:
-        The rows of each tree, and its number of tokens.
     """
-
-    def add_rows(tree: GrowingTree, rows: Unit) -> int:
-        """Adds the rows, and returns the tree's new number of tokens."""
-        for row in rows:
-            tree.add(sequences.rows[row].token_ids.numpy())
-        return tree.size
-
-    def fits(unit: Unit) -> bool:
-        tokens_without_sharing = sum(sequences.rows[row].length for row in unit)
-        return tokens_without_sharing <= max_tokens or add_rows(GrowingTree(), unit) <= max_tokens
-
-    units_by_problem: dict[str, list[Unit]] = {}
+    parts_by_problem: dict[str, list[Unit]] = {}
     for unit in sorted(units):
         problem = sequences.groups[sequences.rows[unit[0]].sequence]
-        units_by_problem.setdefault(problem, []).append(unit)
-    rows_by_tree: list[Unit] = []
-    sizes: list[int] = []
-    for units_of_problem in units_by_problem.values():
-        tree, size = GrowingTree(), 0
-        rows: Unit = ()
-        for unit in units_of_problem:
-            parts = [unit] if keep_units or fits(unit) else _single_rows([unit])
-            for part in parts:
-                # How many tokens a part adds is known only once it is added. If they are too many, the grown
-                # tree is dropped, and a new one begins with this part.
-                grown_size = add_rows(tree, part)
-                if rows and grown_size > max_tokens:
-                    rows_by_tree.append(rows)
-                    sizes.append(size)
-                    tree, rows = GrowingTree(), ()
-                    grown_size = add_rows(tree, part)
-                rows, size = rows + part, grown_size
-        rows_by_tree.append(rows)
-        sizes.append(size)
-    return rows_by_tree, sizes
+        parts = parts_by_problem.setdefault(problem, [])
+        if keep_units or _fits_into_tree(sequences, unit, max_tokens):
+            parts.append(unit)
+        else:
+            parts += _single_rows([unit])
+    trees: list[_TreeOfRows] = []
+    for parts in parts_by_problem.values():
+        trees += _pack_into_trees(sequences, parts, max_tokens)
+    return trees
+
+
+def _fits_into_tree(sequences: Sequences, unit: Unit, max_tokens: int) -> bool:
+    """Returns whether a unit's prefix tree has at most `max_tokens` tokens."""
+    tokens_without_sharing = sum(sequences.rows[row].length for row in unit)
+    if tokens_without_sharing <= max_tokens:
+        return True  # no tree need be grown to know it
+    return _add_rows(GrowingTree(), sequences, unit) <= max_tokens
+
+
+def _add_rows(tree: GrowingTree, sequences: Sequences, rows: Unit) -> int:
+    """Adds the rows, and returns the tree's new number of tokens."""
+    for row in rows:
+        tree.add(sequences.rows[row].token_ids.numpy())
+    return tree.size
+
+
+def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: int) -> list[_TreeOfRows]:
+    """Puts the rows of the parts into trees of at most `max_tokens` tokens, in their order. The rows of a
+    part stay together; a part with more tokens has a tree to itself."""
+    trees: list[_TreeOfRows] = []
+    tree, size = GrowingTree(), 0
+    rows: Unit = ()
+    for part in parts:
+        # How many tokens a part adds is known only once it is added. If they are too many, the grown tree is
+        # dropped, and a new one begins with this part.
+        grown_size = _add_rows(tree, sequences, part)
+        if rows and grown_size > max_tokens:
+            trees.append(_TreeOfRows(rows, size))
+            tree, rows = GrowingTree(), ()
+            grown_size = _add_rows(tree, sequences, part)
+        rows, size = rows + part, grown_size
+    trees.append(_TreeOfRows(rows, size))
+    return trees
