@@ -337,8 +337,8 @@ def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], f
     """
     marginals: dict[int, list[float]] = {player: [] for player in orders[0]}
     for order in orders:
-        for place, player in enumerate(order):
-            before = frozenset(order[:place])
+        for position, player in enumerate(order):
+            before = frozenset(order[:position])
             marginals[player].append(worth(before | {player}) - worth(before))
     return {player: math.fsum(added) / len(added) for player, added in marginals.items()}
 
