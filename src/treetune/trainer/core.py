@@ -27,7 +27,7 @@ from treetune.credit.base import CriticSettings
 from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
-from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
+from treetune.objectives.base import SKIPPED_BY_RATIO, Objective, without_skipped
 from treetune.objectives.teacher import Teacher
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
@@ -664,7 +664,7 @@ class IterationTraining:
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
             if objective.marks_tokens and minibatch.units:
-                minibatch = self._mark_tokens(minibatch, number)
+                minibatch = self._mark_tokens(minibatch, objective, number)
             if trainer.has_something_to_learn(minibatch, tensors):
                 rate = trainer.learning_rate(self._iteration, number - 1, steps)
                 step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only_step=steps == 1)
@@ -724,7 +724,7 @@ class IterationTraining:
         if trainer.reward_model is not None:
             self._constant_metrics |= trainer.reward_model.metrics
 
-    def _mark_tokens(self, minibatch: Minibatch, step: int) -> Minibatch:
+    def _mark_tokens(self, minibatch: Minibatch, objective: Objective, step: int) -> Minibatch:
         """Returns the minibatch with the tokens that the loss treats differently.
 
         The objective chooses these tokens by the old log-probs. An iteration's only step computes the old
@@ -737,7 +737,6 @@ class IterationTraining:
         assert logprobs_N is not None, "sampled tokens carry the engine's log-probs"
         assert tensors.advantages_N is not None, "a policy gradient has advantages"
         draw = derived_random(trainer.seed, self._iteration, "marked tokens", step)
-        objective = trainer.settings.objective
         return minibatch.with_marked_tokens(objective, logprobs_N, tensors.advantages_N, draw)
 
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
