@@ -92,7 +92,7 @@ class InProcessEngine(Engine):
         `Engine.generate`."""
         started, tokens_before = time.monotonic(), self.tokens
         batch = _RowBatch(self._model, self._device, self._prompts)
-        call = _Call(self._check_request, on_result)
+        call = _GenerateCall(self._check_request, on_result)
         call.add_requests(requests)
         while batch.rows or call.has_waiting:
             if self._closed:
@@ -649,7 +649,7 @@ def _bytes_of(block: _Layers) -> int:
     return sum(keys.nbytes + values.nbytes for keys, values in block.values())
 
 
-class _Call:
+class _GenerateCall:
     """The requests of one call of `generate`: those that wait, and the results so far."""
 
     def __init__(self, check_request: Callable[[int, Request], None], on_result: OnResult | None) -> None:

@@ -43,7 +43,7 @@ Answers = dict[int, Trajectory]
 """The answers to a problem so far, by `Trajectory.sample`; empty for a new problem."""
 
 
-class _Group(NamedTuple):
+class _GroupInFlight(NamedTuple):
     """A problem in flight, and its answers so far."""
 
     problem: Problem
@@ -136,7 +136,8 @@ class PartialAnswers(RolloutAround):
         carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
         all_problems = carried_problems + new_problems
         groups = [
-            _Group(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, all_problems)
+            _GroupInFlight(problem, in_flight.get(problem.id, {}))
+            for problem in rank_share(context, all_problems)
         ]
 
         ready: list[str] = []  # the problems of all ranks whose answers have all ended
@@ -173,7 +174,7 @@ class PartialAnswers(RolloutAround):
             "rollout/versions": all_versions / all_answers,
         }
 
-    def _has_ended(self, context: RolloutContext, group: _Group) -> bool:
+    def _has_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:
         """Returns whether no answer to a problem may have any more tokens."""
         return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
 
@@ -200,23 +201,23 @@ class PartialAnswers(RolloutAround):
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
     def _sample_further(
-        self, context: RolloutContext, groups: Sequence[_Group], sampling_round: int
-    ) -> list[_Group]:
+        self, context: RolloutContext, groups: Sequence[_GroupInFlight], sampling_round: int
+    ) -> list[_GroupInFlight]:
         """Returns the groups after up to `tokens_per_iteration` more tokens of every answer that has not
         ended. The seeds derive from the iteration, the problem, the round and the answer's `sample`, so that
         an answer does not depend on the others."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
 
-        async def sample_all() -> list[_Group]:
+        async def sample_all() -> list[_GroupInFlight]:
             programs = [self._sample_group(context, group, sampling_round, counted) for group in groups]
             return await asyncio.gather(*programs)
 
         return context.engine.run(sample_all())
 
     async def _sample_group(
-        self, context: RolloutContext, group: _Group, sampling_round: int, counted: CountedSamples
-    ) -> _Group:
+        self, context: RolloutContext, group: _GroupInFlight, sampling_round: int, counted: CountedSamples
+    ) -> _GroupInFlight:
         """Begins a problem's answers where there are none, and continues those that have not ended."""
         problem = group.problem
         seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
@@ -228,7 +229,7 @@ class PartialAnswers(RolloutAround):
                 if self._remaining_tokens(context, answer):
                     continuations.append(self._continue_answer(context, answer, seed, counted))
             sampled = await asyncio.gather(*continuations)
-        return _Group(problem, group.answers | {answer.sample: answer for answer in sampled})
+        return _GroupInFlight(problem, group.answers | {answer.sample: answer for answer in sampled})
 
     async def _begin_answers(
         self, context: RolloutContext, problem: Problem, seed: int, counted: CountedSamples
