@@ -229,13 +229,22 @@ def trees_of(trajectories: Iterable[Trajectory]) -> list[Tree]:
 
 def answers_of(trees: Iterable[Tree]) -> list[Trajectory]:
     """Returns all answers, tree after tree."""
-    return [leaf for tree in trees for leaf in tree.leaves]
+    answers: list[Trajectory] = []
+    for tree in trees:
+        answers += tree.leaves
+    return answers
 
 
 def with_answers(trees: Sequence[Tree], answers: Sequence[Trajectory]) -> list[Tree]:
     """Returns the trees with their leaves replaced by `answers`, which are in the order of `answers_of`."""
-    remaining = iter(answers)
-    return [replace(tree, leaves=[next(remaining) for _ in tree.leaves]) for tree in trees]
+    changed_trees = []
+    start = 0
+    for tree in trees:
+        end = start + len(tree.leaves)
+        changed_trees.append(replace(tree, leaves=list(answers[start:end])))
+        start = end
+    assert start == len(answers), "each leaf has one answer"
+    return changed_trees
 
 
 def training_rows(

@@ -4,6 +4,7 @@
 `Message`      a turn of a conversation
 `TextCodec`    text to token ids and back
 `Problem`      a row of a task: a prompt and its reference answer
+`Transcript`   an answer of several turns, as its grader sees it
 `Grade`        a grader's verdict on an answer
 `Branch`       the thread of an answer that some tokens belong to
 `Segment`      token ids that entered an answer together, sampled or injected
@@ -242,6 +243,29 @@ class TextCodec:
         return token_array(self.encode(answer))
 
 
+class Transcript(NamedTuple):
+    """An answer of several turns, as its grader sees it.
+
+    Example: the policy asks a calculator and then answers::
+
+        Transcript(
+            text="2*21=\n42\nThe answer is 42.",
+            turns=[
+                [{"role": "assistant", "content": "2*21="}, {"role": "tool", "content": "42"}],
+                [{"role": "assistant", "content": "The answer is 42."}],
+            ],
+            rewards=[0.0, 0.0],
+        )
+    """
+
+    text: str
+    """The text of the whole answer, with the replies in it."""
+    turns: Sequence[Sequence[Mapping[str, Any]]]
+    """The messages of each turn: the policy's, and the replies to it."""
+    rewards: Sequence[float]
+    """The environment's reward for each turn."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """A row of a task: the prompt and its reference answer.
@@ -265,9 +289,8 @@ class Problem:
     """The conversation that the model continues; empty if `prompt` is all."""
     as_is: bool = False
     """True if the model gets `prompt` without a chat template."""
-    transcript: tuple[str, Sequence[Sequence[Mapping[str, Any]]], Sequence[float]] | None = None
-    """Set for the grader of an answer of several turns: its text, the messages of each turn, and the
-    environment's reward for each turn."""
+    transcript: Transcript | None = None
+    """The answer, for its grader, if it has several turns."""
     is_thought_open: bool = False
     """True if the prompt ends inside a thought (``<think>``), so that the answer begins in it."""
 

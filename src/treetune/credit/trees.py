@@ -167,15 +167,17 @@ class TreeCredit(Credit):
             values, advantage_of_node = _leave_one_out(sharing, rewards, self.prior)
         elif self.advantage == "local":
             values = branch_values(sharing, rewards)
-            advantage_of_node = {
-                node: values[node] - values[parent]
-                for parent, siblings in sharing.children.items()
-                for node in siblings
-            }
+            advantage_of_node = {}
+            for parent, siblings in sharing.children.items():
+                for node in siblings:
+                    advantage_of_node[node] = values[node] - values[parent]
         else:  # "global_and_local"
             values = leaf_values(sharing, rewards)
             advantage_of_node = _global_and_local(sharing, values)
-        return values, [[advantage_of_node[node] for node in path] for path in sharing.paths]
+        advantages = []
+        for path in sharing.paths:
+            advantages.append([advantage_of_node[node] for node in path])
+        return values, advantages
 
 
 class _Step(NamedTuple):
@@ -237,8 +239,11 @@ def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float
 
 def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
     """Returns the mean reward of all answers below the prompt and each node."""
-    values = {node: _mean([rewards[answer] for answer in answers]) for node, answers in sharing.below.items()}
-    return values | {ROOT: _mean(rewards)}
+    values: dict[int, float] = {}
+    for node, answers in sharing.below.items():
+        values[node] = _mean([rewards[answer] for answer in answers])
+    values[ROOT] = _mean(rewards)
+    return values
 
 
 def _leave_one_out(

@@ -18,6 +18,7 @@ of the other answers (`credit.states`, `credit.values`).
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -411,8 +412,8 @@ def _has_value_of_each_state(valuation: Valuation, values: Sequence[StepValues])
         counts = [len(step_values) for step_values in values]
         if counts != [len(answer.states) for answer in valuation.answers]:
             return False
-        flat = [value for step_values in values for value in step_values]
-        return all(isinstance(value, Value | None) for value in flat)
+        all_values = itertools.chain.from_iterable(values)
+        return all(isinstance(value, Value | None) for value in all_values)
     except TypeError:  # something has no length
         return False
 

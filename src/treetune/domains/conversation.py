@@ -20,7 +20,16 @@ from treetune.domains.environments.base import Turn
 from treetune.engine.requests import Completion
 from treetune.rollouts.answers import before_stop
 from treetune.tasks.thoughts import opening_at_end
-from treetune.vocabulary import FinishReason, GradeOutcome, Segment, TextCodec, TokenIds, joined, token_array
+from treetune.vocabulary import (
+    FinishReason,
+    GradeOutcome,
+    Segment,
+    TextCodec,
+    TokenIds,
+    Transcript,
+    joined,
+    token_array,
+)
 
 EVENTS = {
     "cut": "turns that reached turn_tokens",
@@ -192,11 +201,8 @@ class Conversation:
         self.segments = list(segments)  # with the observations, which `_add_turn` doesn't add
         self.turns = [Turn(reward=reward) for reward in rewards]  # of past turns only the rewards are needed
 
-    def transcript(self, message: Callable[[str], dict[str, Any]]) -> tuple[str, list[Any], list[float]]:
-        """Returns the `transcript` of a problem: the text, the messages of each turn, and the rewards.
-
-        `message` turns an action into a message of a chat.
-        """
+    def transcript(self, message: Callable[[str], dict[str, Any]]) -> Transcript:
+        """Returns the answer as its grader sees it. `message` turns an action into a message of a chat."""
         turns = []
         # After the last turn the policy read nothing.
         for action, observed in zip(self.actions, [*self.observed, []], strict=True):
@@ -210,7 +216,7 @@ class Conversation:
                         break
             turns.append([policy_message, *observed])
         text = self.codec.decode(joined([segment.token_ids for segment in self.segments]))
-        return text, turns, self.rewards
+        return Transcript(text, turns, self.rewards)
 
     @property
     def step_ends(self) -> tuple[int, ...]:

@@ -151,42 +151,52 @@ def _reap(server: int, status: int | None) -> int | None:
     return status
 
 
+def _reap_until(
+    is_done: Callable[[int | None], bool], server: int, status: int | None, seconds: float
+) -> int | None:
+    """Collects children that have ended, until `is_done` or for so many seconds. Returns the server's wait
+    status once it has ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        status = _reap(server, status)
+        if is_done(status) or time.monotonic() > deadline:
+            return status
+        time.sleep(0.02)
+
+
 def _end_tree(server: int, status: int | None, grace: float) -> int | None:
     """Ends all processes below this one, and returns when they are gone: the server with `grace` seconds for
     a clean end, then its children with SIGTERM, then those that are left with SIGKILL. With a `grace` of 0,
     the first two steps are left out."""
-
-    def wait(seconds: float, finished: Callable[[], bool]) -> None:
-        nonlocal status
-        deadline = time.monotonic() + seconds
-        while True:
-            status = _reap(server, status)
-            if finished() or time.monotonic() > deadline:
-                return
-            time.sleep(0.02)
-
-    def none_left() -> bool:
-        return not descendants(os.getpid())
-
     if grace > 0:
         if status is None:
             _signal(server, signal.SIGTERM)
-            wait(grace, lambda: status is not None)
+            status = _reap_until(_has_ended, server, status, grace)
         # The server has had its time to end its children. Those that are left are asked here.
         for pid in descendants(os.getpid()):
             _signal(pid, signal.SIGTERM)
-        wait(ORPHAN_GRACE_S, none_left)
+        status = _reap_until(_is_last, server, status, ORPHAN_GRACE_S)
     # A resource tracker of Python's multiprocessing deletes shared memory that its killed owner left, and
     # then ends by itself. So it is killed only after some time.
     for pid in descendants(os.getpid()):
         if b"resource_tracker" not in _command_line(pid):
             _signal(pid, signal.SIGKILL)
-    wait(TRACKER_GRACE_S, none_left)
+    status = _reap_until(_is_last, server, status, TRACKER_GRACE_S)
     while left := descendants(os.getpid()):
         for pid in left:
             _signal(pid, signal.SIGKILL)
-        wait(0.2, none_left)
+        status = _reap_until(_is_last, server, status, 0.2)
     return _reap(server, status)
+
+
+def _has_ended(status: int | None) -> bool:
+    """Returns whether the server has ended."""
+    return status is not None
+
+
+def _is_last(status: int | None) -> bool:
+    """Returns whether no process below this one is left."""
+    return not descendants(os.getpid())
 
 
 def _shared_memory_of(pids: list[int]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,67 +91,30 @@ class InProcessEngine(Engine):
         """Samples all requests in the rows of one batch, as drawn in the head of this file; see
         `Engine.generate`."""
         started, tokens_before = time.monotonic(), self.tokens
-        results: list[list[Completion | None]] = []
-        waiting = _WaitingSamples()
-        waiting_scores: list[tuple[int, ScoreRequest]] = []
-        laters: list[Later] = []
-
-        def add_requests(new: Sequence[Request | Later]) -> None:
-            """Gives requests their indices, and puts their samples before waiting ones of the same priority.
-
-            Requests that follow from a result continue an answer, and answers that have begun are finished
-            first. A `Later` stands for requests that aren't known yet, and is kept until they are.
-            """
-            new_samples: dict[int, list[_Sample]] = {}  # by priority
-            for request in new:
-                if isinstance(request, Later):
-                    laters.append(request)
-                    continue
-                index = len(results)
-                check_request(index, request, self._context_length)
-                if isinstance(request, ScoreRequest):
-                    self._check_vocabulary(index, request)
-                    waiting_scores.append((index, request))
-                    results.append([None])
-                    continue
-                for number in range(request.n):
-                    # Drawn at once from the sample's own seed, so that a sample depends on no other one.
-                    generator = np.random.default_rng(request.seed + number)
-                    uniforms = generator.random(request.sampling.max_tokens)
-                    sample = _Sample(index, number, request, uniforms)
-                    new_samples.setdefault(request.priority, []).append(sample)
-                results.append([None] * request.n)
-            for priority, samples in new_samples.items():
-                waiting.add_in_front(priority, samples)
-
         batch = _RowBatch(self._model, self._device, self._prompts)
-        add_requests(requests)
-        while batch.rows or laters or waiting or waiting_scores:
+        call = _GenerateCall(self._check_request, on_result)
+        call.add_requests(requests)
+        while batch.rows or call.has_waiting:
             if self._closed:
                 raise EngineError("the engine was closed while it sampled")
             # Texts are scored before the next sampling step, in few forward passes.
-            score_requests, waiting_scores = waiting_scores, []
+            score_requests, call.scores = call.scores, []
             for index, completion in self._score_texts(score_requests, started):
-                results[index] = [completion]
-                if on_result is not None:
-                    add_requests(on_result(index, [completion]) or ())
-            if laters and not batch.rows and not waiting and not waiting_scores:
+                call.add_completion(index, 0, completion)
+            if not (batch.rows or call.samples or call.scores):
                 # There is nothing to compute until the requests of one `Later` are known.
-                wait([later.ready for later in laters], return_when=FIRST_COMPLETED)
-            for later in [later for later in laters if later.ready.done()]:
-                laters.remove(later)
-                add_requests(later.requests())
+                call.wait_for_later()
+            call.add_known_requests()
             free = self.at_once - batch.count_samples()
             # Only samples that are admitted together can share a row. So where not all fit, they wait until
             # half of the batch has ended, and aren't admitted one by one.
-            if len(waiting) > free and 2 * free < self.at_once:
+            if len(call.samples) > free and 2 * free < self.at_once:
                 free = 0
-            batch.admit(waiting.take(free))
+            batch.admit(call.samples.take(free))
             if not batch.rows:
                 continue
             for sample in self._step(batch):
-                completions = results[sample.index]
-                completions[sample.number] = Completion(
+                completion = Completion(
                     np.array(sample.ids),
                     np.array(sample.logprobs) if sample.request.reads_logprobs else None,
                     sample.finish_reason,  # type: ignore[arg-type]
@@ -159,11 +122,10 @@ class InProcessEngine(Engine):
                     time.monotonic() - started,
                 )
                 self.tokens += len(sample.ids)
-                if None not in completions and on_result is not None:
-                    add_requests(on_result(sample.index, completions) or ())  # type: ignore[arg-type]
+                call.add_completion(sample.index, sample.number, completion)
         seconds = max(time.monotonic() - started, 1e-9)
         self.tokens_per_second = (self.tokens - tokens_before) / seconds
-        return results  # type: ignore[return-value]
+        return call.results  # type: ignore[return-value]
 
     @override
     def load(
@@ -248,8 +210,12 @@ class InProcessEngine(Engine):
         batch.branch()
         return ended
 
-    def _check_vocabulary(self, index: int, request: ScoreRequest) -> None:
-        """Raises ValueError for a token that the model doesn't have."""
+    def _check_request(self, index: int, request: Request) -> None:
+        """Raises ValueError for a request that doesn't fit into the context, or that scores a token which the
+        model doesn't have."""
+        check_request(index, request, self._context_length)
+        if not isinstance(request, ScoreRequest):
+            return
         tokens = self._model.get_input_embeddings().num_embeddings
         largest = int(request.all_ids.max())
         if largest >= tokens:
@@ -581,8 +547,6 @@ class _PromptBlocks:
         Args:
             prompts: The prompts, by their bytes, so that equal ones are computed once.
         """
-        import torch
-
         tokens_of = {name: ids[:-1] for name, ids in prompts.items()}
         blocks_of: dict[bytes, list[_Layers]] = {name: [] for name in prompts}
         longest = max((len(ids) for ids in tokens_of.values()), default=0)
@@ -612,12 +576,7 @@ class _PromptBlocks:
         self._forget()
         layers_of_prompts = {}
         for name, blocks in blocks_of.items():
-            layers: _Layers = {}
-            for layer in blocks[0]:
-                keys = torch.cat([block[layer][0] for block in blocks], dim=1)
-                values = torch.cat([block[layer][1] for block in blocks], dim=1)
-                layers[layer] = keys, values
-            layers_of_prompts[name] = layers
+            layers_of_prompts[name] = {layer: _join_blocks(blocks, layer) for layer in blocks[0]}
         return layers_of_prompts
 
     def _compute(
@@ -638,9 +597,13 @@ class _PromptBlocks:
             ids_BT[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
         earlier: _Layers = {}
         for layer in earlier_of_rows[0][0] if start else ():
-            keys = torch.stack([torch.cat([b[layer][0] for b in blocks], 1) for blocks in earlier_of_rows])
-            values = torch.stack([torch.cat([b[layer][1] for b in blocks], 1) for blocks in earlier_of_rows])
-            earlier[layer] = keys, values
+            keys_of_rows = []
+            values_of_rows = []
+            for blocks in earlier_of_rows:
+                keys, values = _join_blocks(blocks, layer)
+                keys_of_rows.append(keys)
+                values_of_rows.append(values)
+            earlier[layer] = torch.stack(keys_of_rows), torch.stack(values_of_rows)
         cache = _BlockCache(earlier)
         # Token t of the block sees all earlier blocks, the block's tokens before it, and itself. K counts the
         # tokens of the earlier blocks and of this one.
@@ -673,8 +636,80 @@ class _PromptBlocks:
             self._stored_bytes -= _bytes_of(self._stored.pop(oldest))
 
 
+def _join_blocks(blocks: Sequence[_Layers], layer: int) -> tuple[Any, Any]:
+    """Returns a layer's keys and values of the tokens of these blocks, which follow each other."""
+    import torch
+
+    keys = torch.cat([block[layer][0] for block in blocks], dim=1)
+    values = torch.cat([block[layer][1] for block in blocks], dim=1)
+    return keys, values
+
+
 def _bytes_of(block: _Layers) -> int:
-    return sum(tensor.nbytes for keys_and_values in block.values() for tensor in keys_and_values)
+    return sum(keys.nbytes + values.nbytes for keys, values in block.values())
+
+
+class _GenerateCall:
+    """The requests of one call of `generate`: those that wait, and the results so far."""
+
+    def __init__(self, check_request: Callable[[int, Request], None], on_result: OnResult | None) -> None:
+        self._check_request, self._on_result = check_request, on_result
+        self.results: list[list[Completion | None]] = []
+        """The completions of each request, by its index; None for those that aren't there yet."""
+        self.samples = _WaitingSamples()
+        self.scores: list[tuple[int, ScoreRequest]] = []
+        """The texts to score, with the indices of their requests."""
+        self._laters: list[Later] = []
+        """Requests that aren't known yet."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Returns whether there are requests of which nothing is computed yet."""
+        return bool(self.samples or self.scores or self._laters)
+
+    def add_requests(self, requests: Sequence[Request | Later]) -> None:
+        """Gives requests their indices, and puts their samples before waiting ones of the same priority.
+
+        Requests that follow from a result continue an answer, and answers that have begun are finished first.
+        """
+        new_samples: dict[int, list[_Sample]] = {}  # by priority
+        for request in requests:
+            if isinstance(request, Later):
+                self._laters.append(request)
+                continue
+            index = len(self.results)
+            self._check_request(index, request)
+            if isinstance(request, ScoreRequest):
+                self.scores.append((index, request))
+                self.results.append([None])
+                continue
+            for number in range(request.n):
+                # Drawn at once from the sample's own seed, so that a sample depends on no other one.
+                generator = np.random.default_rng(request.seed + number)
+                uniforms = generator.random(request.sampling.max_tokens)
+                sample = _Sample(index, number, request, uniforms)
+                new_samples.setdefault(request.priority, []).append(sample)
+            self.results.append([None] * request.n)
+        for priority, samples in new_samples.items():
+            self.samples.add_in_front(priority, samples)
+
+    def add_completion(self, index: int, number: int, completion: Completion) -> None:
+        """Stores a completion of a request. With the last one, adds the requests that follow from them."""
+        completions = self.results[index]
+        completions[number] = completion
+        if None not in completions and self._on_result is not None:
+            self.add_requests(self._on_result(index, completions) or ())  # type: ignore[arg-type]
+
+    def wait_for_later(self) -> None:
+        """Returns when the requests of a `Later` are known; at once if there is none."""
+        if self._laters:
+            wait([later.ready for later in self._laters], return_when=FIRST_COMPLETED)
+
+    def add_known_requests(self) -> None:
+        """Adds the requests that a `Later` stands for, if they are known by now."""
+        for later in [later for later in self._laters if later.ready.done()]:
+            self._laters.remove(later)
+            self.add_requests(later.requests())
 
 
 class _WaitingSamples:

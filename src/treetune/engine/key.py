@@ -105,18 +105,24 @@ class KeyRequired:
         if refusal := self._server.refusal(expected):
             await respond(send, 409, refusal)
             return
-        refused = False
+        await self._app(scope, receive, _SendUnlessReplaced(self._server, expected, send))
 
-        async def send_unless_replaced(message: Mapping[str, Any]) -> None:
-            """Sends a message of the answer, or 409 in place of the first one and nothing after it."""
-            nonlocal refused
-            if message["type"] == "http.response.start" and (refusal := self._server.refusal(expected)):
-                refused = True
-                await respond(send, 409, refusal)
-            elif not refused:
-                await send(message)
 
-        await self._app(scope, receive, send_unless_replaced)
+class _SendUnlessReplaced:
+    """Sends the messages of an answer, or 409 in place of the first one and nothing after it, if the server
+    has other weights by then than the request expects."""
+
+    def __init__(self, server: ServerDescription, expected: str, send: Send) -> None:
+        self._server, self._expected, self._send = server, expected, send
+        self._is_refused = False
+
+    async def __call__(self, message: Mapping[str, Any]) -> None:
+        begins_answer = message["type"] == "http.response.start"
+        if begins_answer and (refusal := self._server.refusal(self._expected)):
+            self._is_refused = True
+            await respond(self._send, 409, refusal)
+        elif not self._is_refused:
+            await self._send(message)
 
 
 async def respond(send: Send, status: int, body: bytes) -> None:

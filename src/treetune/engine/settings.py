@@ -49,7 +49,7 @@ def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> st
     """Returns what is wrong with a list of addresses, such as "is empty"; None if nothing is."""
     if not addresses:
         return "is empty"
-    if any(mark in address for address in addresses for mark in "@?#"):
+    if any(re.search("[@?#]", address) for address in addresses):
         # Settings are printed and stored, so that a key or a password must not be in them.
         return "has a user name, a password or a query in an address, which is not shown here"
     malformed = [address for address in addresses if not form.fullmatch(address)]

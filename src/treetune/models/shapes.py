@@ -165,11 +165,10 @@ _MODELS_BY_SIZES: dict[tuple[str | int | bool, ...], str] = {
     ("qwen3", 4096, 36, 32, 8, 12_288, 151_936, False): "Qwen/Qwen3-8B",
 }
 
-PUBLISHED: dict[str, dict[str, Any]] = {
-    name: dict(zip(_KEYS_OF_SIZES, sizes, strict=True))
-    for sizes, names in _MODELS_BY_SIZES.items()
-    for name in names.split()
-}
+PUBLISHED: dict[str, dict[str, Any]] = {}
 """The config.json, as far as sizes go, of the models that the shipped configurations name, as each is
 published on the Hugging Face hub. A test holds the sums against the numbers of parameters that the models'
 cards give."""
+for _sizes, _names in _MODELS_BY_SIZES.items():
+    for _name in _names.split():
+        PUBLISHED[_name] = dict(zip(_KEYS_OF_SIZES, _sizes, strict=True))

@@ -355,28 +355,32 @@ def exit_on_signals() -> None:
     Python ignores every exception that is raised within a finalizer or a weak reference's callback, where a
     signal may well arrive. Such a Stopped is raised once more, a moment later.
     """
-    stopped_by: int | None = None  # the signal that has raised Stopped
-    ignored_signal: int | None = None
-    """The signal whose Stopped Python has ignored, until it is raised again."""
+    signals = _EndingSignals(sys.unraisablehook)
+    sys.unraisablehook = signals.raise_again
+    atexit.register(signals.ignore_echoes)
+    for number in (*ENDING, CHECKPOINT, signal.SIGALRM):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # `nohup`: the run outlives its terminal
+        signal.signal(number, signals.handle)
 
-    def raise_again(ignored: sys.UnraisableHookArgs) -> None:
-        nonlocal ignored_signal
-        if isinstance(ignored.exc_value, Stopped) and isinstance(ignored.exc_value.code, int):
-            ignored_signal = ignored.exc_value.code - 128  # the code of Stopped is 128 + the signal
-            # Not here: an exception of this hook would be ignored, too.
-            signal.setitimer(signal.ITIMER_REAL, RAISED_AGAIN_AFTER_S)
-        else:
-            earlier_hook(ignored)
 
-    earlier_hook = sys.unraisablehook
-    sys.unraisablehook = raise_again
+class _EndingSignals:
+    """Raises Stopped at signals; see `exit_on_signals`."""
 
-    def handler(number: int, frame: FrameType | None) -> None:
-        nonlocal stopped_by, ignored_signal
-        if number == signal.SIGALRM and ignored_signal is not None:  # `raise_again` has set this timer
-            number, ignored_signal = ignored_signal, None
+    def __init__(self, earlier_hook: Callable[[sys.UnraisableHookArgs], Any]) -> None:
+        """Takes the hook that gets all other exceptions that Python ignores."""
+        self._earlier_hook = earlier_hook
+        self._stopped_by: int | None = None
+        """The signal that has raised Stopped."""
+        self._ignored_signal: int | None = None
+        """The signal whose Stopped Python has ignored, until it is raised again."""
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal."""
+        if number == signal.SIGALRM and self._ignored_signal is not None:  # `raise_again` has set this timer
+            number, self._ignored_signal = self._ignored_signal, None
             raise Stopped(128 + number)
-        if stopped_by is None:
+        if self._stopped_by is None:
             if _graceful:
                 if number == signal.SIGALRM:  # the grace is over
                     number = _graceful[-1].end_grace()
@@ -384,34 +388,37 @@ def exit_on_signals() -> None:
                     return  # the loop ends at its next boundary
             if number == signal.SIGALRM:  # the timer of a graceful stop whose block has ended
                 return
-            stopped_by = number
+            self._stopped_by = number
             if _graceful:
                 # If other code catches the exception and drops it, the loop ends at its next boundary.
                 _graceful[-1].asked_by = number
             raise Stopped(128 + number)
         # A second signal of the same kind ends the process at once, unless it may be the first one's echo.
-        if number == stopped_by and number != CHECKPOINT and not launcher_processes():
+        if number == self._stopped_by and number != CHECKPOINT and not launcher_processes():
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    def ignore_echoes() -> None:
+    def raise_again(self, ignored: sys.UnraisableHookArgs) -> None:
+        """Raises a Stopped once more that Python has ignored, a moment later."""
+        if isinstance(ignored.exc_value, Stopped) and isinstance(ignored.exc_value.code, int):
+            self._ignored_signal = ignored.exc_value.code - 128  # the code of Stopped is 128 + the signal
+            # Not here: an exception of this hook would be ignored, too.
+            signal.setitimer(signal.ITIMER_REAL, RAISED_AGAIN_AFTER_S)
+        else:
+            self._earlier_hook(ignored)
+
+    def ignore_echoes(self) -> None:
         """Ignores further signals at the exit, so that the exit code is the first signal's.
 
         While Python takes the interpreter down, Python gives signals their default actions back, except for
         ignored signals. Without this function, a signal that comes then would end the process.
         """
-        if stopped_by is None:
+        if self._stopped_by is None:
             return
         for number in (*ENDING, CHECKPOINT):
             # Without a launcher, a second signal of the first one's kind may still end the process.
-            if number != stopped_by or launcher_processes():
+            if number != self._stopped_by or launcher_processes():
                 signal.signal(number, signal.SIG_IGN)
-
-    atexit.register(ignore_echoes)
-    for number in (*ENDING, CHECKPOINT, signal.SIGALRM):
-        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # `nohup`: the run outlives its terminal
-        signal.signal(number, handler)
 
 
 # Children, each with a process group of its own

@@ -66,11 +66,9 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
         "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
         "steps": [float(len(t.step_ends)) for t in trajectories],
-        **{
-            outcome: [float(t.grade.outcome == outcome) for t in trajectories]
-            for outcome in ("no_answer", "timeout", "error", "unavailable")
-        },
     }
+    for outcome in ("no_answer", "timeout", "error", "unavailable"):
+        columns_of_answers[outcome] = [float(t.grade.outcome == outcome) for t in trajectories]
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)

@@ -11,9 +11,10 @@ tokens is sampled by three policies, and is trained on in the third iteration::
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from annotated_types import Gt
 from typing_extensions import override
@@ -40,6 +41,13 @@ from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory,
 
 AnswersBySample = dict[int, Trajectory]
 """The answers to a problem so far, by `Trajectory.sample`; empty for a new problem."""
+
+
+class _GroupInFlight(NamedTuple):
+    """A problem in flight, and its answers so far."""
+
+    problem: Problem
+    answers: AnswersBySample
 
 
 @Rollout.register("partial")
@@ -127,17 +135,20 @@ class PartialAnswers(RolloutAround):
             encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
         all_problems = carried_problems + new_problems
-        groups = [(problem, in_flight.get(problem.id, {})) for problem in rank_share(context, all_problems)]
+        groups = [
+            _GroupInFlight(problem, in_flight.get(problem.id, {}))
+            for problem in rank_share(context, all_problems)
+        ]
 
         ready: list[str] = []  # the problems of all ranks whose answers have all ended
         sampling_round = 0
         while not ready:  # until at least one problem can be trained on
-            self._sample_further(context, groups, sampling_round)
+            groups = self._sample_further(context, groups, sampling_round)
             sampling_round += 1
-            local_ready = [problem.id for problem, answers in groups if self._have_ended(context, answers)]
+            local_ready = [group.problem.id for group in groups if self._has_ended(context, group)]
             ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
             # Ranks have contiguous parts of `all_problems`, so that the earliest begun are first here, too.
-            ready = [problem_id for ready_of_rank in ready_by_rank for problem_id in ready_of_rank]
+            ready = list(itertools.chain.from_iterable(ready_by_rank))
         trained_problems = set(ready[: self.groups])  # all that are ready if `groups` is None
 
         carried_answers: list[Trajectory] = []
@@ -163,9 +174,9 @@ class PartialAnswers(RolloutAround):
             "rollout/versions": all_versions / all_answers,
         }
 
-    def _have_ended(self, context: RolloutContext, answers: AnswersBySample) -> bool:
+    def _has_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:
         """Returns whether no answer to a problem may have any more tokens."""
-        return not any(self._remaining_tokens(context, answer) for answer in answers.values())
+        return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
 
     def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """Returns the task's sampling parameters.
@@ -190,75 +201,73 @@ class PartialAnswers(RolloutAround):
         return context.settings.token_budget(answer.prompt_ids, max_tokens) - len(answer.response_ids)
 
     def _sample_further(
-        self, context: RolloutContext, groups: Sequence[tuple[Problem, AnswersBySample]], sampling_round: int
-    ) -> None:
-        """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended, and puts the
-        longer answers into their groups. The seeds derive from the iteration, the problem, the round and the
-        answer's `sample`, so that an answer does not depend on the others."""
+        self, context: RolloutContext, groups: Sequence[_GroupInFlight], sampling_round: int
+    ) -> list[_GroupInFlight]:
+        """Returns the groups after up to `tokens_per_iteration` more tokens of every answer that has not
+        ended. The seeds derive from the iteration, the problem, the round and the answer's `sample`, so that
+        an answer does not depend on the others."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
 
-        async def sample_all() -> None:
-            await asyncio.gather(
-                *(
-                    self._sample_group(context, problem, answers, sampling_round, counted)
-                    for problem, answers in groups
-                )
-            )
+        async def sample_all() -> list[_GroupInFlight]:
+            programs = [self._sample_group(context, group, sampling_round, counted) for group in groups]
+            return await asyncio.gather(*programs)
 
-        context.engine.run(sample_all())
+        return context.engine.run(sample_all())
 
     async def _sample_group(
-        self,
-        context: RolloutContext,
-        problem: Problem,
-        answers: AnswersBySample,
-        sampling_round: int,
-        counted: CountedSamples,
-    ) -> None:
+        self, context: RolloutContext, group: _GroupInFlight, sampling_round: int, counted: CountedSamples
+    ) -> _GroupInFlight:
         """Begins a problem's answers where there are none, and continues those that have not ended."""
+        problem = group.problem
         seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
-        sampling = self._sampling(context, problem)
+        if not group.answers:
+            sampled = await self._begin_answers(context, problem, seed, counted)
+        else:
+            continuations = []
+            for _, answer in sorted(group.answers.items()):  # by number, not in the order of arrival
+                if self._remaining_tokens(context, answer):
+                    continuations.append(self._continue_answer(context, answer, seed, counted))
+            sampled = await asyncio.gather(*continuations)
+        return _GroupInFlight(problem, group.answers | {answer.sample: answer for answer in sampled})
 
-        def limit_tokens(remaining_tokens: int) -> SamplingParams:
-            return replace(sampling, max_tokens=min(self.tokens_per_iteration, remaining_tokens))
+    async def _begin_answers(
+        self, context: RolloutContext, problem: Problem, seed: int, counted: CountedSamples
+    ) -> list[Trajectory]:
+        """Returns the beginnings of a problem's answers."""
+        prompt_ids = context.codec.encode_prompt(problem)
+        budget = context.settings.token_budget(prompt_ids, self._sampling(context, problem).max_tokens)
+        sampling = self._sampling_of_iteration(context, problem, budget)
+        completions = await counted.sample(Request(prompt_ids, seed=seed, n=self.samples, sampling=sampling))
+        new_answers = (
+            self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
+            for sample, completion in enumerate(completions)
+        )
+        return await asyncio.gather(*new_answers)
 
-        async def begin_answers() -> None:
-            prompt_ids = context.codec.encode_prompt(problem)
-            budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
-            request = Request(prompt_ids, seed=seed, n=self.samples, sampling=limit_tokens(budget))
-            completions = await counted.sample(request)
-            new_answers = (
-                self._answer(context, problem, prompt_ids, sample, (completion.segment(),), completion)
-                for sample, completion in enumerate(completions)
-            )
-            for answer in await asyncio.gather(*new_answers):
-                answers[answer.sample] = answer
+    async def _continue_answer(
+        self, context: RolloutContext, answer: Trajectory, seed: int, counted: CountedSamples
+    ) -> Trajectory:
+        """Returns the answer with more tokens."""
+        problem, remaining_tokens = answer.problem, self._remaining_tokens(context, answer)
+        request = Request(
+            joined([answer.prompt_ids, answer.response_ids]),
+            # The engine draws sample i of a request with `seed + i`. Here each sample has a request of its
+            # own.
+            seed=seed + answer.sample,
+            n=1,
+            sampling=self._sampling_of_iteration(context, problem, remaining_tokens),
+        )
+        (completion,) = await counted.sample(request)
+        segments = (*answer.segments, completion.segment())
+        return await self._answer(context, problem, answer.prompt_ids, answer.sample, segments, completion)
 
-        async def continue_answer(answer: Trajectory, remaining_tokens: int) -> None:
-            request = Request(
-                joined([answer.prompt_ids, answer.response_ids]),
-                # The engine draws sample i of a request with `seed + i`. Here each sample has a request of
-                # its own.
-                seed=seed + answer.sample,
-                n=1,
-                sampling=limit_tokens(remaining_tokens),
-            )
-            (completion,) = await counted.sample(request)
-            segments = (*answer.segments, completion.segment())
-            answers[answer.sample] = await self._answer(
-                context, problem, answer.prompt_ids, answer.sample, segments, completion
-            )
-
-        if not answers:
-            await begin_answers()
-            return
-        continuations = []
-        for _, answer in sorted(answers.items()):  # by their numbers, not in the order in which they arrived
-            remaining_tokens = self._remaining_tokens(context, answer)
-            if remaining_tokens:
-                continuations.append(continue_answer(answer, remaining_tokens))
-        await asyncio.gather(*continuations)
+    def _sampling_of_iteration(
+        self, context: RolloutContext, problem: Problem, remaining_tokens: int
+    ) -> SamplingParams:
+        """Returns the sampling parameters of an answer that may have so many more tokens."""
+        max_tokens = min(self.tokens_per_iteration, remaining_tokens)
+        return replace(self._sampling(context, problem), max_tokens=max_tokens)
 
     async def _answer(
         self,

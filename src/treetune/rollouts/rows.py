@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +97,7 @@ def values_of(column: pa.Array) -> Iterable[Any]:
 
 def branches(rows: Sequence[Branch]) -> pa.Array:
     """Returns a column of branches, such as ``((0, 1), (0, 0))``."""
-    return pa.array([[list(pair) for pair in row] for row in rows], BRANCH)
+    return pa.array(rows, BRANCH)
 
 
 def branch_of(row: Sequence[Sequence[int]] | None) -> Branch:
@@ -155,49 +155,67 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 
-def episode_columns(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.Schema], list[pa.Array]]:
-    """Returns the function that makes the columns of a batch of episodes."""
+def episode_columns(
+    episodes: Sequence[Episode], schema: pa.Schema, codec: TextCodec | None = None
+) -> list[pa.Array]:
+    """Returns the columns of a batch of episodes. The codec decodes the prompts, if the schema has a column
+    of their texts."""
+    return [_episode_column(episodes, field, codec) for field in schema]
 
-    def column(episodes: Sequence[Episode], field: pa.Field) -> pa.Array:
-        if field.name == "prompt":
-            assert codec is not None
-            return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
-        values = [getattr(episode, field.name) for episode in episodes]
-        if field.name == "continuations":
-            return pa.array([list(continuations.items()) for continuations in values], field.type)
-        if field.name == "stretches":
-            flat = [stretch for stretches in values for stretch in stretches]
-            ends = pa.array([stretch.end for stretch in flat], pa.int64())
-            stretch_columns = [ends, branches([stretch.branch for stretch in flat])]
-            structs = pa.StructArray.from_arrays(stretch_columns, fields=field.type.value_type)
-            return nested([len(stretches) for stretches in values], structs)
-        return tuples(values, field.type) if field.name in OF_STEPS else column_of(values, field.type)
 
-    def columns(episodes: Sequence[Episode], schema: pa.Schema) -> list[pa.Array]:
-        return [column(episodes, field) for field in schema]
+def _episode_column(episodes: Sequence[Episode], field: pa.Field, codec: TextCodec | None) -> pa.Array:
+    if field.name == "prompt":
+        assert codec is not None, "`episode_schema` adds this column only with a codec"
+        return pa.array([codec.decode(episode.prompt_ids) for episode in episodes], pa.string())
+    values = [getattr(episode, field.name) for episode in episodes]
+    if field.name == "stretches":
+        return _stretch_column(values, field.type)
+    if field.name == "continuations":
+        return pa.array([list(continuations.items()) for continuations in values], field.type)
+    if field.name in OF_STEPS:
+        return tuples(values, field.type)
+    return column_of(values, field.type)
 
-    return columns
+
+def _stretch_column(stretches_by_episode: Sequence[Sequence[Stretch]], kind: pa.ListType) -> pa.ListArray:
+    """Returns a list column with the stretches of each episode as structs."""
+    stretches = list(itertools.chain.from_iterable(stretches_by_episode))
+    ends = pa.array([stretch.end for stretch in stretches], pa.int64())
+    branch_column = branches([stretch.branch for stretch in stretches])
+    structs = pa.StructArray.from_arrays([ends, branch_column], fields=kind.value_type)
+    return nested([len(stretches_of_episode) for stretches_of_episode in stretches_by_episode], structs)
 
 
 def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
     """Yields the episodes of a batch. A field that is missing in files of earlier versions has its
     default."""
     names = [field.name for field in fields(Episode) if field.name in batch.schema.names]
-    columns: list[Iterable[Any]] = []
-    for name in names:
-        if name == "stretches":
-            columns.append(
-                tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
-                for row in batch[name].to_pylist()
-            )
-        elif name == "continuations":
-            columns.append(
-                {length: tuple(rewards) for length, rewards in row} for row in batch[name].to_pylist()
-            )
-        else:
-            columns.append(tuples_of(batch[name]) if name in OF_STEPS else values_of(batch[name]))
+    columns = [_episode_values(name, batch[name]) for name in names]
     for row in zip(*columns, strict=True):
         yield Episode(**dict(zip(names, row)))
+
+
+def _episode_values(name: str, column: pa.Array) -> Iterable[Any]:
+    """Returns the values of a column of `_episode_column`, one for each episode."""
+    if name == "stretches":
+        return map(_stretches_of, column.to_pylist())
+    if name == "continuations":
+        return map(_continuations_of, column.to_pylist())
+    if name in OF_STEPS:
+        return tuples_of(column)
+    return values_of(column)
+
+
+def _stretches_of(row: Sequence[Mapping[str, Any]]) -> tuple[Stretch, ...]:
+    """Returns a row of `_stretch_column`."""
+    return tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
+
+
+def _continuations_of(
+    row: Sequence[tuple[int, Sequence[float | None]]],
+) -> dict[int, tuple[float | None, ...]]:
+    """Returns an episode's `continuations` from its row, a list of pairs."""
+    return {length: tuple(rewards) for length, rewards in row}
 
 
 # Trajectories
@@ -225,22 +243,23 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
     }
     if any(trajectory.grade.numbers for trajectory in trajectories):
         grade["numbers"] = pa.map_(text, pa.float64())
-    segment = {
+    segments = list(itertools.chain.from_iterable(trajectory.segments for trajectory in trajectories))
+    segment_fields = {
         "token_ids": IDS,
         "origin": text,
-        "logprobs": logprobs_type([s.logprobs for t in trajectories for s in t.segments]),
+        "logprobs": logprobs_type([segment.logprobs for segment in segments]),
         "policy_version": pa.int64(),
         "branch": BRANCH,
         "seconds": pa.float64(),
     }
-    if any(s.snapshot is not None for t in trajectories for s in t.segments):
-        segment["snapshot"] = pa.binary()
+    if any(segment.snapshot is not None for segment in segments):
+        segment_fields["snapshot"] = pa.binary()
     schema = pa.schema(
         {
             "problem": pa.struct(problem),
             "sample": pa.int64(),
             "prompt_ids": IDS,
-            "segments": pa.list_(pa.struct(segment)),
+            "segments": pa.list_(pa.struct(segment_fields)),
             "finish_reason": text,
             "text": text,
             "grade": pa.struct(grade),
@@ -259,94 +278,110 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
 
 def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
     """Returns the columns of a batch of trajectories."""
+    return [_trajectory_column(trajectories, field) for field in schema]
 
-    def column(field: pa.Field) -> pa.Array:
-        values = [getattr(trajectory, field.name) for trajectory in trajectories]
-        match field.name:
-            case "segments":
-                flat = [segment for segments in values for segment in segments]
-                segment_columns = []
-                for part in field.type.value_type:
-                    if part.name == "branch":
-                        segment_columns.append(branches([segment.branch for segment in flat]))
-                    else:
-                        part_values = [getattr(segment, part.name) for segment in flat]
-                        segment_columns.append(column_of(part_values, part.type))
-                structs = pa.StructArray.from_arrays(segment_columns, fields=list(field.type.value_type))
-                return nested([len(segments) for segments in values], structs)
-            case "problem":
-                names = [part.name for part in field.type]
-                # Each problem object is converted once, not for each of its answers: its data may be long.
-                rows: dict[int, dict[str, Any]] = {}
-                for problem in values:
-                    if id(problem) not in rows:
-                        rows[id(problem)] = _problem_row(problem, names)
-                return pa.array([rows[id(problem)] for problem in values], field.type)
-            case "grade":
-                grades = [vars(grade) | {"numbers": list(grade.numbers.items())} for grade in values]
-                return pa.array(grades, field.type)
-            case "numbers":
-                return pa.array([list(numbers.items()) for numbers in values], field.type)
-            case "step_ends" | "step_rewards":
-                return tuples(values, field.type)
-            case "fork":
-                return pa.array([None if fork is None else fork._asdict() for fork in values], field.type)
-        return column_of(values, field.type)
 
-    return [column(field) for field in schema]
+def _trajectory_column(trajectories: Sequence[Trajectory], field: pa.Field) -> pa.Array:
+    values = [getattr(trajectory, field.name) for trajectory in trajectories]
+    match field.name:
+        case "problem":
+            return _problem_column(values, field.type)
+        case "segments":
+            return _segment_column(values, field.type)
+        case "grade":
+            grades = [vars(grade) | {"numbers": list(grade.numbers.items())} for grade in values]
+            return pa.array(grades, field.type)
+        case "numbers":
+            return pa.array([list(numbers.items()) for numbers in values], field.type)
+        case "step_ends" | "step_rewards":
+            return tuples(values, field.type)
+        case "fork":
+            return pa.array([None if fork is None else fork._asdict() for fork in values], field.type)
+    return column_of(values, field.type)
+
+
+def _problem_column(problems: Sequence[Problem], kind: pa.StructType) -> pa.StructArray:
+    """Returns a column with the problem of each trajectory."""
+    names = [field.name for field in kind]
+    # Each problem object is converted once, not for each of its answers: its data may be long.
+    row_by_problem: dict[int, dict[str, Any]] = {}  # by `id`: a problem has no hash, since `data` is a dict
+    for problem in problems:
+        if id(problem) not in row_by_problem:
+            row_by_problem[id(problem)] = _problem_row(problem, names)
+    return pa.array([row_by_problem[id(problem)] for problem in problems], kind)
+
+
+def _segment_column(segments_by_trajectory: Sequence[Sequence[Segment]], kind: pa.ListType) -> pa.ListArray:
+    """Returns a list column with the segments of each trajectory as structs."""
+    segments = list(itertools.chain.from_iterable(segments_by_trajectory))
+    segment_fields = list(kind.value_type)
+    columns = []
+    for field in segment_fields:
+        values = [getattr(segment, field.name) for segment in segments]
+        columns.append(branches(values) if field.name == "branch" else column_of(values, field.type))
+    structs = pa.StructArray.from_arrays(columns, fields=segment_fields)
+    return nested([len(segments_of_answer) for segments_of_answer in segments_by_trajectory], structs)
 
 
 def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     """Yields the trajectories of a batch. A field that is missing in files of earlier versions has its
     default."""
     names = [field.name for field in fields(Trajectory) if field.name in batch.schema.names]
-    problems: dict[str, Problem] = {}  # equal problems become one object
+    columns = [_trajectory_values(name, batch[name]) for name in names]
+    for row in zip(*columns, strict=True):
+        yield Trajectory(**dict(zip(names, row)))
 
-    def problem_of(row: dict[str, Any]) -> Problem:
-        key = json.dumps(row)
-        if key not in problems:
+
+def _trajectory_values(name: str, column: pa.Array) -> Iterable[Any]:
+    """Returns the values of a column of `_trajectory_column`, one for each trajectory."""
+    match name:
+        case "prompt_ids":
+            return rows_of(column)
+        case "segments":
+            return _segments_of(column)
+        case "step_ends" | "step_rewards":
+            return (row or () for row in tuples_of(column))
+    # A Python object for each value: too slow for columns of tokens, which are read above.
+    rows = column.to_pylist()
+    match name:
+        case "problem":
+            return _problems_of(rows)
+        case "grade":
+            return (Grade(**row | {"numbers": dict(row.get("numbers") or ())}) for row in rows)
+        case "numbers":
+            return (dict(row or ()) for row in rows)
+        case "fork":
+            return (None if row is None else Fork(**row) for row in rows)
+    return rows
+
+
+def _problems_of(rows: Sequence[dict[str, Any]]) -> Iterator[Problem]:
+    """Yields the problem of each row of `_problem_column`. Equal rows share one object."""
+    problem_by_json: dict[str, Problem] = {}
+    for row in rows:
+        row_json = json.dumps(row)
+        if row_json not in problem_by_json:
             data = json.loads(row["data"], object_hook=_restore_tuple)
             messages = tuple(Message(**message) for message in row.get("messages") or ())
-            problems[key] = Problem(**row | {"data": data, "messages": messages})
-        return problems[key]
+            problem_by_json[row_json] = Problem(**row | {"data": data, "messages": messages})
+        yield problem_by_json[row_json]
 
-    def segments(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
-        parts: dict[str, Iterable[Any]] = {}
-        for field in column.values.type:
-            values = column.values.field(field.name)  # of the segments of all answers
-            if field.name == "branch":
-                parts[field.name] = [branch_of(row) for row in values.to_pylist()]
-            else:
-                parts[field.name] = values_of(values)
-        # One iterator over the segments of all answers: each answer takes as many as it has.
-        all_segments = (Segment(**dict(zip(parts, row))) for row in zip(*parts.values(), strict=True))
-        for count in column.value_lengths().to_pylist():
-            yield tuple(itertools.islice(all_segments, count))
 
-    def values(name: str) -> Iterable[Any]:
-        column = batch[name]
-        match name:
-            case "segments":
-                return segments(column)
-            case "step_ends" | "step_rewards":
-                return (row or () for row in tuples_of(column))
-        if name == "prompt_ids":
-            return rows_of(column)
-        # A Python object for each value: too slow for columns of tokens, which are read above.
-        plain = column.to_pylist()
-        match name:
-            case "problem":
-                return map(problem_of, plain)
-            case "grade":
-                return (Grade(**row | {"numbers": dict(row.get("numbers") or ())}) for row in plain)
-            case "numbers":
-                return (dict(row or ()) for row in plain)
-            case "fork":
-                return (None if row is None else Fork(**row) for row in plain)
-        return plain
-
-    for row in zip(*map(values, names), strict=True):
-        yield Trajectory(**dict(zip(names, row)))
+def _segments_of(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
+    """Yields the segments of each row of `_segment_column`."""
+    values_by_field: dict[str, Iterable[Any]] = {}  # of the segments of all answers, one after the other
+    for field in column.values.type:
+        values = column.values.field(field.name)
+        if field.name == "branch":
+            values_by_field["branch"] = map(branch_of, values.to_pylist())
+        else:
+            values_by_field[field.name] = values_of(values)
+    all_segments = (
+        Segment(**dict(zip(values_by_field, row))) for row in zip(*values_by_field.values(), strict=True)
+    )
+    # Each answer takes as many of the segments as it has.
+    for count in column.value_lengths().to_pylist():
+        yield tuple(itertools.islice(all_segments, count))
 
 
 def _problem_row(problem: Problem, names: Sequence[str]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,7 +58,7 @@ def write_episodes(
 
     with _sealed(path) as file:
         schema = episode_schema(episodes, codec)
-        _write_stream(file, "episodes", episodes, schema, episode_columns(codec), iteration)
+        _write_stream(file, "episodes", episodes, schema, partial(episode_columns, codec=codec), iteration)
 
 
 def read_episodes(path: Path) -> list[Episode]:
@@ -142,7 +143,7 @@ def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
     from treetune.rollouts.rows import episode_columns, episode_schema
 
     sink = pa.BufferOutputStream()
-    _write_stream(sink, "episodes", episodes, episode_schema(episodes, None), episode_columns(None))
+    _write_stream(sink, "episodes", episodes, episode_schema(episodes, None), episode_columns)
     return sink.getvalue().to_pybytes()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -383,12 +384,13 @@ class PolicyIteration(Runtime):
 
     def stop_strings(self) -> list[str]:
         """Returns the strings that end answers, of all rollouts and tasks, each once."""
-        tasks = [part for task in self.all_tasks for part in task.parts()]
         stops: list[str] = []
         for rollout in (self.rollout, self.evaluation.rollout):
-            if rollout is not None and rollout.sampling is not None:
-                for task in tasks:
-                    stops += task.adjust_sampling(rollout.sampling).stop
+            if rollout is None or rollout.sampling is None:
+                continue
+            for task in self.all_tasks:
+                for part in task.parts():
+                    stops += part.adjust_sampling(rollout.sampling).stop
         return list(dict.fromkeys(stops))
 
     @property
@@ -403,7 +405,7 @@ class PolicyIteration(Runtime):
     def missing_for_grades(self) -> list[str]:
         """Returns the requirements of all tasks' graders and environments that this machine doesn't have,
         such as a package or bubblewrap, each as a message."""
-        graders = [grader for task in self.all_tasks for grader in task.grader.parts()]
+        graders = list(itertools.chain.from_iterable(task.grader.parts() for task in self.all_tasks))
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
         uses_environments_of_tasks = any(

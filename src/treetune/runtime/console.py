@@ -20,11 +20,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from treetune.store.timeline import Timeline
 from treetune.vocabulary import Metrics
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
 
 LOGGER = "treetune"
 REFRESH_EVERY_S = 0.2
@@ -202,7 +206,6 @@ def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[P
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as RichProgress
 
-    last_shown = 0.0
     with RichProgress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -213,17 +216,23 @@ def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[P
         console=RichConsole(stderr=True),
         transient=True,
     ) as progress:
-        bar = progress.add_task(title, total=None, details=describe())
+        yield _LiveLine(progress, title, describe).show
 
-        def show(done: int, total: int) -> None:
-            nonlocal last_shown
-            now = time.monotonic()
-            # The last state is always shown; states in between at most every `REFRESH_EVERY_S`.
-            if done == total or now - last_shown >= REFRESH_EVERY_S:
-                last_shown = now
-                progress.update(bar, completed=done, total=total, details=describe())
 
-        yield show
+class _LiveLine:
+    """A line with a progress bar, which is not updated too often."""
+
+    def __init__(self, progress: RichProgress, title: str, describe: Callable[[], str]) -> None:
+        self._progress, self._describe = progress, describe
+        self._bar = progress.add_task(title, total=None, details=describe())
+        self._last_shown = 0.0
+
+    def show(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        # The last state is always shown; states in between at most every `REFRESH_EVERY_S`.
+        if done == total or now - self._last_shown >= REFRESH_EVERY_S:
+            self._last_shown = now
+            self._progress.update(self._bar, completed=done, total=total, details=self._describe())
 
 
 def name_iterations(first: int, last: int) -> str:

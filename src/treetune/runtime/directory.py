@@ -245,8 +245,10 @@ class ExperimentDirectory:
 
     def has_work(self) -> bool:
         """Returns whether anything was sampled or trained."""
-        folders = (self.path / ITERATIONS, self.path / CHECKPOINTS)
-        return any(path.is_file() for folder in folders for path in folder.rglob("*"))
+        for folder in (self.path / ITERATIONS, self.path / CHECKPOINTS):
+            if any(path.is_file() for path in folder.rglob("*")):
+                return True
+        return False
 
     # Metrics
 

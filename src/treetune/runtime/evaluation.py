@@ -17,6 +17,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,8 +189,9 @@ def measure(
             for problem in problems:
                 length = lengths[problem.id]
                 if length >= config.context_length:
-                    for sample in range(evaluation_set.samples):
-                        trajectories.append(_unanswered(problem, sample, length, config.context_length))
+                    trajectories += _unanswered(
+                        problem, evaluation_set.samples, length, config.context_length
+                    )
             if claim is not None and claim.is_lost():
                 session.console.say(
                     f"evaluating {name}: another process has taken over while this one was suspended"
@@ -267,12 +269,12 @@ def _describe(summary: dict[str, Any]) -> str:
     )
 
 
-def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
-    """Returns an empty answer, which counts as wrong, to a problem whose prompt fills the context."""
+def _unanswered(problem: Problem, samples: int, length: int, context_length: int) -> list[Trajectory]:
+    """Returns empty answers, which count as wrong, to a problem whose prompt fills the context."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
-    return Trajectory(
+    answer = Trajectory(
         problem=problem,
-        sample=sample,
+        sample=0,
         prompt_ids=token_array(()),
         segments=(),
         finish_reason="length",
@@ -280,6 +282,7 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
         grade=Grade(reward=0.0, outcome="no_answer", message=message),
         step_ends=(),
     )
+    return [replace(answer, sample=sample) for sample in range(samples)]
 
 
 def summarise(
@@ -305,9 +308,14 @@ def summarise(
         samples[trajectory.problem.id] += 1
         if trajectory.grade.is_known:
             groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    counts = [len(group) for group in groups.values()]
-    correct_counts = [sum(t.grade.correct for t in group) for group in groups.values()]
-    means = [correct / count for correct, count in zip(correct_counts, counts, strict=True)]
+    counts: list[int] = []
+    correct_counts: list[int] = []
+    means: list[float] = []
+    for graded_samples in groups.values():
+        correct = sum(sample.grade.correct for sample in graded_samples)
+        counts.append(len(graded_samples))
+        correct_counts.append(correct)
+        means.append(correct / len(graded_samples))
     low, high = interval_of_mean(means, seed)
     n = min(samples.values())  # that of every problem, as `measure` has checked
     # A k above every problem's number of graded samples would leave no problem for pass@k.
@@ -423,9 +431,11 @@ def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) 
     numbers = directory.regular_checkpoints()
     if not directory.is_running():
         numbers = sorted({*numbers, *directory.checkpoints()[-1:]})
-    return [
-        n for n in numbers if not all(is_measured(directory, n, evaluation_set) for evaluation_set in sets)
-    ]
+    missing = []
+    for number in numbers:
+        if not all(is_measured(directory, number, evaluation_set) for evaluation_set in sets):
+            missing.append(number)
+    return missing
 
 
 def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:

@@ -91,7 +91,10 @@ class RunFrames:
         The error is infinite for a step that is credited as one with the step before. `advantage` is the mean
         over the step's trained tokens.
         """
-        return _frame(row for iteration, episode in self._episodes() for row in _steps(iteration, episode))
+        rows: list[dict[str, Any]] = []
+        for iteration, episode in self._episodes():
+            rows += _steps(iteration, episode)
+        return _frame(rows)
 
     def _episodes(self) -> Iterator[tuple[int, Episode]]:
         for iteration in self._directory.iterations_with(EPISODES):

@@ -379,7 +379,9 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
         if call.overlap:
             answers_end = engine_made_at + call.answers_end
             clock.record_overlap("credit", "generation", answers_end - call.overlap, answers_end)
-    overlap_by_rank = [sum(call.overlap for call in calls) for calls in calls_by_rank]
+    overlap_by_rank = []
+    for calls_of_rank in calls_by_rank:
+        overlap_by_rank.append(sum(call.overlap for call in calls_of_rank))
     return {"credit/value_overlap_seconds": max(overlap_by_rank)}
 
 
@@ -508,8 +510,10 @@ def trajectories_on_first(ranks: Ranks, name: str, answers: Sequence[Trajectory]
     Collective."""
     if ranks.world_size == 1:
         return list(answers)
-    parts = ranks.to_first(name, trajectories_to_bytes(answers))
-    return [answer for part in parts for answer in trajectories_from_bytes(part)]
+    all_answers: list[Trajectory] = []
+    for answers_of_rank in ranks.to_first(name, trajectories_to_bytes(answers)):
+        all_answers += trajectories_from_bytes(answers_of_rank)
+    return all_answers
 
 
 def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
@@ -517,8 +521,10 @@ def episodes_on_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> l
     Collective."""
     if ranks.world_size == 1:
         return list(episodes)
-    parts = ranks.to_first(name, episodes_to_bytes(episodes))
-    return [episode for part in parts for episode in episodes_from_bytes(part)]
+    all_episodes: list[Episode] = []
+    for episodes_of_rank in ranks.to_first(name, episodes_to_bytes(episodes)):
+        all_episodes += episodes_from_bytes(episodes_of_rank)
+    return all_episodes
 
 
 def episodes_of_first(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> list[Episode]:
@@ -533,8 +539,10 @@ def episodes_on_all(ranks: Ranks, name: str, episodes: Sequence[Episode]) -> lis
     """Returns the episodes of all ranks, rank after rank, on every rank. Collective."""
     if ranks.world_size == 1:
         return list(episodes)
-    parts = ranks.exchange(name, episodes_to_bytes(episodes))
-    return [episode for part in parts for episode in episodes_from_bytes(part)]
+    all_episodes: list[Episode] = []
+    for episodes_of_rank in ranks.exchange(name, episodes_to_bytes(episodes)):
+        all_episodes += episodes_from_bytes(episodes_of_rank)
+    return all_episodes
 
 
 def wait_for_stored_episodes(ranks: Ranks, path: Path) -> StoredEpisodes:

@@ -245,10 +245,11 @@ class WandbSink(Sink):
         file = ExperimentDirectory(directory).iteration(iteration) / TRAJECTORIES
         if not file.is_file():
             return None
-        rows = [answer_row(trajectory) for trajectory in read_trajectories(file)[: self.answers]]
-        columns = ["iteration", *ANSWER_COLUMNS]
-        data = [[iteration, *(row[column] for column in ANSWER_COLUMNS)] for row in rows]
-        return wandb.Table(columns=columns, data=data)
+        data = []
+        for trajectory in read_trajectories(file)[: self.answers]:
+            row = answer_row(trajectory)
+            data.append([iteration, *(row[column] for column in ANSWER_COLUMNS)])
+        return wandb.Table(columns=["iteration", *ANSWER_COLUMNS], data=data)
 
     @override
     def first_missing(self, handle: _CountedRun) -> int:

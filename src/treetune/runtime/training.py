@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,9 +47,11 @@ from treetune.store.files import write_text
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory, are_sampled
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from treetune.trainer.core import OnSignals, PolicyTrainer, StepDone
+    from treetune.trainer.ranks import Ranks
     from treetune.trainer.tokens import Sequences
 
 
@@ -154,25 +155,18 @@ def critic_for_credit(
 
         from treetune.trainer.tokens import Sequences
 
-        ranks = session.ranks
-        # All ranks compute the values of all answers together. Each rank keeps the values of its own answers.
-        counts = ranks.exchange("critic-counts", len(answers))
         rows_of_rank = [prompts.add_to(scoring_row(answer), answer.problem) for answer in answers]
-        rows = episodes_on_all(ranks, "critic-answers", rows_of_rank)
+        rows, first_row = _rows_on_all(session.ranks, "critic", rows_of_rank)
         if not rows:  # no rank has an answer, so all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
-            values_N = values(sequences).double().numpy()
-        # `values_N` has the trained tokens of all answers, one answer after the other, rank after rank.
-        first_answer = sum(counts[: ranks.rank])
-        bounds = list(pairwise(sequences.starts))
-        bounds_of_rank = bounds[first_answer : first_answer + len(answers)]
+            values_N = values(sequences).double().numpy()  # of the trained tokens, row after row
         columns = []
-        for answer, (start, end) in zip(answers, bounds_of_rank, strict=True):
+        for row, answer in enumerate(answers, first_row):
             trained = are_sampled(answer.segments)
             column = np.full(len(trained), np.nan)  # only tokens that the policy has sampled have a value
-            column[trained] = values_N[start:end]
+            column[trained] = values_N[sequences.starts[row] : sequences.starts[row + 1]]
             columns.append(column)
         return columns
 
@@ -193,22 +187,29 @@ def reference_for_credit(
     def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
         from treetune.trainer.tokens import Sequences
 
-        ranks = session.ranks
-        # All ranks compute the scores of all texts together. Each rank keeps the scores of its own texts.
-        counts = ranks.exchange("reference-counts", len(texts))
-        rows = episodes_on_all(ranks, "reference-texts", [_row_of_text(text) for text in texts])
+        rows_of_rank = [_row_of_text(text) for text in texts]
+        rows, first_row = _rows_on_all(session.ranks, "reference", rows_of_rank)
         if not rows:  # no rank has a text, so all ranks return here
             return []
         sequences = Sequences.of(rows)
         with server.asleep():
-            logprobs_N = logprobs(sequences).numpy()
-        # `logprobs_N` has the tokens of all texts, one text after the other, rank after rank.
-        first_text = sum(counts[: ranks.rank])
-        bounds = list(pairwise(sequences.starts))
-        bounds_of_rank = bounds[first_text : first_text + len(texts)]
-        return [logprobs_N[start:end] for start, end in bounds_of_rank]
+            logprobs_N = logprobs(sequences).numpy()  # of the tokens of all texts, row after row
+        columns = []
+        for row in range(first_row, first_row + len(texts)):
+            columns.append(logprobs_N[sequences.starts[row] : sequences.starts[row + 1]])
+        return columns
 
     return ReferenceScores(reference_logprobs)
+
+
+def _rows_on_all(ranks: Ranks, name: str, rows_of_rank: Sequence[Episode]) -> tuple[list[Episode], int]:
+    """Returns the rows of all ranks, rank after rank, and the index of this rank's first row. Collective.
+
+    All ranks run a model over all rows together, and each rank keeps the results of its own rows.
+    """
+    counts = ranks.exchange(f"{name}-counts", len(rows_of_rank))
+    rows = episodes_on_all(ranks, f"{name}-rows", rows_of_rank)
+    return rows, sum(counts[: ranks.rank])
 
 
 def _row_of_text(text: ScoredText) -> Episode:
@@ -299,10 +300,10 @@ def _score_rows(
     episodes: Sequence[Episode],
     score: Callable[[Sequences, Sequence[Episode]], tuple[Tensor, ...]],
     columns: int,
-) -> list[list[Column]]:
-    """Returns columns of values for each episode of this rank. Collective.
+) -> list[np.ndarray]:
+    """Returns the values of each episode of this rank, as an array of shape [columns, T]. Collective.
 
-    A column has a value for each token of the response: 0 for a token that isn't trained.
+    An episode has T response tokens. The values of a token that isn't trained are 0.
 
     Args:
         score: Computes the columns, with a value for each trained token. All ranks call it together, each
@@ -313,30 +314,25 @@ def _score_rows(
 
     from treetune.trainer.tokens import Sequences
 
-    ranks = session.ranks
     # Rows without a trained token are left out, since the trainer takes none. In a tree there may be such
     # rows: all tokens of an answer may be trained in an earlier row.
-    trained_rows = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
-    # All ranks compute the values of all rows together. Each rank keeps the values of its own rows.
-    counts = ranks.exchange("distribution-counts", len(trained_rows))
-    rows = episodes_on_all(ranks, "distribution-rows", trained_rows)
-    columns_by_episode = [
-        [np.zeros(len(episode.response_ids)) for _ in range(columns)] for episode in episodes
-    ]
-    if not rows:  # `rows` has those of all ranks, so either all ranks return here or none
-        return columns_by_episode
+    rows_of_rank = [_row_of_episode(episode) for episode in episodes if episode.trained.any()]
+    rows, next_row = _rows_on_all(session.ranks, "distribution", rows_of_rank)
+    values_of_episodes = [np.zeros((columns, len(episode.response_ids))) for episode in episodes]
+    if not rows:  # no rank has a row, so all ranks return here
+        return values_of_episodes
     sequences = Sequences.of(rows)
     with server.asleep():
         scores = [values_N.double().numpy() for values_N in score(sequences, rows)]
-    # The results have the trained tokens of all rows, one row after the other, rank after rank.
-    first_row = sum(counts[: ranks.rank])
-    bounds_of_rank = iter(list(pairwise(sequences.starts))[first_row:])
-    for episode, columns_of_episode in zip(episodes, columns_by_episode, strict=True):
-        if episode.trained.any():  # the others have no row
-            start, end = next(bounds_of_rank)
-            for column_T, values_N in zip(columns_of_episode, scores, strict=True):
-                column_T[episode.trained] = values_N[start:end]
-    return columns_by_episode
+    # The scores have the trained tokens of all rows, one row after the other.
+    for episode, values_CT in zip(episodes, values_of_episodes, strict=True):
+        if not episode.trained.any():
+            continue  # it has no row
+        start, end = sequences.starts[next_row], sequences.starts[next_row + 1]
+        for values_T, values_N in zip(values_CT, scores, strict=True):
+            values_T[episode.trained] = values_N[start:end]
+        next_row += 1
+    return values_of_episodes
 
 
 def _row_of_episode(episode: Episode) -> Episode:

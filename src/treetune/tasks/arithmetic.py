@@ -160,8 +160,8 @@ class WrittenArithmetic(GeneratedTask):
         """
         if MARKER in prefix:
             return self.grader.grade(prefix, problem).reward
-        *prefix_lines, rest = prefix.split("\n")
-        if rest:
+        *prefix_lines, unfinished_line = prefix.split("\n")
+        if unfinished_line:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
         next_lines = iter(prefix_lines)
 

@@ -253,12 +253,15 @@ def _random_value(
         operator = generator.choice(operators)
         if operator == "/" and (right == 0 or (natural and left % right)):
             return None
-        value = (
-            left + right if operator == "+"
-            else left - right if operator == "-"
-            else left * right if operator == "*"
-            else Fraction(left, right)
-        )  # fmt: skip
+        value: int | Fraction
+        if operator == "+":
+            value = left + right
+        elif operator == "-":
+            value = left - right
+        elif operator == "*":
+            value = left * right
+        else:
+            value = Fraction(left, right)
         if natural:
             if value <= 0:
                 return None

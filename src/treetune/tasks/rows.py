@@ -342,7 +342,8 @@ class JsonLines(RowsTask):
         rows = _first_rows(path, self.columns, self._setting_that_names(path))
         missing_fields: list[Finding] = []
         if not isinstance(rows, Finding) and rows:
-            fields = dict.fromkeys(field for _, row in rows for field in row)
+            # Each field once, in the order of the rows.
+            fields = dict.fromkeys(itertools.chain.from_iterable(row for _, row in rows))
             where = f"the first {len(rows)} rows of {path}"
             is_test = self._is_test_file(path)
             missing_fields = list(self._missing_fields(list(fields), where, learned_from=not is_test))

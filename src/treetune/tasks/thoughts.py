@@ -145,7 +145,10 @@ def _pairs(think_end: str) -> tuple[Tags, ...]:
 
 @lru_cache(maxsize=64)
 def _pattern(pairs: tuple[Tags, ...]) -> re.Pattern[str]:
-    texts = {text for pair in pairs for text in (pair.opening, *pair.closings) if text}
+    texts: set[str] = set()
+    for pair in pairs:
+        texts |= {pair.opening, *pair.closings}
+    texts.discard("")  # a pair may have no opening tag
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 

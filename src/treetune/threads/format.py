@@ -11,6 +11,7 @@ The grammar is ThreadWeaver's; what a rollout injects between sampled parts fixe
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from treetune.rollouts.demonstrations import DemonstrationFormat
 from treetune.vocabulary import Branch, Problem, Segment, TextCodec, joined, token_array
 
 WORDS = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
-TAGS = tuple(tag for word in WORDS for tag in (f"<{word}>", f"</{word}>"))
+TAGS = tuple(itertools.chain.from_iterable((f"<{word}>", f"</{word}>") for word in WORDS))
 """The twelve tags, in the order in which they are added to a tokenizer: ``<Think>``, ``</Think>``, …"""
 
 

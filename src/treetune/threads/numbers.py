@@ -88,68 +88,108 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     """
     if tags is None:
         return ThreadCounts(len(token_ids), len(token_ids))
-    # The length of the critical path so far of the main text, and of each open thread, the innermost last.
-    paths = [0]
-    # The blocks that are open, the innermost last. Block i is in the text with the path paths[i]: the first
-    # in the main text, the second in a thread of the first, and so on. The lengths of both lists say where
-    # the next token is:
-    #     len(paths) == len(open_blocks) + 1    in a text (the main text, or a thread of the innermost block)
-    #     len(paths) == len(open_blocks)        in the innermost block, outside of its threads
-    open_blocks: list[_Block] = []
-    parallel_tokens = 0  # within the outermost blocks
-    # The numbers of threads and of tokens of each block, in the order in which the blocks end.
-    threads_of_blocks: list[int] = []
-    tokens_of_blocks: list[int] = []
-
-    def end_thread() -> None:
-        """Ends the innermost thread, whose length counts in its block if it is the longest so far."""
-        block = open_blocks[-1]
-        block.threads += 1
-        block.longest_thread = max(block.longest_thread, paths.pop())
-
-    def end_block(position: int) -> None:
-        """Ends the innermost block, whose last token is the one before `position`."""
-        nonlocal parallel_tokens
-        block = open_blocks.pop()
-        paths[-1] += block.outside_threads + block.longest_thread
-        length = position - block.begin
-        threads_of_blocks.append(block.threads)
-        tokens_of_blocks.append(length)
-        if not open_blocks:
-            parallel_tokens += length
-
+    tag_ids = {tags.parallel, tags.end_parallel, tags.thread, tags.end_thread}
+    reader = _ThreadReader()
+    counted = 0
     for position, token in enumerate(token_ids):
-        is_in_text = len(paths) > len(open_blocks)  # in the main text or in a thread
-        if is_in_text:
-            if token == tags.parallel and len(open_blocks) < depth:
-                paths[-1] += 1
-                open_blocks.append(_Block(position + 1))
-            elif token == tags.end_thread and open_blocks:
-                end_thread()
-                open_blocks[-1].outside_threads += 1
+        if token not in tag_ids:
+            continue
+        reader.count_tokens(position - counted)  # those since the last tag
+        counted = position + 1
+        # The tag itself counts outside of what it begins or ends.
+        if reader.is_in_text:
+            if token == tags.parallel and len(reader.open_blocks) < depth:
+                reader.count_tokens(1)
+                reader.begin_block(position + 1)
+            elif token == tags.end_thread and reader.open_blocks:
+                reader.end_thread()
+                reader.count_tokens(1)
             else:
-                paths[-1] += 1
+                reader.count_tokens(1)
         elif token == tags.thread:
-            open_blocks[-1].outside_threads += 1
-            paths.append(0)
+            reader.count_tokens(1)
+            reader.begin_thread()
         elif token == tags.end_parallel:
-            end_block(position)
-            paths[-1] += 1
-        elif token == tags.end_thread and len(open_blocks) > 1:
+            reader.end_block(position)
+            reader.count_tokens(1)
+        elif token == tags.end_thread and len(reader.open_blocks) > 1:
             # The thread around this block ends, and with it the block.
-            end_block(position)
-            end_thread()
-            open_blocks[-1].outside_threads += 1
+            reader.end_block(position)
+            reader.end_thread()
+            reader.count_tokens(1)
         else:
-            open_blocks[-1].outside_threads += 1
+            reader.count_tokens(1)
+    reader.count_tokens(len(token_ids) - counted)
     # The end of the answer ends what is still open.
-    while open_blocks:
-        if len(paths) > len(open_blocks):
-            end_thread()
-        end_block(len(token_ids))
+    while reader.open_blocks:
+        if reader.is_in_text:
+            reader.end_thread()
+        reader.end_block(len(token_ids))
     return ThreadCounts(
-        len(token_ids), paths[0], parallel_tokens, tuple(threads_of_blocks), tuple(tokens_of_blocks)
+        len(token_ids),
+        reader.paths[0],
+        reader.parallel_tokens,
+        tuple(reader.threads_of_blocks),
+        tuple(reader.tokens_of_blocks),
     )
+
+
+class _ThreadReader:
+    """The blocks and threads that are open where `count` reads, and the counts so far.
+
+    Block i is in the text with the path ``paths[i]``: the first in the main text, the second in a thread of
+    the first, and so on. So the next token is in a text if there is one path more than there are blocks.
+    Otherwise it is in the innermost block, outside of its threads.
+    """
+
+    def __init__(self) -> None:
+        self.paths = [0]
+        """The length of the critical path so far of the main text, and of each open thread, the innermost
+        last."""
+        self.open_blocks: list[_Block] = []
+        """The blocks that are open, the innermost last."""
+        self.parallel_tokens = 0
+        """The tokens within the outermost blocks that have ended."""
+        self.threads_of_blocks: list[int] = []
+        """The number of threads of each block, in the order in which the blocks end."""
+        self.tokens_of_blocks: list[int] = []
+        """The number of tokens of each block, in this order."""
+
+    @property
+    def is_in_text(self) -> bool:
+        """True in the main text and in threads, False in a block outside of its threads."""
+        return len(self.paths) > len(self.open_blocks)
+
+    def count_tokens(self, number: int) -> None:
+        """Counts so many tokens of the innermost text or block."""
+        if self.is_in_text:
+            self.paths[-1] += number
+        else:
+            self.open_blocks[-1].outside_threads += number
+
+    def begin_block(self, position: int) -> None:
+        """Begins a block whose first token is at `position`."""
+        self.open_blocks.append(_Block(position))
+
+    def begin_thread(self) -> None:
+        """Begins a thread of the innermost block."""
+        self.paths.append(0)
+
+    def end_thread(self) -> None:
+        """Ends the innermost thread, whose length counts in its block if it is the longest so far."""
+        block = self.open_blocks[-1]
+        block.threads += 1
+        block.longest_thread = max(block.longest_thread, self.paths.pop())
+
+    def end_block(self, position: int) -> None:
+        """Ends the innermost block, whose last token is the one before `position`."""
+        block = self.open_blocks.pop()
+        self.paths[-1] += block.outside_threads + block.longest_thread
+        length = position - block.begin
+        self.threads_of_blocks.append(block.threads)
+        self.tokens_of_blocks.append(length)
+        if not self.open_blocks:
+            self.parallel_tokens += length
 
 
 @dataclass

@@ -222,7 +222,9 @@ class ThreadShapley(Credit):
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
         if orders:  # there are none if the values go through all sets
-            sets = [frozenset(order[:size]) for order in orders for size in range(len(order) + 1)]
+            sets: list[Threads] = []
+            for order in orders:
+                sets += [frozenset(order[:size]) for size in range(len(order) + 1)]
             return list(dict.fromkeys(sets))
         return subsets(threads)
 
@@ -335,8 +337,8 @@ def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], f
     """
     marginals: dict[int, list[float]] = {player: [] for player in orders[0]}
     for order in orders:
-        for place, player in enumerate(order):
-            before = frozenset(order[:place])
+        for position, player in enumerate(order):
+            before = frozenset(order[:position])
             marginals[player].append(worth(before | {player}) - worth(before))
     return {player: math.fsum(added) / len(added) for player, added in marginals.items()}
 

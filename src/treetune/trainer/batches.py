@@ -16,8 +16,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,7 +84,7 @@ class Minibatch:
         and `pair_weight`.
         """
         starts = sequences.starts
-        indices = [index for unit in units for index in unit]
+        indices = list(itertools.chain.from_iterable(units))
         lengths = [starts[index + 1] - starts[index] for index in indices]
         scores = [sequences.scores[index] for index in indices]
         weights = objective.sequence_weights(lengths, scores)
@@ -128,7 +130,10 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """The indices of the rows (or trees) of a micro-batch. A dummy only keeps the ranks in step."""
+    """The indices of the rows (or trees) of a micro-batch. A dummy only keeps the ranks in step.
+
+    Example: the rows 4 and 7, and a dummy of row 2: ``PlannedBatch((4, 7)), PlannedBatch((2,), True)``.
+    """
 
     indices: Unit
     is_dummy: bool = False
@@ -155,9 +160,12 @@ def plan_micro_batches(
         max_tokens: The most tokens of a micro-batch, with padding. A longer unit has one to itself.
         max_rows: The most rows of a micro-batch; None for no limit.
     """
-    # A unit is padded to its longest row.
-    width_of = {unit: max(lengths[i] for i in unit) for unit in units}
-    tokens_of = {unit: sum(lengths[i] for i in unit) for unit in units}
+    width_of: dict[Unit, int] = {}
+    tokens_of: dict[Unit, int] = {}
+    for unit in units:
+        lengths_of_rows = [lengths[index] for index in unit]
+        width_of[unit] = max(lengths_of_rows)  # a unit is padded to its longest row
+        tokens_of[unit] = sum(lengths_of_rows)
     units_by_rank: list[list[Unit]] = [[] for _ in range(ranks)]
     loads = [(0, rank) for rank in range(ranks)]  # a heap: the rank with the fewest tokens comes first
     # Units of equal size are in the order of their indices, so that every rank makes the same plan.
@@ -210,29 +218,30 @@ def micro_batches(
         with_teacher: Whether a teacher runs over the same rows. Its prompts don't count in the limits of a
             micro-batch.
     """
-    planned, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
+    batches_by_group = _plan_rows(sequences, units, settings, ranks, keep_units, with_gradient)
     group = ranks.rank // settings.sequence_parallel_size
-    for number, batch in enumerate(planned[group]):
+    for planned_at_once in zip(*batches_by_group, strict=True):  # the next micro-batch of each group
         # Every rank computes the head in as many chunks as the rank with the most positions: see
         # `PolicyModule`.
-        positions = []  # of each group of ranks
-        for rows_by_batch in rows_by_group:
-            positions.append(sum(sequences.rows[i].trained for i in rows_by_batch[number]))
-        rows = rows_by_group[group][number]
-        made = micro_batch(
+        positions_by_group = []
+        for planned_of_group in planned_at_once:
+            positions_by_group.append(sum(sequences.rows[row].trained for row in planned_of_group.indices))
+        planned = planned_at_once[group]
+        batch = micro_batch(
             sequences,
-            rows,
+            planned.indices,
             settings.layout,
             ranks.device,
-            max_positions=max(positions),
-            is_dummy=batch.is_dummy,
+            max_positions=max(positions_by_group),
+            is_dummy=planned.is_dummy,
             ranks_together=settings.sequence_parallel_size,
         )
         if with_teacher:
             # Without any privileged prompt, the teacher sees the policy's rows. Its results don't count then.
-            of_teacher = micro_batch(sequences.of_teacher or sequences, rows, settings.layout, ranks.device)
-            made = replace(made, teacher_inputs=of_teacher.inputs)
-        yield made
+            sequences_of_teacher = sequences.of_teacher or sequences
+            of_teacher = micro_batch(sequences_of_teacher, planned.indices, settings.layout, ranks.device)
+            batch = replace(batch, teacher_inputs=of_teacher.inputs)
+        yield batch
 
 
 def rows_of_rank(
@@ -248,9 +257,9 @@ def rows_of_rank(
 
     Only the layout ``tree`` needs the rows' tokens for that; the others need their lengths alone.
     """
-    _, rows_by_group = _plan(sequences, units, settings, ranks, keep_units, with_gradient)
-    rows_by_batch = rows_by_group[ranks.rank // settings.sequence_parallel_size]
-    return set(itertools.chain.from_iterable(rows_by_batch))
+    batches_by_group = _plan_rows(sequences, units, settings, ranks, keep_units, with_gradient)
+    batches_of_rank = batches_by_group[ranks.rank // settings.sequence_parallel_size]
+    return set(itertools.chain.from_iterable(batch.indices for batch in batches_of_rank))
 
 
 def sequences_of_rank(
@@ -323,49 +332,47 @@ def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
     return set(range(ranks.rank, len(sequences.rows), ranks.world_size))
 
 
-def _plan(
+def _plan_rows(
     sequences: Sequences,
     units: Sequence[Unit],
     settings: Trainer,
     ranks: Ranks,
     keep_units: bool,
     with_gradient: bool,
-) -> tuple[list[list[PlannedBatch]], list[list[list[int]]]]:
-    """Plans the micro-batches of each group of ranks that compute theirs together.
-
-    Returns:
-        For each group its micro-batches, and for each of these its rows.
-    """
-    layout = settings.layout
+) -> list[list[PlannedBatch]]:
+    """Returns the micro-batches of each group of ranks that compute theirs together, with the indices of
+    their rows."""
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
         max_tokens *= 2  # no activations are kept for a backward pass
-    # The plan distributes items: trees of rows, or single rows. Below, a unit has the indices of items that
-    # must be in the same micro-batch.
-    rows_of_item: list[Unit]
-    if layout == "tree":
-        rows_of_item, lengths = _grow_trees(sequences, units, max_tokens, keep_units)
-        units = [(tree,) for tree in range(len(rows_of_item))]
-    else:
-        rows_of_item = [(row,) for row in range(len(sequences.rows))]
-        lengths = [row.length for row in sequences.rows]
-        if not keep_units:
-            units = [(row,) for unit in units for row in unit]
-    planned = plan_micro_batches(
-        lengths,
-        units,
+    plan_batches = partial(
+        plan_micro_batches,
         ranks=ranks.world_size // settings.sequence_parallel_size,
         max_tokens=max_tokens,
         max_rows=settings.sequences_per_micro_batch,
-        layout=layout,
+        layout=settings.layout,
     )
-    rows_by_group: list[list[list[int]]] = []
-    for batches in planned:
-        rows_of_batches = []
-        for batch in batches:
-            rows_of_batches.append([row for item in batch.indices for row in rows_of_item[item]])
-        rows_by_group.append(rows_of_batches)
-    return planned, rows_by_group
+    if settings.layout != "tree":
+        lengths = [row.length for row in sequences.rows]
+        return plan_batches(lengths, units if keep_units else _single_rows(units))
+    # The rows of a tree are computed together, so trees are distributed, and not rows.
+    trees = _grow_trees(sequences, units, max_tokens, keep_units)
+    units_of_trees = [(index,) for index in range(len(trees))]
+    batches_by_group = []
+    for batches_of_trees in plan_batches([tree.tokens for tree in trees], units_of_trees):
+        batches_by_group.append([_with_rows_of_trees(batch, trees) for batch in batches_of_trees])
+    return batches_by_group
+
+
+def _with_rows_of_trees(batch: PlannedBatch, trees: Sequence[_TreeOfRows]) -> PlannedBatch:
+    """Returns the batch with the indices of rows in place of those of trees."""
+    rows = itertools.chain.from_iterable(trees[index].rows for index in batch.indices)
+    return replace(batch, indices=tuple(rows))
+
+
+def _single_rows(units: Iterable[Unit]) -> list[Unit]:
+    """Returns a unit for each row of the units."""
+    return [(row,) for row in itertools.chain.from_iterable(units)]
 
 
 def micro_batch(
@@ -390,11 +397,13 @@ def micro_batch(
     tensors_on_device = {
         name: value.to(device) for name, value in inputs._asdict().items() if isinstance(value, Tensor)
     }
-    rows_by_sequence = itertools.groupby(rows, key=lambda row: row.sequence)
+    trained_tokens = []
+    for _, rows_of_sequence in itertools.groupby(rows, key=lambda row: row.sequence):
+        trained_tokens.append(sum(row.trained for row in rows_of_sequence))
     return MicroBatch(
         inputs=inputs._replace(**tensors_on_device, max_positions=max_positions),
         flat_index_N=sequences.flat_index(indices),
-        trained_tokens=tuple(sum(row.trained for row in group) for _, group in rows_by_sequence),
+        trained_tokens=tuple(trained_tokens),
         computed_tokens=computed_tokens,
         is_dummy=is_dummy,
         # The losses of all ranks are added up. So a dummy counts nothing, and a micro-batch that several
@@ -452,48 +461,64 @@ def _lay_out(rows: Sequence[Row], layout: Layout) -> tuple[ModelInputs, int]:
     return ModelInputs(ids_BT, positions_N, labels_N), tokens
 
 
+class _TreeOfRows(NamedTuple):
+    """Rows that are computed together, as their prefix tree."""
+
+    rows: Unit
+    tokens: int
+    """The number of tokens of the prefix tree."""
+
+
 def _grow_trees(
     sequences: Sequences, units: Sequence[Unit], max_tokens: int, keep_units: bool
-) -> tuple[list[Unit], list[int]]:
+) -> list[_TreeOfRows]:
     """Packs the units of each problem into prefix trees of at most `max_tokens` tokens.
 
     A unit that alone has more tokens is split into its rows, unless `keep_units` is set.
-
-    Returns:
-        The rows of each tree, and its number of tokens.
     """
-
-    def add_rows(tree: GrowingTree, rows: Unit) -> int:
-        """Adds the rows, and returns the tree's new number of tokens."""
-        for row in rows:
-            tree.add(sequences.rows[row].token_ids.numpy())
-        return tree.size
-
-    def fits(unit: Unit) -> bool:
-        tokens_without_sharing = sum(sequences.rows[row].length for row in unit)
-        return tokens_without_sharing <= max_tokens or add_rows(GrowingTree(), unit) <= max_tokens
-
-    units_by_problem: dict[str, list[Unit]] = {}
+    parts_by_problem: dict[str, list[Unit]] = {}
     for unit in sorted(units):
         problem = sequences.groups[sequences.rows[unit[0]].sequence]
-        units_by_problem.setdefault(problem, []).append(unit)
-    rows_by_tree: list[Unit] = []
-    sizes: list[int] = []
-    for units_of_problem in units_by_problem.values():
-        tree, size = GrowingTree(), 0
-        rows: Unit = ()
-        for unit in units_of_problem:
-            parts = [unit] if keep_units or fits(unit) else [(row,) for row in unit]
-            for part in parts:
-                # How many tokens a part adds is known only once it is added. If they are too many, the grown
-                # tree is dropped, and a new one begins with this part.
-                grown_size = add_rows(tree, part)
-                if rows and grown_size > max_tokens:
-                    rows_by_tree.append(rows)
-                    sizes.append(size)
-                    tree, rows = GrowingTree(), ()
-                    grown_size = add_rows(tree, part)
-                rows, size = rows + part, grown_size
-        rows_by_tree.append(rows)
-        sizes.append(size)
-    return rows_by_tree, sizes
+        parts = parts_by_problem.setdefault(problem, [])
+        if keep_units or _fits_into_tree(sequences, unit, max_tokens):
+            parts.append(unit)
+        else:
+            parts += _single_rows([unit])
+    trees: list[_TreeOfRows] = []
+    for parts in parts_by_problem.values():
+        trees += _pack_into_trees(sequences, parts, max_tokens)
+    return trees
+
+
+def _fits_into_tree(sequences: Sequences, unit: Unit, max_tokens: int) -> bool:
+    """Returns whether a unit's prefix tree has at most `max_tokens` tokens."""
+    tokens_without_sharing = sum(sequences.rows[row].length for row in unit)
+    if tokens_without_sharing <= max_tokens:
+        return True  # no tree need be grown to know it
+    return _add_rows(GrowingTree(), sequences, unit) <= max_tokens
+
+
+def _add_rows(tree: GrowingTree, sequences: Sequences, rows: Unit) -> int:
+    """Adds the rows, and returns the tree's new number of tokens."""
+    for row in rows:
+        tree.add(sequences.rows[row].token_ids.numpy())
+    return tree.size
+
+
+def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: int) -> list[_TreeOfRows]:
+    """Puts the rows of the parts into trees of at most `max_tokens` tokens, in their order. The rows of a
+    part stay together; a part with more tokens has a tree to itself."""
+    trees: list[_TreeOfRows] = []
+    tree, size = GrowingTree(), 0
+    rows: Unit = ()
+    for part in parts:
+        # How many tokens a part adds is known only once it is added. If they are too many, the grown tree is
+        # dropped, and a new one begins with this part.
+        grown_size = _add_rows(tree, sequences, part)
+        if rows and grown_size > max_tokens:
+            trees.append(_TreeOfRows(rows, size))
+            tree, rows = GrowingTree(), ()
+            grown_size = _add_rows(tree, sequences, part)
+        rows, size = rows + part, grown_size
+    trees.append(_TreeOfRows(rows, size))
+    return trees

@@ -27,7 +27,7 @@ from treetune.credit.base import CriticSettings
 from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
-from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
+from treetune.objectives.base import SKIPPED_BY_RATIO, Objective, without_skipped
 from treetune.objectives.teacher import Teacher
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
@@ -239,16 +239,54 @@ class PolicyTrainer:
             is_only_step: True if the iteration has no other step. The log-probs of this step's forward pass
                 are then the old ones, and are recorded in `tensors`.
         """
-        settings, objective = self.settings, self.settings.objective
+        settings = self.settings
         # The recorder keeps the scores of the forward passes; None if nothing needs them.
         recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
         entropy_coef = self.entropy.value
+        metrics = self._accumulate_gradients(sequences, minibatch, tensors, entropy_coef, recorder, nucleus)
+        # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
+        is_skipped = bool(metrics.get(SKIPPED_BY_RATIO))
+        metrics["train/learning_rate"] = rate
+        metrics["train/grad_norm"] = self.policy.step(rate, without_gradient=is_skipped)
+        if self.average is not None:
+            self.average.follow(self.policy.module)
+        if self.critic is not None:
+            metrics["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
+        if recorder is not None:
+            # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
+            is_known_N = minibatch.weights_N != 0
+            _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only_step)
+        if settings.entropy_target is not None:
+            metrics["train/entropy_coef"] = entropy_coef
+        self.entropy.observe(metrics["train/entropy"])
+        return metrics
+
+    def _accumulate_gradients(
+        self,
+        sequences: Sequences,
+        minibatch: Minibatch,
+        tensors: IterationTensors,
+        entropy_coef: float,
+        recorder: StepRecorder | None,
+        nucleus: Nucleus | None,
+    ) -> Metrics:
+        """Runs policy and critic forward and backward over the minibatch, micro-batch by micro-batch.
+        Collective.
+
+        Args:
+            recorder: Gets the policy's scores; None if they aren't needed.
+            nucleus: See `_recorder_for`.
+
+        Returns:
+            The metrics of the whole minibatch, the same on every rank.
+        """
+        objective = self.settings.objective
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         # `keep_units`: whether the objective needs all rows of a sequence or pair in one micro-batch.
         for batch in micro_batches(
             sequences,
             minibatch.units,
-            settings,
+            self.settings,
             self.ranks,
             keep_units=minibatch.keep_units,
             with_teacher=self.teacher is not None,
@@ -284,7 +322,7 @@ class PolicyTrainer:
             for batch in micro_batches(
                 sequences.of_critic,
                 minibatch.units,
-                settings,
+                self.settings,
                 self.ranks,
                 keep_units=minibatch.keep_units,
             ):
@@ -293,23 +331,7 @@ class PolicyTrainer:
         # All ranks sum their metrics in one tensor, so the names must be in the same order on each.
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        metrics_of_step = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
-        # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
-        is_skipped = bool(metrics_of_step.get(SKIPPED_BY_RATIO))
-        grad_norm = self.policy.step(rate, without_gradient=is_skipped)
-        if self.average is not None:
-            self.average.follow(self.policy.module)
-        metrics_of_step |= {"train/learning_rate": rate, "train/grad_norm": grad_norm}
-        if self.critic is not None:
-            metrics_of_step["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
-        if recorder is not None:
-            # Sequences of weight 0 were not computed, so the scores of their tokens are unknown.
-            is_known_N = minibatch.weights_N != 0
-            _keep_scores(tensors, recorder.all_scores(self.ranks), is_known_N, are_old=is_only_step)
-        if settings.entropy_target is not None:
-            metrics_of_step["train/entropy_coef"] = entropy_coef
-        self.entropy.observe(metrics_of_step["train/entropy"])
-        return metrics_of_step
+        return without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
 
     def _recorder_for(
         self, sequences: Sequences, tensors: IterationTensors, *, is_only_step: bool
@@ -610,7 +632,7 @@ class IterationTraining:
                                    itself, in `take_step`           pass for signals alone; training needs
                                                                     none, since its ratio is 1
     signals alone: not the first   before the first step, in        token signals, from the copy
-    case, `token_signals` 'all'    `steps`                          `_tensors_of_signals`
+    case, `token_signals` 'all'    `_score_tokens`                  `_tensors_of_signals`
     =============================  ===============================  =========================================
 
     Example: training that ends after the first epoch::
@@ -631,13 +653,33 @@ class IterationTraining:
     def steps(self) -> Iterator[StepDone]:
         """Scores the tokens, and then takes one step whenever the caller asks for the next one.
         Collective."""
-        trainer, episodes = self._trainer, self._episodes
+        trainer = self._trainer
         settings, objective = trainer.settings, trainer.settings.objective
-        units = units_of(episodes, in_pairs=objective.needs_pairs)
+        units = units_of(self._episodes, in_pairs=objective.needs_pairs)
         units_by_step = trainer.plan_steps(self._iteration, units)
         steps = len(units_by_step)
         steps_per_epoch = steps // settings.epochs  # every epoch has the same number
-        scores_old = settings.scores_old_logprobs(several_steps=steps > 1)
+        self._score_tokens(units_by_step)
+        sequences, tensors = self._sequences, self._tensors
+        for number, units_of_step in enumerate(units_by_step, start=1):
+            minibatch = Minibatch.of(sequences, units_of_step, objective)
+            if objective.marks_tokens and minibatch.units:
+                minibatch = self._mark_tokens(minibatch, objective, number)
+            if trainer.has_something_to_learn(minibatch, tensors):
+                rate = trainer.learning_rate(self._iteration, number - 1, steps)
+                step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only_step=steps == 1)
+                for name, value in step_metrics.items():
+                    self._sums[name] += value
+            else:
+                self._steps_skipped += 1
+            self._steps_done = number
+            ends_epoch = number % steps_per_epoch == 0
+            yield StepDone(number, steps, number // steps_per_epoch if ends_epoch else None)
+
+    def _score_tokens(self, units_by_step: Sequence[Sequence[Unit]]) -> None:
+        """Runs the models over all sequences whose scores the steps or the token signals need. Collective."""
+        trainer, episodes, settings = self._trainer, self._episodes, self._trainer.settings
+        scores_old = settings.scores_old_logprobs(several_steps=len(units_by_step) > 1)
         learned_rewards = None
         if trainer.reward_model is None:
             # Whether a model is run over all sequences before the first step.
@@ -681,29 +723,21 @@ class IterationTraining:
             self._constant_metrics |= trainer.prefetch.metrics
         if trainer.reward_model is not None:
             self._constant_metrics |= trainer.reward_model.metrics
-        for number, units_of_step in enumerate(units_by_step, start=1):
-            minibatch = Minibatch.of(sequences, units_of_step, objective)
-            if objective.marks_tokens and minibatch.units:
-                # The loss treats marked tokens differently. The objective chooses these tokens by the old
-                # log-probs. An iteration's only step computes the old log-probs in its own forward pass,
-                # which is too late here. Then the engine's log-probs replace the old ones.
-                logprobs_N = tensors.old_logprobs_N
-                if logprobs_N is None:
-                    logprobs_N = tensors.behaviour_logprobs_N
-                assert logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-                assert tensors.advantages_N is not None, "a policy gradient has advantages"
-                draw = derived_random(trainer.seed, self._iteration, "marked tokens", number)
-                minibatch = minibatch.with_marked_tokens(objective, logprobs_N, tensors.advantages_N, draw)
-            if trainer.has_something_to_learn(minibatch, tensors):
-                rate = trainer.learning_rate(self._iteration, number - 1, steps)
-                step_metrics = trainer.take_step(sequences, minibatch, tensors, rate, is_only_step=steps == 1)
-                for name, value in step_metrics.items():
-                    self._sums[name] += value
-            else:
-                self._steps_skipped += 1
-            self._steps_done = number
-            ends_epoch = number % steps_per_epoch == 0
-            yield StepDone(number, steps, number // steps_per_epoch if ends_epoch else None)
+
+    def _mark_tokens(self, minibatch: Minibatch, objective: Objective, step: int) -> Minibatch:
+        """Returns the minibatch with the tokens that the loss treats differently.
+
+        The objective chooses these tokens by the old log-probs. An iteration's only step computes the old
+        log-probs in its own forward pass, which is too late here. Then the engine's log-probs replace them.
+        """
+        trainer, tensors = self._trainer, self._tensors
+        logprobs_N = tensors.old_logprobs_N
+        if logprobs_N is None:
+            logprobs_N = tensors.behaviour_logprobs_N
+        assert logprobs_N is not None, "sampled tokens carry the engine's log-probs"
+        assert tensors.advantages_N is not None, "a policy gradient has advantages"
+        draw = derived_random(trainer.seed, self._iteration, "marked tokens", step)
+        return minibatch.with_marked_tokens(objective, logprobs_N, tensors.advantages_N, draw)
 
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
         """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
@@ -711,7 +745,7 @@ class IterationTraining:
         Metrics are means over the steps, but for counts (steps, tokens), which are sums.
         """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
-        # The tensors with the old log-probs that token signals need: `tensors`, or a copy (see `steps`).
+        # The tensors with the old log-probs that token signals need: `tensors`, or a copy of them.
         tensors_of_signals = self._tensors_of_signals
         has_signals = settings.token_signals != "none" and tensors_of_signals.old_logprobs_N is not None
         if on_signals is not None and has_signals:

@@ -266,8 +266,9 @@ def training_state(engine: Any) -> list[Tensor]:
     storages_of_weights = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
     optimizer = engine.optimizer
     inner_optimizer = getattr(optimizer, "optimizer", optimizer)  # DeepSpeed's may wrap PyTorch's
-    masters = [parameter for group in inner_optimizer.param_groups for parameter in group["params"]]
-    tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner_optimizer.state), *masters]
+    tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner_optimizer.state)]
+    for group in inner_optimizer.param_groups:
+        tensors += group["params"]
     # Only leaves have a gradient; PyTorch warns where that of another tensor is read.
     leaves = [tensor for tensor in [*tensors, *engine.module.parameters()] if tensor.is_leaf]
     tensors += [tensor.grad for tensor in leaves if tensor.grad is not None]

@@ -19,7 +19,7 @@ from treetune.objectives.base import kl_estimate
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
-from treetune.trainer.tokens import Sequences, flat_of_trained
+from treetune.trainer.tokens import EarlyReward, Sequences, flat_of_trained
 from treetune.vocabulary import Column, Episode, Metrics
 
 FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
@@ -221,55 +221,60 @@ def prepare(
     if not objective.needs_advantages:
         return tensors
 
-    penalty_is_in_reward = objective.kl_coef > 0 and objective.kl_placement == "reward"
-    penalty_is_in_advantage = objective.kl_coef > 0 and objective.kl_placement == "advantage"
-    if penalty_is_in_reward or penalty_is_in_advantage:
-        old_N, ref_N = tensors.old_logprobs_N, tensors.ref_logprobs_N
-        penalties_N = objective.kl_coef * kl_estimate(old_N, ref_N, objective.kl_estimator)
+    penalties_N: Tensor | None = None
+    if objective.kl_coef > 0 and objective.kl_placement != "loss":
+        penalties_N = objective.kl_coef * kl_estimate(
+            tensors.old_logprobs_N, tensors.ref_logprobs_N, objective.kl_estimator
+        )
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
+    reward_penalties_N = penalties_N if objective.kl_placement == "reward" else None
     if critic:
         tensors.values_N = models.values(sequences)
     if from_values is not None:
         assert tensors.values_N is not None, "credit from values comes with a critic"
-        if penalty_is_in_reward:
-            rewards_N = rewards_N - penalties_N
-        tensors.advantages_N, tensors.returns_N = _advantages_and_returns(
+        if reward_penalties_N is not None:
+            rewards_N = rewards_N - reward_penalties_N
+        advantages_N, tensors.returns_N = _advantages_and_returns(
             from_values, starts, rewards_N, tensors.values_N
         )
-    elif learned_rewards is not None:
-        assert from_implicit_rewards is not None and tensors.ref_logprobs_N is not None
-        implicit_rewards_N = learned_rewards(sequences, tensors.ref_logprobs_N)
-        tensors.advantages_N = _advantages_from_implicit_rewards(
-            from_implicit_rewards, sequences, implicit_rewards_N
-        )
-        if penalty_is_in_reward:
-            # As for advantages from credit, below: the reward model doesn't see penalties.
-            tensors.advantages_N = tensors.advantages_N - rewards_to_come(starts, penalties_N)
     else:
-        if critic:
-            # Credit has used the critic's values as estimates of the score, in place of the mean scores of
-            # continuations. A score contains no KL penalty, so the critic learns rewards without KL
-            # penalties.
-            tensors.returns_N = rewards_to_come(starts, rewards_N)
-        advantages_N = tensors.credit_advantages_N
-        if advantages_N is None:
-            raise ValueError(
-                "the objective needs advantages and the configured credit gives none: choose a credit"
-                " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
+        if learned_rewards is not None:
+            assert from_implicit_rewards is not None and tensors.ref_logprobs_N is not None
+            implicit_rewards_N = learned_rewards(sequences, tensors.ref_logprobs_N)
+            advantages_N = _advantages_from_implicit_rewards(
+                from_implicit_rewards, sequences, implicit_rewards_N
             )
-        if penalty_is_in_reward:
-            # A token is weighted by the rewards from itself on, its own penalty included. It has no influence
-            # on the penalties of tokens before it.
-            advantages_N = advantages_N - rewards_to_come(starts, penalties_N)
-        tensors.advantages_N = advantages_N
-    kind = settings.advantage_normalisation
+        else:
+            advantages_N = _advantages_of_credit(tensors)
+            if critic:
+                # Credit has used the critic's values as estimates of the score, in place of the mean scores
+                # of continuations. A score contains no KL penalty, so the critic learns rewards without KL
+                # penalties.
+                tensors.returns_N = rewards_to_come(starts, rewards_N)
+        if reward_penalties_N is not None:
+            # Neither credit nor the reward model has seen the penalties. A token is weighted by the rewards
+            # from itself on, its own penalty included. It has no influence on the penalties of tokens before
+            # it.
+            advantages_N = advantages_N - rewards_to_come(starts, reward_penalties_N)
+
     single_domain = [""] * len(sequences.domains)
     domains = sequences.domains if settings.normalise_by_domain else single_domain
-    tensors.advantages_N = normalise_by_domain(tensors.advantages_N, kind, starts, domains)
-    if penalty_is_in_advantage:
+    advantages_N = normalise_by_domain(advantages_N, settings.advantage_normalisation, starts, domains)
+    if penalties_N is not None and objective.kl_placement == "advantage":
         # After the normalisation, which would otherwise change the size of the penalty.
-        tensors.advantages_N = tensors.advantages_N - penalties_N
+        advantages_N = advantages_N - penalties_N
+    tensors.advantages_N = advantages_N
     return tensors
+
+
+def _advantages_of_credit(tensors: IterationTensors) -> Tensor:
+    """Returns the advantages that the episodes came with. Raises ValueError if they have none."""
+    if tensors.credit_advantages_N is None:
+        raise ValueError(
+            "the objective needs advantages and the configured credit gives none: choose a credit"
+            " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
+        )
+    return tensors.credit_advantages_N
 
 
 def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
@@ -327,7 +332,7 @@ def _refuse_threads(episodes: Iterable[Episode]) -> None:
 
 
 def token_rewards(
-    starts: Sequence[int], rewards: Sequence[float], early: Sequence[Sequence[tuple[int, float]]] = ()
+    starts: Sequence[int], rewards: Sequence[float], early: Sequence[Sequence[EarlyReward]] = ()
 ) -> Tensor:
     """Returns the reward of each trained token, shape [N].
 
@@ -336,11 +341,11 @@ def token_rewards(
     Args:
         starts: The offsets of the sequences, with the end of the last one.
         rewards: The reward of each sequence.
-        early: The parts of each sequence's reward that are earned before its end: pairs of the token's index
-            among the sequence's trained tokens and the reward. The index is -1 for what is earned before the
-            first trained token: no trained token gets this part, since none could change it.
+        early: The parts of each sequence's reward that are earned before its end. What is earned before the
+            first trained token is given to no token, since none could change it.
 
-    Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[(0, 0.25)], []])`` is ``[0.25, 0, 0.75, 0, 0.5]``.
+    Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[EarlyReward(token=0, reward=0.25)], []])`` is
+    ``[0.25, 0, 0.75, 0, 0.5]``.
     """
     rewards_N = torch.zeros(starts[-1])
     last_tokens = torch.tensor(starts[1:]) - 1

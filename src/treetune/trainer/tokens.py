@@ -23,7 +23,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -62,6 +62,15 @@ class Row:
         return self.start + self.trained
 
 
+class EarlyReward(NamedTuple):
+    """A part of a sequence's reward that is earned before its end."""
+
+    token: int
+    """The index of the last trained token before it is earned, among the sequence's trained tokens; -1 if it
+    is earned before the first one."""
+    reward: float
+
+
 @dataclass(frozen=True)
 class Sequences:
     """All sequences of an iteration.
@@ -74,9 +83,8 @@ class Sequences:
     first_rows: list[int]
     starts: list[int]
     rewards: list[float]
-    early_rewards: list[list[tuple[int, float]]]
-    """For each sequence the parts of its reward that are earned before its end: pairs of the index among its
-    trained tokens and the reward."""
+    early_rewards: list[list[EarlyReward]]
+    """For each sequence the parts of its reward that are earned before its end."""
     scores: list[float]
     groups: list[str]
     """The problem of each sequence."""
@@ -121,11 +129,16 @@ class Sequences:
             teacher_has_prompts |= episode.teacher_prompt_ids is not None
             start = result.starts[-1]
             for token_ids, predicting in _rows(episode):
-                tokens: tuple[Any, Any] = None, None
-                if rows_with_tokens is None or len(result.rows) in rows_with_tokens:
-                    tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
-                content_hash = content_hash_of(token_ids, predicting)
-                row = Row(len(token_ids), len(predicting), start, number, content_hash, *tokens)
+                has_tokens = rows_with_tokens is None or len(result.rows) in rows_with_tokens
+                row = Row(
+                    length=len(token_ids),
+                    trained=len(predicting),
+                    start=start,
+                    sequence=number,
+                    content_hash=content_hash_of(token_ids, predicting),
+                    token_ids=torch.from_numpy(token_ids.astype(np.int64)) if has_tokens else None,
+                    predicting=torch.from_numpy(predicting) if has_tokens else None,
+                )
                 result.rows.append(row)
                 start = row.end
             if start == result.starts[-1]:  # no row: `_rows` yields only rows with a trained token
@@ -155,7 +168,10 @@ class Sequences:
 
     def rows_of(self, unit: Unit) -> Unit:
         """Returns the rows of the sequences of a unit, sequence after sequence."""
-        return tuple(row for i in unit for row in range(self.first_rows[i], self.first_rows[i + 1]))
+        rows: list[int] = []
+        for sequence in unit:
+            rows += range(self.first_rows[sequence], self.first_rows[sequence + 1])
+        return tuple(rows)
 
     def flat_index(self, rows: Sequence[int]) -> Tensor:
         """Returns the indices of the rows' trained tokens in the flat tensors."""
@@ -164,7 +180,10 @@ class Sequences:
     def first_equal_rows(self) -> list[int]:
         """Returns for each row the first row of the same `content_hash`, which may be the row itself."""
         first_row_of_hash: dict[bytes, int] = {}
-        return [first_row_of_hash.setdefault(row.content_hash, index) for index, row in enumerate(self.rows)]
+        first_equal = []
+        for index, row in enumerate(self.rows):
+            first_equal.append(first_row_of_hash.setdefault(row.content_hash, index))
+        return first_equal
 
     def distinct_rows(self) -> list[Unit]:
         """Returns a unit for each sequence: its rows, without rows that are equal to an earlier row.
@@ -242,18 +261,15 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     return digest.digest()
 
 
-def _early_rewards(episode: Episode) -> list[tuple[int, float]]:
-    """Returns an index and the reward of each step but the last.
-
-    The index is that of the last trained token up to the step's end, among the episode's trained tokens; -1
-    if no token before the step's end is trained.
-    """
+def _early_rewards(episode: Episode) -> list[EarlyReward]:
+    """Returns the rewards of all steps but the last."""
     if not episode.step_rewards:
         return []
     trained_so_far = np.cumsum(episode.trained)
     early = []
     for step_end, reward in zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True):
-        early.append((int(trained_so_far[step_end - 1]) - 1, reward))
+        last_trained = int(trained_so_far[step_end - 1]) - 1
+        early.append(EarlyReward(last_trained, reward))
     return early
 
 

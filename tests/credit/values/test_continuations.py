@@ -23,7 +23,7 @@ from treetune.config.build import build
 from treetune.credit.base import Credit
 from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget
 from treetune.credit.states.one_line import StepBoundaries
-from treetune.credit.values.estimates import ProblemStates, estimate_states
+from treetune.credit.values.estimates import ProblemStates, StateOfPath, estimate_states
 from treetune.credit.vineppo import MonteCarlo, step_advantages
 from treetune.engine.requests import Request, SamplingParams
 from treetune.exceptions import ConfigError
@@ -201,7 +201,7 @@ def estimate_on_rank(context: RolloutContext, budget: Budget) -> tuple[list[Esti
     own_answers = mdp.all_trajectories()[context.ranks.rank :: context.ranks.world_size]
     problem_states = []
     for answer in own_answers:
-        starts = [(0, start) for start in (0, *answer.step_ends[:-1])]
+        starts = [StateOfPath(0, start) for start in (0, *answer.step_ends[:-1])]
         problem_states.append(ProblemStates(answer.problem, answer.prompt_ids, [answer.segments], starts))
     plan = ContinuationPlan(budget, SamplingParams(mdp.LONGEST))
     own_estimates, all_estimates = estimate_states(context, problem_states, StepBoundaries(), plan)

@@ -310,7 +310,7 @@ class TurnCounter(Grader):
     def grade(self, response: str, problem: Problem) -> Grade:
         assert problem.transcript is not None
         self.transcripts.append(problem.transcript)
-        rewards = tuple(float(len(turn)) for turn in problem.transcript[1])
+        rewards = tuple(float(len(turn)) for turn in problem.transcript.turns)
         return Grade(reward=sum(rewards), outcome="ok", step_rewards=rewards)
 
 

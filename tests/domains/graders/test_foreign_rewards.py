@@ -28,7 +28,7 @@ from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tree import answers_of, trees_of
-from treetune.vocabulary import Grade, Message, Problem, Segment, TextCodec, Trajectory
+from treetune.vocabulary import Grade, Message, Problem, Segment, TextCodec, Trajectory, Transcript
 
 DATA = {"data_source": "sums", "extra_info": {"level": 3}}
 PROBLEM = Problem(id="p", prompt="2 + 2?", gold="4", data=DATA)
@@ -138,7 +138,7 @@ PROBLEM_OF_TURNS = replace(
     PROBLEM,
     gold="816",
     messages=(Message("user", "12 times 34, twice?"),),
-    transcript=(
+    transcript=Transcript(
         "So.\nuser\n408\nassistant\nSo.\nuser\n816\nassistant\nIt is 816, not 408.",
         [
             turn("So.", ("call00001", "408"), one=12, other=34),
@@ -200,7 +200,7 @@ def test_rewards_of_turns_are_weighted_and_equal_last_turns_of_other_conversatio
     }
     assert PROBLEM_OF_TURNS.transcript is not None
     without_rewards = replace(
-        PROBLEM_OF_TURNS, transcript=(*PROBLEM_OF_TURNS.transcript[:2], [0.0, 0.0, 0.5])
+        PROBLEM_OF_TURNS, transcript=PROBLEM_OF_TURNS.transcript._replace(rewards=[0.0, 0.0, 0.5])
     )
     with GraderPool(Weighted(graders=graders, weights={"turns": 2.0}), workers=1) as pool:
         grade, grade_without_rewards = pool.grade_many(

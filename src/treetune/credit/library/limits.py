@@ -16,9 +16,10 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from typing_extensions import override
@@ -92,6 +93,22 @@ class CreditLimits:
             self.set_off_alarm()
         return self._alarm
 
+    @contextlib.contextmanager
+    def ending_at_deadline(self) -> Iterator[None]:
+        """Calls `end` if the deadline passes before the block ends."""
+        seconds_left = self.seconds_left()
+        if seconds_left is None:
+            yield
+            return
+        reason = f"the deadline of {self.deadline:g} s has passed"
+        timer = threading.Timer(seconds_left, self.end, [reason, "deadline"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def set_off_alarm(self) -> None:
         """Ends the engine's wait for the alarm, if this has not happened yet."""
         with contextlib.suppress(InvalidStateError):
@@ -133,58 +150,63 @@ class LimitedEngine(EngineWrapper):
         if not requests:
             return []  # nothing would be answered, which is what sets off the alarm below
         limits = self._limits
+        call = _CountedCall(limits, on_result)
+        watched = call.watch(requests)
+        if not limits.has_alarm:
+            return self.engine.generate(watched, call.count_result)
         # A `Later` stands for requests that follow when a future is done. The alarm is the future of a last
         # `Later`, whose function raises the error if the call has to end. The alarm is set off at the
         # deadline, when the call is cancelled, or when all requests are answered.
-        alarm = limits.renew_alarm()
-        unanswered = len(requests)  # requests that follow from an answer will be added
-        are_scores: list[bool] = []
-        """For each request, whether it scores given tokens, so that nothing is sampled for it."""
-
-        def watch(new: Sequence[Request | Later]) -> list[Request | Later]:
-            """Returns requests whose answers are counted. Engines number requests in this order."""
-            return [watch_request(request) for request in new]
-
-        def watch_request(request: Request | Later) -> Request | Later:
-            if isinstance(request, Later):
-                return Later(request.ready, lambda: count_answered(request.requests()))
-            are_scores.append(isinstance(request, ScoreRequest))
-            return request
-
-        def count_answered(new: Sequence[Request | Later]) -> list[Request | Later]:
-            """Counts an answered request, and returns the new ones that follow from it."""
-            nonlocal unanswered
-            unanswered += len(new) - 1
-            if not unanswered:
-                # The engine returns only when all requests are answered, the alarm among them.
-                limits.set_off_alarm()
-            return watch(new)
-
-        def count_result(number: int, completions: list[Completion]) -> Sequence[Request | Later]:
-            if not are_scores[number]:
-                limits.count(completions)
-            new = on_result(number, completions) if on_result is not None else None
-            return count_answered(new or ())
-
-        def end_at_alarm() -> Sequence[Request]:
-            limits.raise_if_over()
-            return ()  # `count_answered` has set off the alarm, since all requests are answered
-
-        watched = watch(requests)
-        if not limits.has_alarm:
-            return self.engine.generate(watched, count_result)
-        seconds = limits.seconds_left()
-        timer = None
-        if seconds is not None:
-            timer = threading.Timer(
-                seconds, limits.end, [f"the deadline of {limits.deadline:g} s has passed", "deadline"]
-            )
-            timer.daemon = True
-            timer.start()
-        try:
+        alarm = Later(limits.renew_alarm(), call.end_at_alarm)
+        with limits.ending_at_deadline():
             # Engines number requests in the order of this list. The alarm has no number, so it comes after
             # the requests.
-            return self.engine.generate([*watched, Later(alarm, end_at_alarm)], count_result)
-        finally:
-            if timer is not None:
-                timer.cancel()
+            return self.engine.generate([*watched, alarm], call.count_result)
+
+
+class _CountedCall:
+    """Counts the answers of one call of the engine, and sets off the alarm after the last one."""
+
+    def __init__(self, limits: CreditLimits, on_result: OnResult | None) -> None:
+        self._limits, self._on_result = limits, on_result
+        self._unanswered = 0
+        self._are_scores: list[bool] = []
+        """For each request, whether it scores given tokens, so that nothing is sampled for it."""
+
+    def watch(self, requests: Sequence[Request | Later]) -> list[Request | Later]:
+        """Returns requests whose answers are counted. Engines number requests in this order."""
+        watched: list[Request | Later] = []
+        for request in requests:
+            if isinstance(request, Later):
+                watched.append(Later(request.ready, partial(self._follow, request)))
+            else:
+                self._are_scores.append(isinstance(request, ScoreRequest))
+                watched.append(request)
+        self._unanswered += len(watched)
+        return watched
+
+    def count_result(self, number: int, completions: list[Completion]) -> Sequence[Request | Later]:
+        """Counts an answered request, and returns the new ones that follow from it."""
+        if not self._are_scores[number]:
+            self._limits.count(completions)
+        new = self._on_result(number, completions) if self._on_result is not None else None
+        return self._replace_answered(new or ())
+
+    def _follow(self, later: Later) -> list[Request | Later]:
+        """Returns the requests that a `Later` stands for."""
+        return self._replace_answered(later.requests())
+
+    def _replace_answered(self, new: Sequence[Request | Later]) -> list[Request | Later]:
+        """Counts one request less, and the new ones that follow from it, which it returns."""
+        watched = self.watch(new)
+        self._unanswered -= 1
+        if not self._unanswered:
+            # The engine returns only when all requests are answered, the alarm among them.
+            self._limits.set_off_alarm()
+        return watched
+
+    def end_at_alarm(self) -> Sequence[Request]:
+        """Raises CreditLimitReached if the call has to end. Otherwise all requests are answered, and none
+        follow."""
+        self._limits.raise_if_over()
+        return ()

@@ -46,7 +46,9 @@ class JamesStein(Credit):
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        local_rewards = [[leaf.reward for leaf in tree.leaves] for tree in trees]  # by problem
+        local_rewards = []  # of each problem's answers
+        for tree in trees:
+            local_rewards.append([leaf.reward for leaf in tree.leaves])
         rewards_by_rank = context.ranks.exchange("shrinkage-rewards", local_rewards)
         rewards_of_all = list(itertools.chain.from_iterable(rewards_by_rank))
         # In `rewards_of_all`, this rank's problems come after those of the ranks before it.

@@ -54,7 +54,10 @@ def score_texts(
         "credit/scored_prompt_tokens": sum(len(text.prompt_ids) for text in distinct.values()),
     }
     cost_by_rank = context.ranks.exchange("scored-texts", cost)
-    metrics = {name: float(sum(of_rank[name] for of_rank in cost_by_rank)) for name in cost}
+    metrics: Metrics = dict.fromkeys(cost, 0.0)
+    for cost_of_rank in cost_by_rank:
+        for name, count in cost_of_rank.items():
+            metrics[name] += count
     return [logprobs_by_key[key] for key in keys], metrics
 
 

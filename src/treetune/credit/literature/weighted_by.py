@@ -39,9 +39,10 @@ selection; ``surprise`` alone is in the engine's log-probs and costs nothing.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 from typing_extensions import override
@@ -272,29 +273,56 @@ def group_share_weights(
     """
     import numpy as np
 
-    # For each set of tokens that are compared: the sum of their signals, and how many they are.
-    sums: dict[tuple[str, int, int], float] = {}
-    counts: dict[tuple[str, int, int], int] = {}
-    tokens: list[list[tuple[int, tuple[str, int, int], float]]] = []  # (position, set, s or 1/s) by episode
-    for episode, signals_T in zip(episodes, signals, strict=True):
-        assert episode.advantages is not None
-        tokens_of_episode = []
-        for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
-            sign = 1 if episode.advantages[position] > 0 else -1
-            signal = float(signals_T[position]) + EPS
-            value = signal if sign > 0 else 1 / signal
-            compared = (episode.group, sign, position)
-            sums[compared] = sums.get(compared, 0.0) + value
-            counts[compared] = counts.get(compared, 0) + 1
-            tokens_of_episode.append((position, compared, value))
-        tokens.append(tokens_of_episode)
-    weights = []
-    for episode, tokens_of_episode in zip(episodes, tokens, strict=True):
-        weights_T = np.ones(len(episode.response_ids))
-        for position, compared, value in tokens_of_episode:
-            weights_T[position] = base + bonus * counts[compared] * value / sums[compared]
-        weights.append(weights_T)
+    tokens = _tokens_with_advantage(episodes, signals)
+    sums: dict[_ComparedSet, float] = {}
+    counts: dict[_ComparedSet, int] = {}
+    for token in tokens:
+        sums[token.compared] = sums.get(token.compared, 0.0) + token.value
+        counts[token.compared] = counts.get(token.compared, 0) + 1
+    weights = [np.ones(len(episode.response_ids)) for episode in episodes]
+    for token in tokens:
+        weight = base + bonus * counts[token.compared] * token.value / sums[token.compared]
+        weights[token.episode][token.compared.position] = weight
     return weights
+
+
+class _ComparedSet(NamedTuple):
+    """The tokens at one position of the answers to a problem, with advantages of one sign."""
+
+    problem: str
+    sign: Literal[1, -1]
+    position: int
+
+
+class _WeightedToken(NamedTuple):
+    """A token with an advantage, and what it adds to the sum over the tokens that it is compared with.
+
+    Example: the token at position 7 of the third episode has a negative advantage and the entropy 0.5:
+    ``_WeightedToken(episode=2, compared=_ComparedSet("train/17", -1, 7), value=2.0)``.
+    """
+
+    episode: int
+    """The index of its episode."""
+    compared: _ComparedSet
+    value: float
+    """Its signal s, or 1/s if its advantage is negative."""
+
+
+def _tokens_with_advantage(episodes: Sequence[Episode], signals: Sequence[Column]) -> list[_WeightedToken]:
+    """Returns the trained tokens whose advantage isn't 0, episode after episode."""
+    import numpy as np
+
+    tokens = []
+    for index, (episode, signals_T) in enumerate(zip(episodes, signals, strict=True)):
+        assert episode.advantages is not None
+        for position in np.flatnonzero(episode.trained & (episode.advantages != 0)).tolist():
+            signal = float(signals_T[position]) + EPS
+            if episode.advantages[position] > 0:
+                token = _WeightedToken(index, _ComparedSet(episode.group, 1, position), signal)
+            else:
+                token = _WeightedToken(index, _ComparedSet(episode.group, -1, position), 1 / signal)
+            tokens.append(token)
+    return tokens
 
 
 def softmax_weights(signals_T: Column, trained: Column, temperature: float) -> Column:
@@ -337,7 +365,7 @@ def top_share_weights(
     if among == "answer":
         thresholds = [threshold(values) for values in values_by_episode]
     else:
-        values_of_rank = [value for values in values_by_episode for value in values]
+        values_of_rank = list(itertools.chain.from_iterable(values_by_episode))
         pooled = pool_columns(context, "signals", {"signal": values_of_rank})["signal"]
         thresholds = [threshold(pooled)] * len(episodes)
     return [signals_T >= least for signals_T, least in zip(signals, thresholds, strict=True)]

@@ -20,7 +20,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import TextScores
 from treetune.credit.base import CriticSettings
 from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget, StateRule
-from treetune.credit.values.estimates import ProblemStates, estimate_states
+from treetune.credit.values.estimates import ProblemStates, StateOfPath, estimate_states
 from treetune.engine.requests import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
@@ -179,7 +179,9 @@ class Valuation:
         problems = []
         for tree, new_states in zip(self.trees, new_states_by_tree, strict=True):
             paths = [leaf.segments for leaf in tree.leaves]
-            states = [(answer_state.leaf, answer_state.length) for answer_state in new_states.values()]
+            states = []
+            for answer_state in new_states.values():
+                states.append(StateOfPath(answer_state.leaf, answer_state.length))
             problems.append(ProblemStates(tree.problem, tree.prompt_ids, paths, states))
         plan = ContinuationPlan(budget or FixedBudget(self.samples), self.sampling)
         estimates_by_tree, estimates_of_all = estimate_states(

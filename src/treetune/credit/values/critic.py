@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -178,11 +179,11 @@ class ControlVariate(OverAnother):
         differences = []
         for step_values, critic, answer in zip(values, values_of_critic, valuation.answers, strict=True):
             differences.append(_differences(step_values, critic, answer.reward))
-        moments_by_tree = [
-            _moments(differences_of_tree) for differences_of_tree in valuation.by_tree(differences)
-        ]
+        moments_by_tree = []
+        for differences_of_tree in valuation.by_tree(differences):
+            moments_by_tree.append(_moments(differences_of_tree))
         moments_by_rank = valuation.context.ranks.exchange("value-moments", moments_by_tree)
-        all_moments = [moments for moments_of_rank in moments_by_rank for moments in moments_of_rank]
+        all_moments = list(itertools.chain.from_iterable(moments_by_rank))
         sums = Sums(all_moments, columns=3)
         total = _Moments(*sums.as_floats())
         if total.states:

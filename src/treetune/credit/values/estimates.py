@@ -18,20 +18,33 @@ from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Problem, Segment, TokenIds
 
 
+class StateOfPath(NamedTuple):
+    """A state of an answer: the first tokens of its path."""
+
+    path: int
+    """The index of the path among those of the problem."""
+    length: int
+    """The number of its tokens that belong to the state; 0 for the prompt."""
+
+
 class ProblemStates(NamedTuple):
     """States of one problem that are to be valued.
 
     Example: of an answer of two segments with 6 tokens each, the states after 0 and after 9 tokens::
 
-        ProblemStates(problem, prompt_ids, paths=[[first, second]], states=[(0, 0), (0, 9)])
+        ProblemStates(
+            problem,
+            prompt_ids,
+            paths=[[first, second]],
+            states=[StateOfPath(path=0, length=0), StateOfPath(path=0, length=9)],
+        )
     """
 
     problem: Problem
     prompt_ids: TokenIds
     paths: Sequence[Sequence[Segment]]
     """The segments of each answer."""
-    states: Sequence[tuple[int, int]]
-    """The index of a path, and how many of its tokens belong to the state."""
+    states: Sequence[StateOfPath]
 
     def without_logprobs(self) -> ProblemStates:
         """Returns the same without log-probs: no continuation needs them, and messages between ranks become
@@ -43,8 +56,8 @@ class ProblemStates(NamedTuple):
 
     def prefixes(self) -> Iterator[AnswerPrefix]:
         """Yields the states as they are continued."""
-        for path, length in self.states:
-            yield AnswerPrefix.of(self.problem, self.prompt_ids, self.paths[path], length)
+        for state in self.states:
+            yield AnswerPrefix.of(self.problem, self.prompt_ids, self.paths[state.path], state.length)
 
 
 def estimate_states(

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Filtered(OverAnother):
         for errors_of_tree in valuation.by_tree(errors):
             errors_by_tree.append(Sums(errors_of_tree, columns).as_floats())
         errors_by_rank = valuation.context.ranks.exchange("value-misses", errors_by_tree)
-        all_errors = [errors for errors_of_rank in errors_by_rank for errors in errors_of_rank]
+        all_errors = list(itertools.chain.from_iterable(errors_by_rank))
         sums = Sums(all_errors, columns)
         # The metrics are the gains of all trees together. Nothing is smoothed with them.
         g_of_all, h_of_all = self._choose_gains(sums.as_floats())

@@ -6,6 +6,7 @@ TEMPO, arXiv:2509.18314; RTMC, arXiv:2604.11037. Example: of four answers, three
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from typing_extensions import override
@@ -79,8 +80,8 @@ class ToppedUp(ValueEstimator):
         local_counts = sorted({count for count in missing.values() if count})
         counts_by_rank = valuation.context.ranks.exchange("value-missing", local_counts)
         # Sampling is collective, so that each rank goes through the counts of all ranks.
-        all_counts = {count for counts in counts_by_rank for count in counts}
-        for count in sorted(all_counts):
+        all_counts = sorted(set(itertools.chain.from_iterable(counts_by_rank)))
+        for count in all_counts:
             incomplete = [
                 answer_state for answer_state in valuation.states if missing[answer_state.state] == count
             ]

@@ -21,7 +21,7 @@ from treetune.config.imports import function_at
 from treetune.contracts import Finding
 from treetune.domains import foreign
 from treetune.tasks.graders.base import RETURNED_NONE, Grader
-from treetune.vocabulary import Grade, Problem
+from treetune.vocabulary import Grade, Problem, Transcript
 
 NO_ROW: foreign.GradedRow = {"data": {}, "messages": (), "transcript": ("", (), ())} | dict.fromkeys(
     ("prompt", "gold", "domain"), ""
@@ -108,7 +108,7 @@ class FunctionGrader(Grader):
         row |= {"data": dict(problem.data), "messages": [vars(message) for message in problem.messages]}
         # An answer of one turn has no transcript. It gets one here: a single message, whose turn earned 0.
         single_turn = [{"role": "assistant", "content": response}]
-        row["transcript"] = problem.transcript or (response, [single_turn], [0.0])
+        row["transcript"] = problem.transcript or Transcript(response, [single_turn], [0.0])
         if problem.transcript and not problem.messages:  # several turns are always a conversation
             row["messages"] = [{"role": "user", "content": problem.prompt}]
         if self.python is not None:

@@ -17,7 +17,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.credit.states.base import ContinuationPlan, Estimate, FixedBudget
 from treetune.credit.states.one_line import StepBoundaries
-from treetune.credit.values.estimates import ProblemStates, estimate_states
+from treetune.credit.values.estimates import ProblemStates, StateOfPath, estimate_states
 from treetune.exceptions import NothingGraded
 from treetune.lab.signposts import KnowsDecisions
 from treetune.rollouts.context import RolloutContext
@@ -268,12 +268,11 @@ def continue_states(
         return []
     # Each state is treated as a problem of its own. This problem has one path, the answer so far, and one
     # state, the end of path 0.
-    problem_states = [
-        ProblemStates(
-            state.problem, state.prompt_ids, [[Segment(state.begun_ids)]], [(0, len(state.begun_ids))]
-        )
-        for state in states
-    ]
+    problem_states = []
+    for state in states:
+        end_of_path = StateOfPath(path=0, length=len(state.begun_ids))
+        path = [Segment(state.begun_ids)]
+        problem_states.append(ProblemStates(state.problem, state.prompt_ids, [path], [end_of_path]))
     plan = ContinuationPlan(FixedBudget(samples), context.settings.sampling, purpose)
     estimates_by_problem, all_estimates = estimate_states(context, problem_states, StepBoundaries(), plan)
     ungraded = sum(estimate.earned.count(None) for estimate in all_estimates)

@@ -17,7 +17,7 @@ from treetune.engine.settings import ON_THE_DEVICE, InProcessSettings
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
-from treetune.runtime.planning.plan import Plan, Remedy, remedy
+from treetune.runtime.planning.plan import MemoryUse, Plan, Remedy, remedy
 from treetune.store.held_folders import MEMORY
 from treetune.trainer.base import Layout
 
@@ -465,17 +465,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "machine": {name: getattr(machine, name) for name in OF_THE_MACHINE},
         "parameters": shape.parameters,
         "shape": asdict(shape),
-        "places": [
-            {
-                "phase": use.phase,
-                "where": use.where,
-                "needed": use.needed,
-                "room": use.room,
-                "fits": use.fits,
-                "items": {item.what: item.size for item in use.items if item.size},
-            }
-            for use in plan.uses
-        ],
+        "places": [_use_as_data(use) for use in plan.uses],
         "kv_cache_tokens": None if plan.engine is None else plan.engine.cached_tokens,
         "micro_batch_tokens": plan.trainer.micro_batch,
         "work": asdict(work),
@@ -494,4 +484,16 @@ def as_data(plan: Plan) -> dict[str, Any]:
         "remedy": None
         if smallest_change is None
         else {"words": smallest_change.text, "override": smallest_change.override},
+    }
+
+
+def _use_as_data(use: MemoryUse) -> dict[str, Any]:
+    """Returns what a phase needs of a place's memory; sizes are in bytes."""
+    return {
+        "phase": use.phase,
+        "where": use.where,
+        "needed": use.needed,
+        "room": use.room,
+        "fits": use.fits,
+        "items": {item.what: item.size for item in use.items if item.size},
     }

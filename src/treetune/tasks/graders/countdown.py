@@ -263,9 +263,11 @@ def _apply(sign: str, values: list[Fraction]) -> None:
     left = values.pop()
     if sign == "/" and right == 0:
         raise NotAnExpression("a division by zero")
-    values.append(
-        left + right if sign == "+"
-        else left - right if sign == "-"
-        else left * right if sign == "*"
-        else left / right
-    )  # fmt: skip
+    if sign == "+":
+        values.append(left + right)
+    elif sign == "-":
+        values.append(left - right)
+    elif sign == "*":
+        values.append(left * right)
+    else:
+        values.append(left / right)

@@ -56,8 +56,8 @@ def last_between(
     the next `closing` or, without one, at the end. None if there is no such text, or if it is empty.
     """
     if unclosed:
-        _, opened, rest = text.rpartition(opening)
-        return rest.partition(closing)[0].strip() or None if opened else None
+        _, opened, after_opening = text.rpartition(opening)
+        return after_opening.partition(closing)[0].strip() or None if opened else None
     before, closed, _ = text.rpartition(closing)
     _, opened, answer = before.rpartition(opening)
     return answer.strip() or None if closed and opened else None

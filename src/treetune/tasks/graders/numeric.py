@@ -150,8 +150,9 @@ class Gsm8kLenientSubstring(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         _, has_thought, text_after_thought = response.partition(THINK_END)
-        _, marker, rest = (text_after_thought if has_thought else response).partition("####")
-        return rest.partition("\n")[0].strip() if marker else None
+        answer = text_after_thought if has_thought else response
+        _, marker, text_after_marker = answer.partition("####")
+        return text_after_marker.partition("\n")[0].strip() if marker else None
 
     @override
     def verdict(self, extracted: str, problem: Problem) -> float:
@@ -160,10 +161,13 @@ class Gsm8kLenientSubstring(Grader):
 
 def after_marker(text: str, marker: str) -> str | None:
     """Returns the first line with text after the last marker, stripped; None if there is none."""
-    _, separator, rest = text.rpartition(marker)
+    _, separator, text_after_marker = text.rpartition(marker)
     if not separator:
         return None
-    return next((line for line in map(str.strip, rest.split("\n")) if line), None)
+    for line in text_after_marker.split("\n"):
+        if line.strip():
+            return line.strip()
+    return None
 
 
 # Reading numbers
