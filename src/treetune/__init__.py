@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Pairs,
         SampledAnswers,
         StaleAnswers,
+        TaskDemonstrations,
         TextScores,
         Turns,
         UseOfAdvantages,
@@ -73,10 +74,12 @@ if TYPE_CHECKING:
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
     from treetune.tasks.base import GeneratedTask, Split, Task
+    from treetune.tasks.drawing import Drawing, DrawingRule
     from treetune.tasks.graders.base import Grader
     from treetune.tasks.graders.conformance import Case, conformance
     from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box
     from treetune.tasks.graders.final_answer import FinalAnswer
+    from treetune.tasks.mixed import MixedTask, TaskWithDomains, task_of
     from treetune.tasks.thoughts import after_thought
     from treetune.tree import Tree, answers_of
     from treetune.view.report.sections import ReportSection
@@ -117,6 +120,11 @@ __all__ = [  # noqa: RUF022
     # Tasks: what is asked
     "Task",
     "GeneratedTask",
+    "TaskWithDomains",
+    "MixedTask",
+    "task_of",
+    "DrawingRule",
+    "Drawing",
     "Split",
     # Graders: text and gold to a score, and the suite that tries a grader of yours
     "Grader",
@@ -200,6 +208,7 @@ __all__ = [  # noqa: RUF022
     "Finding",
     "Need",
     # What a part gives and needs
+    "TaskDemonstrations",
     "SampledAnswers",
     "Answers",
     "OneLine",
@@ -239,6 +248,7 @@ _NAMES_IN = {
         "Pairs",
         "SampledAnswers",
         "StaleAnswers",
+        "TaskDemonstrations",
         "TextScores",
         "Turns",
         "UseOfAdvantages",
@@ -276,10 +286,12 @@ _NAMES_IN = {
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),
     "treetune.tasks.base": ("GeneratedTask", "Split", "Task"),
+    "treetune.tasks.drawing": ("Drawing", "DrawingRule"),
     "treetune.tasks.graders.base": ("Grader",),
     "treetune.tasks.graders.conformance": ("Case", "conformance"),
     "treetune.tasks.graders.extraction": ("fenced_blocks", "find_values", "last_between", "last_box"),
     "treetune.tasks.graders.final_answer": ("FinalAnswer",),
+    "treetune.tasks.mixed": ("MixedTask", "TaskWithDomains", "task_of"),
     "treetune.tasks.thoughts": ("after_thought",),
     "treetune.tree": ("Tree", "answers_of"),
     "treetune.view.report.sections": ("ReportSection",),

@@ -172,6 +172,28 @@ class Root:
 # Features
 
 
+@dataclass(frozen=True)
+class TaskDemonstrations(Feature):
+    """Responses of a task to learn from.
+
+    A task whose settings leave it without demonstrations gives this feature with the reason. Example:
+    ``TaskDemonstrations(why_none="these rows have no demonstration_field")``.
+    """
+
+    why_none: str = ""
+
+    remedy = "choose a task with demonstrations, or a rollout that samples, such as 'single_turn'"
+
+    @property
+    @override
+    def words(self) -> str:
+        return f"no demonstrations ({self.why_none})" if self.why_none else "demonstrations of the task"
+
+    @override
+    def meets(self, needed: Feature) -> bool:
+        return not self.why_none
+
+
 class SampledAnswers(Feature):
     """Answers that the policy samples, with the engine's log-probs."""
 

@@ -29,6 +29,7 @@ from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.drawing import Replacement
+from treetune.tasks.mixed import parts_of
 from treetune.trainer.base import Trainer
 
 
@@ -383,7 +384,7 @@ class PolicyIteration(Runtime):
 
     def stop_strings(self) -> list[str]:
         """Returns the strings that end answers, of all rollouts and tasks, each once."""
-        tasks = [part for task in self.all_tasks for part in task.parts()]
+        tasks = [part for task in self.all_tasks for part in parts_of(task)]
         stops: list[str] = []
         for rollout in (self.rollout, self.evaluation.rollout):
             if rollout is not None and rollout.sampling is not None:
@@ -412,7 +413,7 @@ class PolicyIteration(Runtime):
         )
         environments: list[Environment] = []
         for task in self.all_tasks if uses_environments_of_tasks else ():
-            for part in task.parts():
+            for part in parts_of(task):
                 environment = environment_of(part)
                 if environment is not None:
                     environments.append(environment)

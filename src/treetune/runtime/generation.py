@@ -148,12 +148,13 @@ def _run_rollout_phase(
         metrics = _read_phase(folder / "rollout.json", clock, "generation", "credit")
         return trees_of_rank(ranks, read_trajectories(folder / "trajectories.arrow")), metrics, None
     all_problems = session.train_problems
-    # Read only if the task's `draw` asks for them, and each iteration's file once.
+    # Read only if the rule's `draw` asks for them, and each iteration's file once.
     earlier_metrics = cache(lambda i: _read_earlier(session, i, "rollout.json", HOW_PROBLEMS_WENT)["metrics"])
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
-    problems = config.task.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
-    further_problems = FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
+    drawing_rule = config.task.drawing_rule()
+    problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
+    further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
     with (
         _count_tokens(resources, "generation", clock),
         resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
@@ -175,7 +176,7 @@ def _run_rollout_phase(
         early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
-        metrics |= config.task.drawing_metrics(all_problems, drawing)
+        metrics |= drawing_rule.metrics(all_problems, drawing)
         # What the graders' services have counted, such as the questions to a judge
         metrics |= resources.service_metrics(context.grader)
         if config.rollout.needs_engine:
@@ -192,7 +193,7 @@ def _run_rollout_phase(
         metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", sampled)))
         answers = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
-        if config.task.remembers_pass_rates:
+        if drawing_rule.reads_pass_rates:
             write_record(folder / PASS_RATES, _pass_rates(answers))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.

@@ -22,6 +22,7 @@ from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
 from treetune.tables.runs import TableRuns, all_needed, make_plan
 from treetune.tasks.base import Task
+from treetune.tasks.mixed import TaskWithDomains
 
 if TYPE_CHECKING:
     # `settings` calls `check_table`, and imports this module.
@@ -105,7 +106,7 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
         prefix = f"evaluation/{evaluation_set.label}"
         names |= {f"{prefix}/{name}" for name in (*EVALUATED, *numbers)}
         task = evaluation_set.task or root.task
-        for domain in task.domain_names() or ():
+        for domain in _domain_names(task) or ():
             names |= {f"{prefix}/{PREFIX}{domain}/{name}" for name in EVALUATED}
     return names | numbers
 
@@ -152,9 +153,15 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
     return None
 
 
+def _domain_names(task: Task) -> Sequence[str] | None:
+    """Returns the domains of a task's problems: none if it has no domains; None if only the rows name
+    them."""
+    return task.domain_names() if isinstance(task, TaskWithDomains) else ()
+
+
 def _why_no_domain(task: Task, name: str) -> str | None:
     """Returns the reason why a task has no domain of this name; None where it has, or may have."""
-    names = task.domain_names()
+    names = _domain_names(task)
     if names is None:  # the task doesn't know its domains before it has read its data
         return None
     return _why_not_among(name, names) if names else "its problems have no domains"

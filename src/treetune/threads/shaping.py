@@ -20,11 +20,12 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Answers, Experiment, Finding, Need
+from treetune.contracts import Answers, Need, TaskDemonstrations
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.shaping import groups_of
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import task_of
 from treetune.threads.format import TagIds
 from treetune.threads.numbers import ThreadCounts, counts_of
 from treetune.vocabulary import CORRECT_SCORE, Problem, Trajectory
@@ -93,12 +94,13 @@ class OfDemonstration(ReferenceLength):
     """The length of the task's sequential solution of the problem, with its end token. It is the same in all
     iterations, even if demonstrations are noisy."""
 
-    @override
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        try:
-            experiment.task.check_demonstrations()
-        except ValueError as error:
-            yield Finding(str(error), "type", "choose another reference, such as 'group'")
+    needs = (
+        Need(
+            TaskDemonstrations(),
+            "it compares lengths with theirs",
+            "choose another reference, such as 'group'",
+        ),
+    )
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
@@ -106,7 +108,7 @@ class OfDemonstration(ReferenceLength):
         problems = {answer.problem.id: answer.problem for answer in answers}
         for problem in problems.values():
             seed = derive_seed(context.seed, problem.id, "reference length")
-            solution = context.task.of(problem).sequential_demonstration(problem, seed)
+            solution = task_of(context.task, problem).sequential_demonstration(problem, seed)
             tokens = len(context.codec.encode_answer(problem, solution)) + 1  # and the end token
             lengths[problem.id] = float(tokens)
         return [lengths[answer.problem.id] for answer in answers]

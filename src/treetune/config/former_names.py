@@ -1,0 +1,56 @@
+"""Names that parts of users defined in earlier versions, and what to write instead.
+
+Nothing reads these names now, so that a part which still has one would silently do something else.
+`Registrable` refuses such a class when it is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_MIXED = "derive the task from treetune.MixedTask"
+_DRAWING = "override `drawing_rule`, and return a treetune.DrawingRule"
+
+FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
+    "Task": {
+        "made": "its name is `make_problems`",
+        "sampling": "its name is `adjust_sampling`",
+        "of": _MIXED,
+        "parts": _MIXED,
+        "is_trained": f"{_MIXED}, and override `trained_parts`",
+        "domain_names": "derive the task from treetune.TaskWithDomains",
+        "draw": f"{_DRAWING} with the method `draw`",
+        "draw_further": f"{_DRAWING} with the method `draw_further`",
+        "drawing_metrics": f"{_DRAWING} with the method `metrics`",
+        "remembers_pass_rates": f"{_DRAWING} with `reads_pass_rates = True`",
+        "check_demonstrations": "override `gives`, and return treetune.TaskDemonstrations(why_none='…')",
+        "answer_boundaries": "it follows from `step_boundaries`; where the end token of an answer belongs to"
+        " its last step, set `boundaries_look_back = False`",
+    },
+}
+"""Methods and properties of parts, by the family's name. A setting may have such a name."""
+
+FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {}
+"""Class attributes and settings of parts, by the family's name."""
+
+
+def refuse_former_names(family: str, part: type) -> None:
+    """Raises TypeError if a part's class defines a former name that none of its bases has."""
+    for name, instead in FORMER_METHODS.get(family, {}).items():
+        value = vars(part).get(name)
+        # `cached_property` is neither a function nor a property, but has `__get__`, as both of them have.
+        if hasattr(value, "__get__") and not _is_inherited(name, part):
+            _refuse(part, name, instead)
+    for name, instead in FORMER_ATTRIBUTES.get(family, {}).items():
+        is_defined = name in vars(part) or name in vars(part).get("__annotations__", {})
+        if is_defined and not _is_inherited(name, part):
+            _refuse(part, name, instead)
+
+
+def _is_inherited(name: str, part: type) -> bool:
+    """Returns whether a class between the family and the part has the name, as `MixedTask` has `of`."""
+    return any(name in vars(base) for base in part.__mro__[1:])
+
+
+def _refuse(part: type, name: str, instead: str) -> None:
+    raise TypeError(f"{part.__name__}.{name} is of an earlier version, and nothing reads it now: {instead}")
