@@ -43,11 +43,12 @@ if TYPE_CHECKING:
         UseOfPairs,
         WholeBatch,
     )
-    from treetune.credit.base import Credit, GroupCredit, TokenCredit
+    from treetune.credit.base import ContinuingCredit, Credit, GroupCredit, TokenCredit, TrainerScores
     from treetune.credit.episodes import advantage_metrics
     from treetune.credit.gae import Gae, gae
     from treetune.credit.grpo import Group
     from treetune.credit.literature.token_level import OverAnotherCredit
+    from treetune.credit.reward_models import RewardModelCredit
     from treetune.credit.states.base import Budget, FixedBudget
     from treetune.credit.states.one_line import OneLineStates
     from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
@@ -63,7 +64,13 @@ if TYPE_CHECKING:
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
     from treetune.models.tokenizer import token_offsets
-    from treetune.objectives.base import Objective, TokenBatch
+    from treetune.objectives.base import KlPenalty, Objective, TokenBatch
+    from treetune.objectives.further_inputs import (
+        DistributionObjective,
+        MarkingObjective,
+        ReferenceKlObjective,
+        TeacherObjective,
+    )
     from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient
     from treetune.rollouts.base import Rollout, Selection, Shaping
     from treetune.rollouts.context import FurtherProblems, RolloutContext
@@ -150,6 +157,9 @@ __all__ = [  # noqa: RUF022
     "GroupCredit",
     "TokenCredit",
     "OverAnotherCredit",
+    "ContinuingCredit",
+    "RewardModelCredit",
+    "TrainerScores",
     "Gae",
     "Group",
     "gae",
@@ -172,6 +182,11 @@ __all__ = [  # noqa: RUF022
     # Objectives: what the trainer minimises
     "Objective",
     "TokenBatch",
+    "KlPenalty",
+    "DistributionObjective",
+    "TeacherObjective",
+    "ReferenceKlObjective",
+    "MarkingObjective",
     "PolicyGradient",
     "ClippedPolicyGradient",
     # Environments and tools: what answers the policy between its turns
@@ -255,11 +270,12 @@ _NAMES_IN = {
         "UseOfPairs",
         "WholeBatch",
     ),
-    "treetune.credit.base": ("Credit", "GroupCredit", "TokenCredit"),
+    "treetune.credit.base": ("ContinuingCredit", "Credit", "GroupCredit", "TokenCredit", "TrainerScores"),
     "treetune.credit.episodes": ("advantage_metrics",),
     "treetune.credit.gae": ("Gae", "gae"),
     "treetune.credit.grpo": ("Group",),
     "treetune.credit.literature.token_level": ("OverAnotherCredit",),
+    "treetune.credit.reward_models": ("RewardModelCredit",),
     "treetune.credit.states.base": ("Budget", "FixedBudget"),
     "treetune.credit.states.one_line": ("OneLineStates",),
     "treetune.credit.values.base": ("StepValues", "Valuation", "Value", "ValueEstimator"),
@@ -275,7 +291,13 @@ _NAMES_IN = {
     "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
     "treetune.lab.trees.branching": ("Branches", "Branching"),
     "treetune.models.tokenizer": ("token_offsets",),
-    "treetune.objectives.base": ("Objective", "TokenBatch"),
+    "treetune.objectives.base": ("KlPenalty", "Objective", "TokenBatch"),
+    "treetune.objectives.further_inputs": (
+        "DistributionObjective",
+        "MarkingObjective",
+        "ReferenceKlObjective",
+        "TeacherObjective",
+    ),
     "treetune.objectives.policy_gradient": ("ClippedPolicyGradient", "PolicyGradient"),
     "treetune.rollouts.base": ("Rollout", "Selection", "Shaping"),
     "treetune.rollouts.context": ("FurtherProblems", "RolloutContext"),

@@ -13,6 +13,7 @@ import numpy as np
 
 from treetune.credit.base import CriticSettings
 from treetune.models.shapes import Shape
+from treetune.objectives.further_inputs import teacher_of
 from treetune.runtime.machine import Machine
 from treetune.runtime.planning.memory import IterationWork, TrainerMemory
 from treetune.trainer.base import Trainer
@@ -103,7 +104,7 @@ class Case:
                     policy_version=0,
                     advantages=None if self.critic else np.array([draw.gauss(0, 1) for _ in answer]),
                     behaviour_logprobs=np.full(len(answer), -3.0),
-                    teacher_prompt_ids=token_array(prompt) if self.trainer.objective.teacher else None,
+                    teacher_prompt_ids=token_array(prompt) if teacher_of(self.trainer.objective) else None,
                 )
             )
         return made

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 _MIXED = "derive the task from treetune.MixedTask"
 _DRAWING = "override `drawing_rule`, and return a treetune.DrawingRule"
+_SCORES = "return treetune.TrainerScores from the property `trainer_scores`"
 
 FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
     "Task": {
@@ -27,10 +28,42 @@ FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
         "answer_boundaries": "it follows from `step_boundaries`; where the end token of an answer belongs to"
         " its last step, set `boundaries_look_back = False`",
     },
+    "Objective": {
+        "terms": "derive the objective from treetune.DistributionObjective",
+        "compare": "derive the objective from treetune.TeacherObjective",
+        "precompute": "derive the objective from treetune.ReferenceKlObjective",
+        "marked_tokens": "derive the objective from treetune.MarkingObjective",
+    },
+    "Credit": {
+        "asks_reference": _SCORES,
+        "asks_distributions": _SCORES,
+        "compares_distributions_with": _SCORES,
+        "trainer_passes": _SCORES,
+        "reference": _SCORES,
+        "scores_texts": "it follows from `needs`: declare Need(treetune.TextScores(), '…')",
+        "continuations": "derive the credit from treetune.ContinuingCredit",
+        "early_continuations": "derive the credit from treetune.ContinuingCredit",
+        "from_values": "derive the credit from treetune.Gae",
+        "trained_reward_model": "derive the credit from treetune.RewardModelCredit",
+        "from_implicit_rewards": "derive the credit from treetune.RewardModelCredit",
+    },
+    "ValueEstimator": {
+        "scores_texts": "it follows from `needs`: declare Need(treetune.TextScores(), '…')",
+    },
 }
 """Methods and properties of parts, by the family's name. A setting may have such a name."""
 
-FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {}
+FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
+    "Objective": {
+        "has_terms": "derive the objective from treetune.DistributionObjective",
+        "teacher": "derive the objective from treetune.TeacherObjective",
+        "compare_bytes": "derive the objective from treetune.TeacherObjective",
+        "needs_reference_kl": "derive the objective from treetune.ReferenceKlObjective",
+        "marks_tokens": "derive the objective from treetune.MarkingObjective",
+        "kl_placement": "return a treetune.KlPenalty from the property `kl_penalty`",
+        "ratio_threshold": "derive the objective from treetune.PolicyGradient",
+    },
+}
 """Class attributes and settings of parts, by the family's name."""
 
 

@@ -76,10 +76,21 @@ class Gae(Credit):
         remedy = "choose a credit without a critic, such as 'none'"
         yield from check_critic_is_kept(experiment, "credit 'gae'", remedy)
 
-    @override
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:
+        """Makes advantages and returns of the critic's values, for one answer. The trainer calls this.
+
+        Args:
+            rewards: The reward of each trained token, less the penalties that the objective puts into the
+                reward. Example: ``[0.0, 0.0, 1.0]``.
+            values: The critic's value of the state before each trained token. Example: ``[0.4, 0.5, 0.8]``.
+
+        Returns:
+            The advantages of the tokens, and the returns that the critic learns. Example, with γ = λ = 1:
+            ``[0.6, 0.5, 0.2], [1.0, 1.0, 1.0]``. A method whose policy and critic have different λ returns
+            the advantages of one recursion and the returns of another (`vapo`).
+        """
         return gae(rewards, values, self.gamma, self.lam)
 
     @override

@@ -632,13 +632,13 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "credit",
             f"choose values that the engine gives, such as {{type: 'continuations'}}, {WITHOUT_OVERLAP}",
         )
-    if experiment.credit.asks_reference:
+    if experiment.credit.trainer_scores.reference:
         yield Finding(
             "the credit asks the trainer's reference model, which scores while overlap 'one_step' trains",
             "credit",
             f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
         )
-    if experiment.credit.asks_distributions:
+    if experiment.credit.trainer_scores.distributions:
         yield Finding(
             "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
             "credit",

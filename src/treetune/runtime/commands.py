@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from treetune.credit.reward_models import reward_model_of
 from treetune.exceptions import SameOnAllRanks
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
@@ -53,9 +54,10 @@ def preflight(config: PolicyIteration) -> None:
     import treetune.parts  # noqa: F401  (a program may have built the configuration without importing them)
 
     config.model.require()
-    if config.credit.reference is not None:
-        config.credit.reference.require()
-    reward_model = config.credit.trained_reward_model
+    reference = config.credit.trainer_scores.reference_model
+    if reference is not None:
+        reference.require()
+    reward_model = reward_model_of(config.credit)
     if reward_model is not None and reward_model.start is not None:
         reward_model.start.require()
     # These calls are made for their errors: the judge's model or a set's problems may be missing.

@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from treetune.credit.base import ContinuingCredit
 from treetune.credit.critic_prompts import with_critic_prompts
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.teacher_prompts import with_teacher_prompts
 from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.objectives.further_inputs import teacher_of
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
@@ -173,7 +175,9 @@ def _run_rollout_phase(
         )
         context = replace(context, further_problems=further_problems, carry_over=carry_over)
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
-        early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
+        early: EarlyContinuations | None = None
+        if config.rollout.needs_engine and isinstance(config.credit, ContinuingCredit):
+            early = config.credit.early_continuations(context)
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= drawing_rule.metrics(all_problems, drawing)
@@ -246,7 +250,8 @@ def _run_credit_phase(
         )
         context = replace(context, shaping_memory=memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
-        early = early or config.credit.early_continuations(context)
+        if early is None and isinstance(config.credit, ContinuingCredit):
+            early = config.credit.early_continuations(context)
         if early is not None:
             context = replace(context, early_continuations=early)
         try:
@@ -287,7 +292,7 @@ def assign_credit(
     if critic is not None and critic.template is not None:
         episodes, prompt_metrics = with_critic_prompts(context, critic.template, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
-    teacher = config.trainer.objective.teacher
+    teacher = teacher_of(config.trainer.objective)
     if teacher is not None:
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
+from treetune.credit.reward_models import RewardModelCredit
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.models.pretrained import PretrainedModel
@@ -65,7 +66,7 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
     "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
     "reward_model": (
-        lambda root: root.credit.trained_reward_model is not None,
+        lambda root: isinstance(root.credit, RewardModelCredit),
         "its credit trains no reward model",
     ),
     "overlap": (lambda root: root.overlap == "one_step", "its overlap is 'none'"),
@@ -85,7 +86,7 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
 
 def _scores(root: PolicyIteration) -> bool:
     """Returns whether the experiment's credit scores given texts."""
-    return root.credit.scores_texts or root.credit.asks_reference
+    return root.credit.scores_texts or root.credit.trainer_scores.reference
 
 
 def recordable_metrics(root: PolicyIteration) -> set[str]:

@@ -27,7 +27,8 @@ from treetune.credit.base import CriticSettings
 from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
-from treetune.objectives.base import SKIPPED_BY_RATIO, without_skipped
+from treetune.objectives.further_inputs import MarkingObjective, teacher_of
+from treetune.objectives.policy_gradient import SKIPPED_BY_RATIO, without_skipped
 from treetune.objectives.teacher import Teacher
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
@@ -115,8 +116,9 @@ class PolicyTrainer:
         """The moving average of the policy's weights, if it is the teacher."""
         self.teacher: TeacherModel | None = None
         """The objective's teacher, whose whole distributions the policy learns."""
-        if settings.objective.teacher is not None:
-            self.teacher = self._teacher(settings.objective.teacher)
+        teacher = teacher_of(settings.objective)
+        if teacher is not None:
+            self.teacher = self._teacher(teacher)
         self.prefetch: ReferencePrefetch | None = None
         """Scores answers under the reference while others are sampled, with ``reference_scores:
         'while_sampling'``."""
@@ -683,7 +685,7 @@ class IterationTraining:
             self._constant_metrics |= trainer.reward_model.metrics
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
-            if objective.marks_tokens and minibatch.units:
+            if isinstance(objective, MarkingObjective) and minibatch.units:
                 # The loss treats marked tokens differently. The objective chooses these tokens by the old
                 # log-probs. An iteration's only step computes the old log-probs in its own forward pass,
                 # which is too late here. Then the engine's log-probs replace the old ones.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from treetune.objectives.base import kl_estimate
+from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
@@ -24,11 +25,11 @@ from treetune.vocabulary import Column, Episode, Metrics
 
 FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
 """Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
-`Credit.from_values`."""
+`Gae.from_values`."""
 
 FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
 """Computes the advantages of a problem's answers from the rewards that a reward model gives to their tokens,
-and the answers' rewards; see `Credit.from_implicit_rewards`."""
+and the answers' rewards; see `RewardModelCredit.from_implicit_rewards`."""
 
 
 @dataclass
@@ -48,7 +49,7 @@ class IterationTensors:
     ref_kl_N: Tensor | None = None
     """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
     own_advantages_N: Tensor | None = None
-    """What `Objective.precompute` returns."""
+    """What `ReferenceKlObjective.precompute` returns."""
     has_teacher_N: Tensor | None = None
     """The tokens of answers with a privileged prompt, bool; None if the objective has no teacher."""
     old_logprobs_N: Tensor | None = None
@@ -203,13 +204,13 @@ def prepare(
     tensors = IterationTensors.of(episodes)
     if critic:
         _refuse_threads(episodes)
-    if objective.teacher is not None:
+    if isinstance(objective, TeacherObjective):
         tensors.has_teacher_N = _has_teacher(episodes)
     if settings.keeps_reference:
         tensors.ref_logprobs_N = models.ref_logprobs(sequences)
     if scores_old:
         tensors.set_old_scores(models.old_logprobs(sequences))
-    if objective.needs_reference_kl:
+    if isinstance(objective, ReferenceKlObjective):
         assert tensors.old_logprobs_N is not None and tensors.ref_logprobs_N is not None
         tensors.ref_kl_N = models.reference_kl(sequences)
         # Advantages that the objective computes itself, for its loss.
@@ -219,11 +220,12 @@ def prepare(
     if not objective.needs_advantages:
         return tensors
 
-    penalty_is_in_reward = objective.kl_coef > 0 and objective.kl_placement == "reward"
-    penalty_is_in_advantage = objective.kl_coef > 0 and objective.kl_placement == "advantage"
-    if penalty_is_in_reward or penalty_is_in_advantage:
+    penalty = objective.kl_penalty
+    penalty_is_in_reward = penalty is not None and penalty.placement == "reward"
+    penalty_is_in_advantage = penalty is not None and penalty.placement == "advantage"
+    if penalty is not None:
         old_N, ref_N = tensors.old_logprobs_N, tensors.ref_logprobs_N
-        penalties_N = objective.kl_coef * kl_estimate(old_N, ref_N, objective.kl_estimator)
+        penalties_N = penalty.coef * kl_estimate(old_N, ref_N, penalty.estimator)
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
     if critic:
         tensors.values_N = models.values(sequences)
