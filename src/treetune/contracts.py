@@ -158,7 +158,10 @@ class Root:
     `check`."""
 
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        """Yields notes for the user.
+        """Yields notes for the user, such as the first prompt with its reward.
+
+        It is not `check`, which every command calls and which has a second. Only `treetune check` calls this
+        method, for a configuration without mistakes.
 
         Args:
             plain: The configuration as plain data, as it was written.

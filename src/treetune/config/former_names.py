@@ -47,6 +47,8 @@ FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
         "trained_reward_model": "derive the credit from treetune.RewardModelCredit",
         "from_implicit_rewards": "derive the credit from treetune.RewardModelCredit",
     },
+    "Rollout": {"prepare": "its name is `check_at_start`"},
+    "Shaping": {"prepare": "its name is `check_at_start`"},
     "ValueEstimator": {
         "scores_texts": "it follows from `needs`: declare Need(treetune.TextScores(), '…')",
     },

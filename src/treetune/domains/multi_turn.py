@@ -190,7 +190,7 @@ class MultiTurn(GrowingRollout):
         return self.environment_for(task).offered()
 
     @override
-    def prepare(self, codec: TextCodec) -> None:
+    def check_at_start(self, codec: TextCodec) -> None:
         # Native calls are tool calls in the model's own format. The chat template writes their results.
         # The task isn't known here, so that only the rollout's own environment can be asked.
         calls_natively = self.environment is not None and self.environment.reads_specials

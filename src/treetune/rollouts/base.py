@@ -66,8 +66,10 @@ class Rollout(Registrable):
         the servers of tools, to ask them for their schemas."""
         return ()
 
-    def prepare(self, codec: TextCodec) -> None:
+    def check_at_start(self, codec: TextCodec) -> None:
         """Checks that the model's tokenizer has the tokens that the rollout needs, before sampling begins.
+
+        `check` can't do it, since it takes seconds to load a tokenizer.
 
         Raises:
             ValueError: A token is missing.
@@ -112,10 +114,11 @@ class Shaping(Registrable):
             Need(contracts.CreditForRewards(), "it changes what whole answers earn"),
         )
 
-    def prepare(self, problems: Sequence[Problem]) -> None:
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
         """Checks that all that the shaping needs for these training problems is there.
 
-        Called when a run begins, before anything heavy is imported.
+        Called when a run begins, before anything heavy is imported. `check` can't do it, since it takes long
+        to read all problems.
 
         Raises:
             ValueError: Something is missing.

@@ -264,5 +264,5 @@ class RolloutAround(Rollout):
         return for_fixed_problems(self.rollout)
 
     @override
-    def prepare(self, codec: TextCodec) -> None:
-        self.rollout.prepare(codec)
+    def check_at_start(self, codec: TextCodec) -> None:
+        self.rollout.check_at_start(codec)

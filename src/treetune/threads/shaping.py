@@ -40,9 +40,9 @@ class ReferenceLength(Registrable):
     remembers: bool = False
     """Whether it uses shaping's memory, under the label ``acceleration``."""
 
-    def prepare(self, problems: Sequence[Problem]) -> None:
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
         """Raises ValueError if something is missing that it needs. Called when a run begins, as
-        `Shaping.prepare`."""
+        `Shaping.check_at_start`."""
 
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         """Returns a length in tokens for each answer; None where there is no length to compare with. The
@@ -167,7 +167,7 @@ class Measured(ReferenceLength):
     """The file of an evaluation on the training problems (``…/evaluations/0400/train/answers.jsonl``)."""
 
     @override
-    def prepare(self, problems: Sequence[Problem]) -> None:
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
         if all(length is None for length in self._lengths_of(problems)):
             measured = measured_lengths(self.answers).values()
             solved = sum(length is not None for _, length in measured)
@@ -298,8 +298,8 @@ class Acceleration(Shaping):
         return self.reference.remembers
 
     @override
-    def prepare(self, problems: Sequence[Problem]) -> None:
-        self.reference.prepare(problems)
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
+        self.reference.check_at_start(problems)
 
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
