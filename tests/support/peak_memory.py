@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from treetune.credit.base import CriticSettings
+from treetune.credit.base import CriticSettings, TrainerScores
 from treetune.models.shapes import Shape
 from treetune.objectives.further_inputs import teacher_of
 from treetune.runtime.machine import Machine
@@ -63,9 +63,7 @@ class Case:
             context_length=longest,
             credit=SimpleNamespace(
                 needs_critic=self.critic,
-                reference=None,
-                compares_distributions_with=None,
-                trained_reward_model=None,
+                trainer_scores=TrainerScores(),
                 critic_settings=CriticSettings() if self.critic else None,
             ),
             rollout=SimpleNamespace(sampling=SimpleNamespace(temperature=1.0, top_p=self.top_p, top_k=-1)),

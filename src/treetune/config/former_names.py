@@ -69,22 +69,25 @@ FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
 """Class attributes and settings of parts, by the family's name."""
 
 
-def refuse_former_names(family: str, part: type) -> None:
-    """Raises TypeError if a part's class defines a former name that none of its bases has."""
-    for name, instead in FORMER_METHODS.get(family, {}).items():
+def refuse_former_names(family: type, part: type) -> None:
+    """Raises TypeError if a part's class defines a former name of its family, such as Task.
+
+    A class between the family and the part may have the name now, as `MixedTask` has `of`. Then the part may
+    have it, too.
+    """
+    between = part.__mro__[1 : part.__mro__.index(family)]
+    present_names: set[str] = set()
+    for base in between:
+        present_names |= vars(base).keys()
+    for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
         value = vars(part).get(name)
         # `cached_property` is neither a function nor a property, but has `__get__`, as both of them have.
-        if hasattr(value, "__get__") and not _is_inherited(name, part):
+        if hasattr(value, "__get__") and name not in present_names:
             _refuse(part, name, instead)
-    for name, instead in FORMER_ATTRIBUTES.get(family, {}).items():
+    for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
         is_defined = name in vars(part) or name in vars(part).get("__annotations__", {})
-        if is_defined and not _is_inherited(name, part):
+        if is_defined and name not in present_names:
             _refuse(part, name, instead)
-
-
-def _is_inherited(name: str, part: type) -> bool:
-    """Returns whether a class between the family and the part has the name, as `MixedTask` has `of`."""
-    return any(name in vars(base) for base in part.__mro__[1:])
 
 
 def _refuse(part: type, name: str, instead: str) -> None:

@@ -49,7 +49,7 @@ class Registrable(Part):
         elif cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             for base in cls.__mro__:
                 if Registrable in base.__bases__:
-                    refuse_former_names(base.__name__, cls)
+                    refuse_former_names(base, cls)
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:
