@@ -180,7 +180,7 @@ class TaskDemonstrations(Feature):
     """Responses of a task to learn from.
 
     A task whose settings leave it without demonstrations gives this feature with the reason. Example:
-    ``TaskDemonstrations(why_none="these rows have no demonstration_field")``.
+    ``TaskDemonstrations(why_none="the rows' demonstration_field is null")``.
     """
 
     why_none: str = ""
@@ -190,7 +190,7 @@ class TaskDemonstrations(Feature):
     @property
     @override
     def words(self) -> str:
-        return f"no demonstrations ({self.why_none})" if self.why_none else "demonstrations of the task"
+        return f"none ({self.why_none})" if self.why_none else "demonstrations of the task"
 
     @override
     def meets(self, needed: Feature) -> bool:

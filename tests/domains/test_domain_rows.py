@@ -172,7 +172,7 @@ def test_a_demonstration_is_the_text_under_a_key_of_extra_info(rows_file: Path) 
     with pytest.raises(ValueError, match=r"'train/1' has no text under 'level' to learn from.*'ability'"):
         task.demonstration(problems[1], 0)
     (lacking,) = rows_task(rows_file).gives
-    assert isinstance(lacking, TaskDemonstrations) and "is its demonstration_field" in lacking.why_none
+    assert isinstance(lacking, TaskDemonstrations) and "demonstration_field is null" in lacking.why_none
     with pytest.raises(ValueError, match="name a key of their extra_info"):
         rows_task(rows_file).demonstration(problems[0], 0)
     with pytest.raises(ValueError, match=r"name those of prompts and answers in model\.alphabet"):

@@ -46,6 +46,7 @@ class Registrable(Part):
         if Registrable in cls.__bases__:
             cls._parts = {}
             cls.root = root
+        # The package's own classes are the ones that have these names now.
         elif cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             for base in cls.__mro__:
                 if Registrable in base.__bases__:

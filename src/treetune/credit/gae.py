@@ -8,7 +8,7 @@ runs its critic over them, and `Gae.from_values` makes advantages of the critic'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -39,6 +39,10 @@ from treetune.vocabulary import Episode, Metrics
 
 Number = TypeVar("Number", bound=Any)
 """A float, or a tensor of shape [B] with one number for each answer of a batch."""
+
+FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
+"""Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
+`Gae.from_values`."""
 
 
 @Credit.register("gae")
@@ -96,6 +100,11 @@ class Gae(Credit):
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [make_episode(context, answer) for answer in answers_of(trees)], {}
+
+
+def from_values_of(credit: Credit) -> FromValues | None:
+    """Returns the `Gae.from_values` of a credit that leaves values to the trainer; None for other credit."""
+    return credit.from_values if isinstance(credit, Gae) and credit.leaves_values_to_trainer else None
 
 
 def gae(

@@ -157,7 +157,8 @@ class RoutedRows(RowsTask, TaskWithDomains):
     @override
     def gives(self) -> tuple[Feature, ...]:
         if self.demonstration_field is None:
-            return (TaskDemonstrations(why_none="no key of the rows' extra_info is its demonstration_field"),)
+            why_none = "demonstration_field is null: set it to a key of the rows' extra_info"
+            return (TaskDemonstrations(why_none),)
         return (TaskDemonstrations(),)
 
     @override

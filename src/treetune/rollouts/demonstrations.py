@@ -68,6 +68,8 @@ class Demonstrations(Rollout):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if TaskDemonstrations() not in experiment.task.gives:
+            return  # `needs` reports it
         problems: list[Problem] = []
         for task in parts_of(experiment.task):
             problems += task.examples(EXAMPLES)

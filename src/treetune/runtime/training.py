@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
-from treetune.credit.gae import Gae
+from treetune.credit.gae import from_values_of
 from treetune.credit.reward_models import RewardModelCredit, reward_model_of
 from treetune.exceptions import Damaged
 from treetune.rollouts.model_scores import (
@@ -63,9 +63,6 @@ def make_trainer(session: Session) -> PolicyTrainer:
     config, model = session.config, session.model
     credit = config.credit
     reference, reward_model = credit.trainer_scores.reference_model, reward_model_of(credit)
-    from_values = None
-    if isinstance(credit, Gae) and credit.leaves_values_to_trainer:
-        from_values = credit.from_values
     load_reward_model = None
     if reward_model is not None and reward_model.start is not None:
         load_reward_model = partial(model.load_like, reward_model.start)
@@ -84,7 +81,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         nucleus=session.nucleus,
         iterations=config.iterations,
         critic=credit.critic_settings,
-        from_values=from_values,
+        from_values=from_values_of(credit),
         restarts=config.restart == "every_iteration",
         load_reference=None if reference is None else partial(model.load_like, reference),
         reward_model=reward_model,

@@ -122,8 +122,8 @@ class Countdown(GeneratedTask):
             return (TaskDemonstrations(),)
         return (
             TaskDemonstrations(
-                "countdown has them only for sums and differences: set task.operators to ['+', '-'] or ['+'],"
-                f" which is {list(self.operators)}"
+                f"task.operators is {list(self.operators)}, and countdown has them only for sums and"
+                " differences: set it to ['+', '-'] or ['+']"
             ),
         )
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.credit.base import CriticSettings
+from treetune.credit.gae import FromValues
 from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
@@ -35,7 +36,7 @@ from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches, sequences_of_rank
 from treetune.trainer.deepspeed_model import DeepSpeedModel, ModelFactory, Reference
-from treetune.trainer.preparation import FromImplicitRewards, FromValues, IterationTensors, prepare
+from treetune.trainer.preparation import FromImplicitRewards, IterationTensors, prepare
 from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.reward_model import RewardModelTraining

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from treetune.credit.gae import FromValues
 from treetune.objectives.base import kl_estimate
 from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.rollouts.storage import TokenSignals
@@ -22,10 +23,6 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import Sequences, flat_of_trained
 from treetune.vocabulary import Column, Episode, Metrics
-
-FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
-"""Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
-`Gae.from_values`."""
 
 FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
 """Computes the advantages of a problem's answers from the rewards that a reward model gives to their tokens,

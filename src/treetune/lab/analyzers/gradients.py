@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.base import Credit
-from treetune.credit.gae import Gae
+from treetune.credit.gae import from_values_of
 from treetune.credit.reinforce import Outcome
 from treetune.credit.reward_models import RewardModelCredit
 from treetune.lab.analyzers.stored import StoredModels
@@ -66,16 +66,14 @@ class Loss:
         self.sequences = Sequences.of(episodes)
         # The KL to the start model is only a metric, and would load that model.
         without_kl = replace(self.settings, measure_kl=False)
-        # True where the trainer makes the advantages, from the values of its critic.
-        leaves_values = credit.leaves_values_to_trainer
         self.tensors = prepare(
             without_kl,
             episodes,
             self.sequences,
             self.models,
             scores_old=without_kl.scores_old_logprobs(several_steps=False),
-            critic=leaves_values,
-            from_values=credit.from_values if isinstance(credit, Gae) else None,
+            critic=credit.leaves_values_to_trainer,
+            from_values=from_values_of(credit),
         )
         self.tensors.old_logprobs_N = None  # so that ratios are exactly 1, without rounding errors
 
