@@ -20,12 +20,12 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Answers, Need, TaskDemonstrations
+from treetune.contracts import Answers, Experiment, Finding, Need, TaskDemonstrations
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.shaping import groups_of
 from treetune.seeds import derive_seed
-from treetune.tasks.mixed import task_of
+from treetune.tasks.mixed import task_of, trained_parts_of
 from treetune.threads.format import TagIds
 from treetune.threads.numbers import ThreadCounts, counts_of
 from treetune.vocabulary import CORRECT_SCORE, Problem, Trajectory
@@ -101,6 +101,17 @@ class OfDemonstration(ReferenceLength):
             "choose another reference, such as 'group'",
         ),
     )
+
+    @override
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if TaskDemonstrations() not in experiment.task.gives:
+            return  # `needs` reports it
+        for task in trained_parts_of(experiment.task):
+            try:
+                for problem in task.examples(1):
+                    task.sequential_demonstration(problem, 0)
+            except ValueError as error:  # such as of a data set that only scores answers
+                yield Finding(str(error), "type", "choose another reference, such as 'group'")
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
