@@ -25,7 +25,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
 from benchmarks.pairs import publish  # noqa: E402
-from tests.lab.test_arena import (  # noqa: E402
+from tests.lab.arena.test_arena import (  # noqa: E402
     SMALL,
     TREE_METHODS,
     UNBIASED,
@@ -143,7 +143,7 @@ def write_page(rows: Sequence[Mapping[str, Any]]) -> str:
         "# Sampled and exact variances of a credit's gradient",
         "",
         "`python benchmarks/exact_variance.py --output docs/results`: languages of"
-        " `tests/lab/test_arena.py`, whose answers are enumerated, and two more; two answers each."
+        " `tests/lab/arena/test_arena.py`, whose answers are enumerated, and two more; two answers each."
         " V is the trace of the covariance of a problem's gradient, of which gains are made.\nProblems were"
         " added until half the width of the sampled V's 95 % interval was 1 % of the exact one.\n",
         f"Sampled V / exact V: {within_interval} of {len(rows)} intervals have the exact value in them;"

@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/grading.py --grader math --show
 
 Each grader has labelled answers in the cases of tests.support.grader_cases. Some have more in
-tests/domains/labelled/<grader>.jsonl. A row of such a file has `response`, `gold`, `label` (whether the
-answer is correct) and `data`, of which `prompt` is the question and `part` the use of the row: ``tuned`` if
-the grader was improved with it, ``unseen`` if it was not. Rows without a part belong to the part
+tests/domains/graders/labelled/<grader>.jsonl. A row of such a file has `response`, `gold`, `label` (whether
+the answer is correct) and `data`, of which `prompt` is the question and `part` the use of the row: ``tuned``
+if the grader was improved with it, ``unseen`` if it was not. Rows without a part belong to the part
 ``labelled``.
 
 Each answer is graded as in a run, in worker processes or threads. --write puts the table into
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 PAGE = ROOT / "docs/results/grading.md"
-ROWS = ROOT / "tests/domains/labelled"
+ROWS = ROOT / "tests/domains/graders/labelled"
 BEGIN, END = "<!-- benchmarks/grading.py: begin -->\n", "<!-- benchmarks/grading.py: end -->\n"
 """The lines of the page between which the table stands."""
 FILES_OF_OTHERS = {"minerva": "math"}
@@ -94,6 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.write and (options.grader or options.part):
         parser.error("--write needs all graders and parts: the table has a line for each")
+    from tests.support.grader_cases import ELSEWHERE, LABELLED
+
+    graders = {*LABELLED, *ELSEWHERE}
+    for name in options.grader or ():
+        if name not in graders:
+            parser.error(f"--grader {name} has no labelled answers; these have: {', '.join(sorted(graders))}")
     lines = measure_graders(options.grader, options.part, options.show)
     table = HEAD + "\n".join(lines)
     print(table)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 from treetune import exceptions
 
 PACKAGE = ROOT / "src" / "treetune"

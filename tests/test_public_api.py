@@ -17,7 +17,7 @@ import pytest
 
 import treetune
 import treetune.credit
-from tests.documents import PAGES, ROOT, Document
+from tests.support.documents import PAGES, ROOT, Document
 from treetune.config.registrable import Registrable
 
 SOURCE = ast.parse((ROOT / "src" / "treetune" / "__init__.py").read_text())

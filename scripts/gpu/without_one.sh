@@ -103,7 +103,7 @@ sources() {
 }
 
 configured() {
-    cd "$copy" && LD_LIBRARY_PATH=$folder/stub "$python" -m pytest -q tests/engine/test_configured_on_an_h100.py \
+    cd "$copy" && LD_LIBRARY_PATH=$folder/stub "$python" -m pytest -q tests/engine/test_h100_configurations.py \
         tests/engine/test_cuda_transfers.py tests/models/test_gpu_branches_on_the_meta_device.py
 }
 

@@ -22,7 +22,7 @@ VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 DEFINITIONS = {"methods", "presets", "credit", "objectives", "selections", "rollouts"}
 
-LINES = Path(__file__).with_name("told_in_one_screen.tsv").read_text().splitlines()
+LINES = Path(__file__).with_name("broken_configurations.tsv").read_text().splitlines()
 ROWS = [line.split("\t") for line in LINES if not line.startswith("#")]
 BROKEN = {name: (override, message) for name, override, message in ROWS}
 

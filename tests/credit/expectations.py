@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.columns import plain
-from tests.rollouts import tabular_mdp as mdp
+from tests.support import tabular_mdp as mdp
+from tests.support.columns import plain
 from treetune.credit.base import Credit
 from treetune.credit.states.base import Budget
 from treetune.credit.values.base import StepValues, Valuation, ValueEstimator

@@ -20,15 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.credit.expectations import critic_of, expectation
-from tests.rollouts import tabular_mdp as mdp
+from tests.credit.test_bias_of_estimators import WithCritic
+from tests.support import tabular_mdp as mdp
 from tests.support.shipped import experiment_of
-from tests.trainer.helpers import are_same, episodes, trained
+from tests.support.tiny_trainer import are_same, episodes, trained
 from treetune.credit.base import CriticSettings
 from treetune.credit.critic_losses import HlGauss, SquaredError
 from treetune.credit.gae import Gae
 from treetune.rollouts.model_scores import ModelScores
-
-from .test_estimators_and_their_bias import WithCritic
 
 SMALL = HlGauss(bins=4, sigma=0.1, min=0.0, max=1.0)
 

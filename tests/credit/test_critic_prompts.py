@@ -21,8 +21,8 @@ import pytest
 import torch
 
 from tests.credit.expectations import bias_and_cosine
-from tests.rollouts import tabular_mdp as mdp
-from tests.trainer.helpers import are_same, assert_close, episodes, policy_trainer, trained
+from tests.support import tabular_mdp as mdp
+from tests.support.tiny_trainer import are_same, assert_close, episodes, policy_trainer, trained
 from treetune.credit.base import CriticSettings
 from treetune.credit.critic_prompts import CriticPrompts, with_critic_prompts
 from treetune.credit.episodes import make_episode

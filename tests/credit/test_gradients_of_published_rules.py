@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rollouts import tabular_mdp as mdp
+from tests.support import tabular_mdp as mdp
 from treetune.credit.grpo import group_advantages
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.vineppo import step_advantages

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import Document
+from tests.support.documents import Document
 from tests.support.many_runs import run_each
 from treetune.config.jsonnet import load
 from treetune.main import main

@@ -20,9 +20,10 @@ from typing import ClassVar
 
 import pytest
 
-from tests.columns import plain
-from tests.domains import turns
-from tests.domains.turns import (
+from tests.support import turns
+from tests.support.columns import plain
+from tests.support.trees import answered
+from tests.support.turns import (
     CODEC,
     Fleeting,
     LadderElsewhere,
@@ -36,7 +37,6 @@ from tests.domains.turns import (
     rollout,
 )
 from tests.support.unruly_environment import Unruly
-from tests.trees import answered
 from treetune.config.build import build
 from treetune.credit.episodes import make_episode
 from treetune.domains.conversation import unpack_snapshot

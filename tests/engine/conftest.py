@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .stubs import Stub
+from tests.support.stubs import Stub
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.engine.stubs import Stub
 from tests.engine.test_given_servers import Elsewhere
+from tests.support.stubs import Stub
 from treetune.cluster import commands as serving
 
 

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engine.fake_cuda import FakeCuda, on_gpu
 from treetune.engine import cuda_transfers
 from treetune.engine.base import Chunk
 from treetune.engine.client import Address
 from treetune.engine.cuda_transfers import CudaIpc, Nccl
 from treetune.engine.transfer import Delivery, WeightTransfer, send_all
 from treetune.exceptions import ServerFailure
-
-from .fake_cuda import FakeCuda, on_gpu
 
 HERE = Address("http://127.0.0.1:1", 1, "key")
 TENSORS = {

@@ -27,6 +27,8 @@ from typing import Any
 
 import pytest
 
+from tests.support import stub_server
+from tests.support.stubs import Stub, StubLaunch, answers, below, request, until
 from treetune.engine import key
 from treetune.engine.base import EngineLaunch, Rendezvous
 from treetune.engine.client import Address, Client
@@ -35,9 +37,6 @@ from treetune.engine.given import GivenServer, read_key, shared_settings
 from treetune.engine.launch import ServerProcess, free_port, listens
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError, ServerFailure
-
-from . import stub_server
-from .stubs import Stub, StubLaunch, answers, below, request, until
 
 ROOT = Path(__file__).resolve().parents[2]
 KEY = "the key of servers and run"

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine
 from treetune.engine.journal import JournaledEngine, completions_of_row, journal_row, request_key
 from treetune.engine.requests import Completion, Later, Request, SamplingParams
 from treetune.exceptions import EngineError

@@ -22,7 +22,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import stub_server
+from tests.support.fake_vllm import ROUTES, FakeVllm, send
 from tests.support.plain_server import round_robin_proxy
+from tests.support.stubs import Stub, answers, request, until
 from treetune.engine import addressed, plain_client, plain_servers
 from treetune.engine.addressed import AddressedServer
 from treetune.engine.base import EngineLaunch
@@ -34,10 +37,6 @@ from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.exceptions import EngineError, ServerFailure
 from treetune.vocabulary import token_array
-
-from . import stub_server
-from .fake_vllm import ROUTES, FakeVllm, send
-from .stubs import Stub, answers, request, until
 
 
 class Servers:

@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from tests.columns import plain
-from tests.fake_engine import FakeEngine
+from tests.support.columns import plain
+from tests.support.fake_engine import FakeEngine
 from treetune.engine.base import Engine
 from treetune.engine.programs import result_of
 from treetune.engine.requests import Completion, Request, SamplingParams

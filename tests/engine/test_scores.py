@@ -18,7 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.fake_engine import FakeEngine
+from tests.engine.test_in_process import engine as in_process_engine
+from tests.engine.test_in_process import folder  # noqa: F401  (a fixture)
+from tests.support.fake_engine import FakeEngine
+from tests.support.stubs import Stub
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Completion, Request, SamplingParams, ScoreRequest
@@ -29,10 +32,6 @@ from treetune.trainer.base import Trainer
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.scoring import Scorer
 from treetune.vocabulary import Column
-
-from .stubs import Stub
-from .test_in_process import engine as in_process_engine
-from .test_in_process import folder  # noqa: F401  (a fixture)
 
 Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 

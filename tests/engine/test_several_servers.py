@@ -24,6 +24,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
+from tests.support.stubs import Stub, answers, below, request, until
 from treetune.engine import server
 from treetune.engine.base import Rendezvous
 from treetune.engine.client import Address
@@ -35,8 +36,6 @@ from treetune.engine.server import OwnServer, RemoteServer
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
 from treetune.store.timeline import SUFFIX, read_timeline
-
-from .stubs import Stub, answers, below, request, until
 
 
 def servers() -> list[int]:

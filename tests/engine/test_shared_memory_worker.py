@@ -22,10 +22,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tests.engine import receiving_program
 from treetune.engine.launch import BACKENDS, WORKER_EXTENSION
 from treetune.store.checksums import digest_of_weights
-
-from . import receiving_program
 
 NAMES = ("a.weight", "b.weight", "c.weight")
 

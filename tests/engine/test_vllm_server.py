@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 from tests.support.processes import engine_core_of, processes_named
+from tests.support.stubs import below, none_alive, until
 from treetune.engine.base import Canary, Chunk, EngineLaunch, Tolerance, TransferMethod
 from treetune.engine.client import MODEL_NAME, SAMPLES, Address
 from treetune.engine.engine import VllmEngine, start_engine
@@ -33,8 +34,6 @@ from treetune.engine.settings import VllmSettings
 from treetune.exceptions import EngineError
 from treetune.models.sources import TinyModel
 from treetune.vocabulary import Column, TokenIds, token_array
-
-from .stubs import below, none_alive, until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -26,8 +26,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.documents import ROOT, Document
 from tests.examples.runs_credit import advantages_in_run
+from tests.support.documents import ROOT, Document
 from treetune.models.tokenizer import character_tokenizer
 
 SHIMS = ROOT / "examples" / "other_trainers"

@@ -23,7 +23,7 @@ SMALL = """{
 SAMPLED = "{ rollout+: { samples: 2, max_tokens: 24, unfinished_reward: 1.0 } }"
 
 WITH_NATIVE_CALLS = ("calculator_sft", "calculator_grpo", "calculator_vineppo", "calculator_in_verifiers")
-"""Native calls need another model: see `tests/domains/test_native_tools.py`."""
+"""Native calls need another model: see `tests/domains/environments/test_native_tools.py`."""
 
 
 @pytest.mark.slow

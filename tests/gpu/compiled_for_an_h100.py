@@ -107,7 +107,7 @@ def main() -> int:
     import triton
     from triton.backends.nvidia.driver import CudaDriver
 
-    from tests.engine.on_a_simulated_h100 import simulate
+    from tests.engine.simulated_h100_program import simulate
 
     CudaDriver.is_active = staticmethod(lambda: True)
     h100 = SimpleNamespace(multi_processor_count=PROCESSORS, major=9, minor=0, name="NVIDIA H100 80GB HBM3")

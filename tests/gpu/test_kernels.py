@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tests.gpu.conftest import ON_A_GPU
-from tests.models.chat_models import random_model
 from tests.models.test_attention import LENGTHS, packed_inputs
-from tests.trainer.helpers import tiny_model
+from tests.support.chat_models import random_model
+from tests.support.tiny_trainer import tiny_model
 from treetune.engine.settings import VllmSettings
 from treetune.models import logprobs
 from treetune.models.attention import (

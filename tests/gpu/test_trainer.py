@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.trainer.helpers import (
+from tests.support.tiny_trainer import (
     are_same,
     assert_close,
     episodes,

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.credit.test_credits_of_the_literature import GROUP
+from tests.credit.literature.test_published_methods import GROUP
 from treetune.lab.hinted_sums import HintedSums, derivation, leaks, measure
 from treetune.vocabulary import Problem, TextCodec
 

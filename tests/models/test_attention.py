@@ -22,8 +22,8 @@ from torch.nn.attention.flex_attention import create_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
-from tests.models.chat_models import random_model
-from tests.trainer.helpers import dense_mask, one_rank, tiny_model
+from tests.support.chat_models import random_model
+from tests.support.tiny_trainer import dense_mask, one_rank, tiny_model
 from treetune.models import attention
 from treetune.models.attention import (
     BLOCK,

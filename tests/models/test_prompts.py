@@ -16,8 +16,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.columns import plain
-from tests.models.chat_models import (
+from tests.support.chat_models import (
     BEGIN,
     BEGINS_ITSELF,
     CHATML,
@@ -28,6 +27,7 @@ from tests.models.chat_models import (
     save_as_on_the_hub,
     template,
 )
+from tests.support.columns import plain
 from treetune.domains.conversation import encode_between_turns
 from treetune.models.chat import Chat
 from treetune.models.policy_files import read_policy, write_for_engine

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.rollouts import tabular_mdp as mdp
+from tests.support import tabular_mdp as mdp
 from treetune.credit.base import Credit
 from treetune.credit.literature.forking_tokens import ForkingTokens
 from treetune.credit.literature.implicit_reward import ImplicitReward

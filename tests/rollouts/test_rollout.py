@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from tests.columns import plain
-from tests.rollouts import tabular_mdp as mdp
-from tests.threads import threads
-from tests.trees import answered
+from tests.support import tabular_mdp as mdp
+from tests.support import threads
+from tests.support.columns import plain
+from tests.support.trees import answered
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.requests import Completion, OnResult, Request, SamplingParams
 from treetune.rollouts.answers import before_stop

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.rollouts import tabular_mdp as mdp
-from tests.trees import answered
+from tests.support import tabular_mdp as mdp
+from tests.support.trees import answered
 from treetune.domains.mixture import Domain, Mixture
 from treetune.rollouts.base import Selection
 from treetune.rollouts.context import RolloutContext

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from tests.runs.in_process import directory_of, weights_of
+from tests.support.small_run import directory_of, weights_of
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.layers import Config

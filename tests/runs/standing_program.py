@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runs.in_process import FakeSettings, small
 from tests.support.fork_server import ROOT, ForkedCommand, start_forked
+from tests.support.small_run import FakeSettings, small
 from treetune.engine.base import Engine, EngineLaunch
 from treetune.engine.journal import FLUSH_S
 from treetune.engine.requests import Completion, OnResult, Request

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runs.in_process import (
+from tests.support.faults import CONFIG
+from tests.support.small_run import (
     computed,
     directory_of,
     engines_of,
@@ -23,7 +24,6 @@ from tests.runs.in_process import (
     small,
     train,
 )
-from tests.support.faults import CONFIG
 from treetune import main as command_line
 from treetune.exceptions import Collapsed
 from treetune.processes import lifetime

@@ -12,7 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.runs.in_process import (
+from tests.runs.standing_program import SETS
+from tests.support.small_run import (
     MODEL,
     FakeSettings,
     directory_of,
@@ -22,7 +23,6 @@ from tests.runs.in_process import (
     trained,
     weights_of,
 )
-from tests.runs.standing_program import SETS
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.base import Tolerance
 from treetune.engine.requests import Completion

@@ -20,7 +20,7 @@ import pytest
 import torch
 from starlette.testclient import TestClient
 
-from tests.runs.in_process import sampled_requests, small, train, weights_of
+from tests.support.small_run import sampled_requests, small, train, weights_of
 from treetune.exceptions import Damaged
 from treetune.models.policy_files import read_policy
 from treetune.rollouts.storage import TOKENS, read_episodes, read_tokens, read_trajectories

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs.in_process import MODEL, TRAINER, directory_of, small, train
-from tests.trainer.helpers import (
+from tests.support.small_run import MODEL, TRAINER, directory_of, small, train
+from tests.support.tiny_trainer import (
     assert_close,
     episodes,
     plain_step,

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runs.in_process import (
+from tests.runs.standing_program import SETS, start_standing
+from tests.support.small_run import (
     TASK,
     FakeSettings,
     directory_of,
@@ -27,7 +28,6 @@ from tests.runs.in_process import (
     train,
     trained,
 )
-from tests.runs.standing_program import SETS, start_standing
 from treetune.engine.settings import InProcessSettings
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands, evaluation

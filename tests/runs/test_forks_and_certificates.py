@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.runs.in_process import directory_of, small, train
+from tests.support.small_run import directory_of, small, train
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
 from treetune.engine.settings import InProcessSettings

@@ -1,7 +1,7 @@
 """Whatever is killed, whenever, and on however many ranks: the same command ends with the weights of an
 undisturbed run, and nothing is left behind.
 
-Here a run is struck where its server is busy and where it trains; `test_struck_runs.py` strikes at every
+Here a run is struck where its server is busy and where it trains; `test_interrupted_runs.py` strikes at every
 function of a run without a server, and `tests/endurance/fault_matrix.py` tries all fifteen points here.
 Later starts of the same run are forks (`Experiment.forked`).
 """
@@ -68,7 +68,7 @@ def test_a_signal_ends_a_run_that_trains_whole_and_the_same_command_continues_it
 ) -> None:
     """The signal comes while the first iteration's metrics have just been written, and before its checkpoint:
     none is due, and still nothing is done again. Everything is sampled and nothing trained: no server has to
-    come up for it. Other ends, and the exit codes of them: test_ends_of_a_run.py."""
+    come up for it. Other ends, and the exit codes of them: test_exit_codes.py."""
     experiment = replace(undisturbed.copy(tmp_path), forked=False)
     first_metrics = experiment.directory.iteration(0) / "metrics.json"
     last_metrics = experiment.directory.iteration(ITERATIONS - 1) / "metrics.json"

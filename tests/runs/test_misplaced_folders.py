@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.in_process import small, train, weights_of
+from tests.support.small_run import small, train, weights_of
 from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory

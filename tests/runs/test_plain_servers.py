@@ -22,6 +22,7 @@ import pytest
 from transformers import AutoTokenizer
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.runs.shared_server import built
 from tests.support.faults import CONFIG, Experiment
 from tests.support.plain_server import (
     KEY,
@@ -39,8 +40,6 @@ from treetune.engine.requests import Request, SamplingParams
 from treetune.engine.settings import PlainVllmSettings
 from treetune.models.policy_files import write_for_engine
 from treetune.models.tokenizer import codec_of
-
-from .shared_server import built
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runs.in_process import sampled_requests, small, train
+from tests.support.small_run import sampled_requests, small, train
 from treetune.credit.grpo import Group
 from treetune.credit.vineppo import MonteCarlo
 from treetune.lab.analyzers.replay import describe_result, replay

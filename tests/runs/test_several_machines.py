@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs.in_process import small
+from tests.support.small_run import small
 from treetune.engine.settings import VllmSettings
 from treetune.exceptions import MachinesDiffer
 from treetune.runtime import several_machines
@@ -172,7 +172,7 @@ def test_all_ranks_look_and_say_the_same(
     shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two threads stand for two machines, which have one folder or each its own."""
-    from tests.trainer.helpers import free_port
+    from tests.support.tiny_trainer import free_port
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")  # so that it is as it was afterwards

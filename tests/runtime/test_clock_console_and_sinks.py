@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import treetune.parts  # noqa: F401  (registers the groups of numbers that a line of the console shows)
-from tests.engine.stubs import until
+from tests.support.stubs import until
 from treetune.config.jsonnet import load
 from treetune.rollouts.storage import write_trajectories
 from treetune.runtime import console as console_module

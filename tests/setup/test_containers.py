@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.setup.test_scripts import Checkout
+from tests.setup.test_setup_scripts import Checkout
 
 ROOT = Path(__file__).parents[2]
 DOCKER, SINGULARITY = ROOT / "Dockerfile", ROOT / "singularity.def"

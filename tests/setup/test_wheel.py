@@ -15,7 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.setup.test_core_alone import bare_python, with_requirements
+from tests.setup.test_without_extras import bare_python, with_requirements
 from tests.style.test_lock_files import pins
 
 ROOT = Path(__file__).parents[2]

@@ -38,8 +38,8 @@ def is_gold(response: str, gold: str) -> float | None:
 
 
 ELSEWHERE = {
-    "judge": "tests/domains/test_judge.py",
-    "weighted": "tests/domains/test_rewards_from_elsewhere.py",
+    "judge": "tests/domains/graders/test_judge.py",
+    "weighted": "tests/domains/graders/test_foreign_rewards.py",
 }
 """Those that need something to be started or others to ask, and the file of tests that compares them with
 their cases."""

@@ -109,7 +109,7 @@ class Case:
 
     def measured(self) -> int:
         """Bytes at the peak of an iteration's training, the second, when all states are there."""
-        from tests.trainer.helpers import critic_of
+        from tests.support.tiny_trainer import critic_of
         from treetune.credit.gae import Gae
         from treetune.models.logprobs import Nucleus
         from treetune.trainer.core import PolicyTrainer

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import treetune.parts  # noqa: F401  (registers numbers of answers)
-from tests.view.report import fabricated
+from tests.tables import fabricated
 from treetune.config.build import checked
 from treetune.tables.columns import MeasuredColumn
 from treetune.tables.runs import PlannedRun, TableRuns, inspect_again

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.view.report import fabricated
+from tests.tables import fabricated
 from treetune.config.jsonnet import load
 from treetune.config.layers import Config, Layer
 from treetune.tables.columns import MeasuredColumn

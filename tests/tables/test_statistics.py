@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tests.tables import fabricated
 from tests.tables.plans import ACCOUNT, ROWS, config, plan_of
-from tests.view.report import fabricated
 from treetune.exceptions import NotReached
 from treetune.lab.paired import paired
 from treetune.tables import measure as measure_module

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.columns import plain
-from tests.rollouts.scripted_engine import Script, ScriptedEngine
-from tests.threads.threads import CODEC, TAG_IDS, context, decode, encode
-from tests.trees import answered
+from tests.support.columns import plain
+from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.threads import CODEC, TAG_IDS, context, decode, encode
+from tests.support.trees import answered
 from treetune.engine.base import Engine
 from treetune.engine.journal import JournaledEngine
 from treetune.engine.requests import Request

@@ -11,7 +11,7 @@ import math
 import pytest
 import torch
 
-from tests.trainer.helpers import episodes, policy_trainer, row_logprobs, threaded_episodes, tiny_model
+from tests.support.tiny_trainer import episodes, policy_trainer, row_logprobs, threaded_episodes, tiny_model
 from treetune.models import logprobs
 from treetune.models.lora import Lora
 from treetune.trainer.tokens import Sequences

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.helpers import (
+from tests.support.tiny_trainer import (
     are_same,
     assert_close,
     episodes,

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.trainer.helpers import critic_of
+from tests.support.tiny_trainer import critic_of
 from treetune.credit.gae import Gae
 from treetune.objectives.base import Objective
 from treetune.objectives.mle import MaximumLikelihood

@@ -16,7 +16,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from tests.trainer.helpers import (
+from tests.support.tiny_trainer import (
     assert_close,
     episodes,
     plain_step,

@@ -51,7 +51,7 @@ def distributions_of(trainer: Any, rows: Any) -> list[float]:
 def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from safetensors.torch import save_file
 
-    from tests.trainer.helpers import (
+    from tests.support.tiny_trainer import (
         critic_of,
         episodes,
         paired_episodes,

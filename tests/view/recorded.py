@@ -90,10 +90,20 @@ def episode(answer: Trajectory) -> Episode:
 
 
 def signals(row: Episode) -> TokenSignals:
-    """Builds the trainer's numbers of a row: the gaps grow with the position; the second token has none."""
+    """Builds the trainer's numbers of a row: the gaps grow with the position; the second token has none.
+
+    A token is half as likely under the reference as under the policy, so that its KL (k3) is log 2 - 0.5.
+    """
     numbers = np.arange(int(row.trained.sum()), dtype=np.float32)
     numbers[1:2] = np.nan
-    return TokenSignals(row.trajectory, -0.25 * numbers, 0.5 + 0 * numbers, -0.125 * numbers)
+    logprobs = -0.25 * numbers
+    return TokenSignals(
+        row.trajectory,
+        logprobs,
+        0.5 + 0 * numbers,
+        gaps=-0.125 * numbers,
+        ref_logprobs=logprobs - np.float32(np.log(2)),
+    )
 
 
 def answers(iteration: int, problems: int = 4, samples: int = 2) -> list[Trajectory]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treetune.cli.completion import CONFIGURATION_SUFFIXES, complete_configs
+from treetune.cli.completion import BASE_SUFFIX, CONFIGURATION_SUFFIXES, complete_configs
 from treetune.exceptions import ClosedPipe
 from treetune.overriding import override
 
@@ -136,7 +136,7 @@ class Command(click.Command):
                 option, has_value = options.get(word), False
             elif isinstance(option, WordsOption):
                 changed_words.append(option.opts[0])
-            elif self.takes_files and word.endswith(CONFIGURATION_SUFFIXES):
+            elif self.takes_files and word.endswith((*CONFIGURATION_SUFFIXES, BASE_SUFFIX)):
                 changed_words.append("--configs")
             changed_words.append(word)
         return changed_words

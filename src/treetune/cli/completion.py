@@ -8,6 +8,8 @@ import click
 
 CONFIGURATION_SUFFIXES = (".jsonnet", ".json", ".yaml", ".yml")
 """Words of a command line with these endings are configuration files."""
+BASE_SUFFIX = ".libsonnet"
+"""So are words with this ending, which aren't completed: most of these files are no experiments."""
 
 
 def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:

@@ -297,7 +297,10 @@ def list_configurations(options: Options) -> int:
         if entry.kind != kind:  # a heading, with an empty line before all but the first
             say(entry.kind if kind is None else f"\n{entry.kind}")
             kind = entry.kind
-        say(f"  {entry.name:{width}}  {textwrap.shorten(entry.about, WIDTH, placeholder=' …')}")
+        about = entry.about
+        if sys.stdout.isatty():  # a program that reads the list, such as `grep`, gets the whole text
+            about = textwrap.shorten(about, WIDTH, placeholder=" …")
+        say(f"  {entry.name:{width}}  {about}")
     return 0
 
 

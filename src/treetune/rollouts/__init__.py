@@ -1,10 +1,21 @@
-"""Rollouts: how answers grow from a problem, and what happens to answers around credit.
+"""Rollouts: how answers grow from a problem. One file for each, and what they share.
 
-* A file for each rollout: `single_turn.py`, `until_mixed.py`, `partial.py`, `demonstrations.py`. Rollouts
-  that need more are in the packages of what they need: `multi_turn` in `treetune.domains`, `parallel_threads`
-  in `treetune.threads`, `tree` and `turn_tree` in `treetune.lab.trees`.
-* What they share: `base.py` (the base classes), `context.py` (what a run gives them), `answers.py`.
-* `shaping.py` and `selection.py`: bonuses before credit, and the choice of rows after it.
-* `storage.py`, `rows.py`: answers and training rows on disk. `metrics.py`, `numbers.py`, `unavailable.py`:
-  what is counted and reported.
+| file | `type` in a configuration | answers |
+|---|---|---|
+| `single_turn.py` | ``single_turn`` | independent answers to each problem |
+| `until_mixed.py` | ``until_mixed`` | `single_turn` until enough problems have different scores (DAPO) |
+| `partial.py` | ``partial`` | long answers that take several iterations (Kimi k1.5) |
+| `demonstrations.py` | ``demonstrations`` | the task's demonstrations, for SFT |
+| `treetune/domains/multi_turn.py` | ``multi_turn`` | turns between the model and an environment |
+| `treetune/threads/parallel_threads.py` | ``parallel_threads`` | threads that fork and join (ThreadWeaver) |
+| `treetune/lab/trees/rollout.py` | ``tree`` | answers that branch (SPO, TreeRL, TreePO) |
+| `treetune/lab/trees/turns.py` | ``turn_tree`` | conversations that branch between turns |
+
+The last four stand in the packages of what they need: environments, the format of threads, and the rules for
+where a tree branches, which come from `treetune.credit.states`. This package must not import those.
+
+`base.py` has the base classes, `context.py` what a run gives a rollout, and `answers.py` what the rollouts
+share. `shaping.py` adds bonuses before credit, and `selection.py` chooses rows after it. `storage.py` and
+`rows.py` keep answers and training rows on disk. `metrics.py`, `numbers.py`, `model_scores.py` and
+`unavailable.py` have what is counted and reported.
 """

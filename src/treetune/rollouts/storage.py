@@ -212,15 +212,18 @@ class TokenSignals(Columnar):
     log_ratios: Column | None = None
     """The policy's log-probs at the last optimiser step that trained a token, minus those before the first
     step; None where the iteration has a single step, in which they are 0."""
+    ref_logprobs: Column | None = None
+    """The reference's log-probs, at the same temperature as `logprobs`; None where training has no
+    reference."""
 
 
-NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios")
+NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios", "ref_logprobs")
 
 
 def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
     """Writes one column per field of TokenSignals.
 
-    Before compression, a trained token takes at most 16 bytes: a float32 in each of the four columns
+    Before compression, a trained token takes at most 20 bytes: a float32 in each of the five columns
     `NUMBERS`.
     """
     import pyarrow as pa
@@ -249,7 +252,7 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     """Yields the rows of a batch of a file that `write_token_signals` has written."""
     from treetune.rollouts.rows import rows_of
 
-    # Files of earlier versions have no log-ratios, which are the last column.
+    # Files of earlier versions lack the last columns: the reference's log-probs, or these and the log-ratios.
     columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
     for trajectory, logprobs, entropies, *optional_columns in rows:

@@ -125,13 +125,20 @@ def start_ranks(
     # Ranks read their numbers from the environment, so the launcher adds no --local_rank to the arguments.
     command += ["--quiet", "--no_local_rank", str(MAIN), *arguments]
     libc = ctypes.CDLL(None)
+    this_process = os.getpid()
+
+    def end_with_this_process() -> None:
+        """Has the launcher get SIGTERM if this process is killed, so that no ranks stay behind."""
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != this_process:  # it was killed before the call above, so that no signal comes
+            os._exit(1)
+
     launcher = subprocess.Popen(
         command,
         env=environment,
         # In a session of its own, the launcher doesn't get a terminal's Ctrl-C. `pass_on` sends the signal.
         start_new_session=True,
-        # The launcher gets SIGTERM if this process is killed, so that no ranks stay behind.
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+        preexec_fn=end_with_this_process,
     )
     signals = SignalsOfRun(launcher.pid)
     for number in (*ENDING, CHECKPOINT):

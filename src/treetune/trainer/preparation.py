@@ -146,6 +146,8 @@ class IterationTensors:
             columns["gaps"] = gap_N  # to the engine's log-probs
         if self.last_logprobs_N is not None:  # those at the last step that trained each token
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
+        if self.ref_logprobs_N is not None:
+            columns["ref_logprobs"] = self.ref_logprobs_N
         is_known_N = self.old_logprobs_mask_N
         if is_known_N is not None:
             columns = {

@@ -138,7 +138,7 @@ def test_the_sandbox_works_for_a_user_who_is_not_root(sandbox: Bubblewrap, folde
         shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["chmod", "-R", "a+rX", str(folder)], check=True)
     done = subprocess.run(
-        [PYTHON, "-c", Path(__file__).with_name("tried_by_a_user.txt").read_text()],
+        [PYTHON, "-c", Path(__file__).with_name("unprivileged_user.txt").read_text()],
         user=NOBODY,
         group=NOBODY,
         extra_groups=[],

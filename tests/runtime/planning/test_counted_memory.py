@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.peak_memory import Case
-from tests.trainer.helpers import tiny_model
+from tests.support.tiny_trainer import tiny_model
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.objectives.distribution_distillation import DistributionDistillation

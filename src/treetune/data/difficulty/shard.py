@@ -23,7 +23,7 @@ from treetune.data.difficulty.answering import (
 from treetune.data.pipelines import EstimateDifficulty
 from treetune.domains.domain_rows import Row, read_domain_rows, row_key
 from treetune.rollouts.answers import before_stop, contiguous_share
-from treetune.runtime.claims import Claims
+from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.store.files import write_json
@@ -74,20 +74,34 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
         return ANOTHER_IS_AT_IT
     console = Console(folder / "logs" / "shard.log", visible=True)
     try:
-        _Shard(pipeline, source, shard, folder, console).work()
+        _Shard(pipeline, source, shard, folder, claim, console).work()
+    except _ShardTakenOver:
+        console.say(f"shard {shard}: another job has taken over while this one was suspended")
+        return ANOTHER_IS_AT_IT
     finally:
         console.close()
         claim.release()
     return 0
 
 
+class _ShardTakenOver(Exception):
+    """Another job has the shard's claim now: this job was suspended for so long that it counted as dead."""
+
+
 class _Shard:
     """The work on a shard: which answers and grades it has, and which answers are being graded."""
 
     def __init__(
-        self, pipeline: EstimateDifficulty, source: Path, shard: int, folder: Path, console: Console
+        self,
+        pipeline: EstimateDifficulty,
+        source: Path,
+        shard: int,
+        folder: Path,
+        claim: Claim,
+        console: Console,
     ) -> None:
         self._pipeline, self._shard, self._folder, self._console = pipeline, shard, folder, console
+        self._claim = claim
         rows = contiguous_share(list(input_rows(source)), shard, pipeline.shards)
         assert isinstance(pipeline.task, RowsTask)
         self._problems: dict[int, Problem] = {
@@ -150,6 +164,8 @@ class _Shard:
             # The journals must be on the disk before `DONE` says that they are complete.
             for journal in (self._answers, self._grades):
                 journal.close(durable=True)
+        if self._claim.is_lost():
+            raise _ShardTakenOver
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
         write_json(self._folder / DONE, done)
         self._write_progress(now=True)
@@ -228,11 +244,14 @@ class _Shard:
 
     def _write_progress(self, now: bool = False) -> None:
         """Writes the progress for the command that watches the jobs, at most every `PROGRESS_S` seconds
-        unless `now`."""
+        unless `now`. Raises `_ShardTakenOver` if another job has the shard's claim."""
         self._show(self._graded, self._total)
         moment = time.monotonic()
         if now or moment - self._progress_written > PROGRESS_S:
             self._progress_written = moment
+            # Two jobs that write the same journals would ask the same questions twice.
+            if self._claim.is_lost():
+                raise _ShardTakenOver
             progress = {"answered": self._answered, "graded": self._graded, "total": self._total}
             write_json(self._folder / PROGRESS, progress, durable=False)
 

@@ -126,6 +126,8 @@ class _Watch:
         """How often a job was started."""
         self._gone_since: dict[int, float] = {}
         """When its job was first missing."""
+        self._held_since: dict[int, float] = {}
+        """When a process was first seen that still works on it although its job is gone."""
         self._last_sign: dict[int, tuple[int, float]] = {}
         """The last change of its progress.json: the file's time, and when it was noticed."""
         self._failed: dict[int, str] = {}
@@ -280,12 +282,25 @@ class _Watch:
         holds the claim of its shard: a file that keeps other jobs off the shard. A job may also have
         finished, while a slow file system doesn't show done.json yet. That file gets `settle` seconds to
         appear."""
-        if self._claims.is_held(self._file(shard, CLAIMS)):
+        claim = self._file(shard, CLAIMS)
+        if self._claims.is_held(claim):
+            self._wait_for_holder(shard, self._claims.holder(claim))
             return False
+        self._held_since.pop(shard, None)
         if self._read(shard, FAILURE) is not None:
             return True  # a job writes this file when it ends, and then no done.json
         since = self._gone_since.setdefault(shard, time.monotonic())
         return time.monotonic() - since >= self._settings.settle
+
+    def _wait_for_holder(self, shard: int, holder: str) -> None:
+        """Says which process still works on a shard whose job is gone. Gives the shard up after `silence`
+        seconds: this command can't end a process that isn't its job, and no other job may start meanwhile."""
+        now = time.monotonic()
+        if shard not in self._held_since:
+            self._held_since[shard] = now
+            self._console.say(f"the job of shard {shard} is gone; {holder} still works on it: waiting for it")
+        if now - self._held_since[shard] > self._settings.silence:
+            self._failed[shard] = f"{holder} still works on it and is none of the jobs: end it"
 
     def _end_if_silent(self, shard: int) -> None:
         """Ends a job whose progress.json hasn't changed for `silence` seconds."""

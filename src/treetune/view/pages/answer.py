@@ -24,6 +24,7 @@ from treetune.view.store.answers import AnswerStore, StoredAnswer
 from treetune.view.store.folders import digest
 from treetune.view.store.queries import ColumnFilter, RowQuery
 from treetune.view.store.tokens import (
+    KL,
     OF_CREDIT,
     CreditedStep,
     Tokens,
@@ -287,11 +288,12 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
             "blue: more likely at the last optimiser step than before the iteration; orange: less likely",
             "",
         ),
+        (KL, False, "darker: further from the reference model; the mean over all tokens is train/kl", ""),
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
         # The others are listed with the reason why they are missing.
-        if name in (OF_CREDIT, "log-ratio") and name not in numbers:
+        if name in (OF_CREDIT, "log-ratio", KL) and name not in numbers:
             continue
         column, scale = numbers.get(name), None
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)

@@ -31,7 +31,7 @@ OF_EPISODES = (
     "trajectory", "response_ids", "trained", "reward", "score", "finish_reason", "advantages", "step_values",
     "step_ends", "text", "prompt", "domain", "group", "policy_version", "behaviour_logprobs",
 )  # fmt: skip
-OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps")
+OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps", "ref_logprobs")
 """Columns of the files that are read for an index."""
 
 
@@ -193,24 +193,59 @@ def _mean_and_least_of_trained(
 
 
 def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Returns the mean and the largest entropy of each answer, and the mean and the largest size of its gaps.
+    """Returns the mean and the largest entropy of each answer, the mean and the largest size of its gaps, and
+    the mean and the largest of its tokens' KL to the reference, if training had one.
 
     A gap is the difference between the trainer's and the engine's log-prob of a token. Tokens count only
     where the trainer recorded a number.
     """
-    import pyarrow as pa
-
     columns: dict[str, Any] = {"answer": batch["trajectory"]}
     for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
-        ends = column.offsets.to_numpy().astype(np.int64)
-        sizes = np.abs(column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float))
-        is_recorded = ~np.isnan(sizes)
-        ends_of_recorded = np.concatenate([[0], np.cumsum(is_recorded)])[ends - ends[0]]
-        # Negated, because the largest is asked for.
-        negated_mean, negated_most = mean_and_least(-sizes[is_recorded], ends_of_recorded)
-        columns[f"{name}_mean"] = pa.array(-negated_mean, pa.float64(), from_pandas=True)
-        columns[f"{name}_most"] = pa.array(-negated_most, pa.float64(), from_pandas=True)
+        columns |= _mean_and_most(name, np.abs(_flat(column)), _ends_of_rows(column))
+    # Files of earlier versions lack this column. Iterations without a reference have only nulls in it.
+    if "ref_logprobs" in batch.schema.names and batch["ref_logprobs"].null_count < batch.num_rows:
+        logprobs, ref_logprobs = batch["logprobs"], batch["ref_logprobs"]
+        if (_ends_of_rows(logprobs) != _ends_of_rows(ref_logprobs)).any():
+            raise ValueError("an episode has the reference's log-probs of more or fewer tokens than it has")
+        kl = kl_of_tokens(_flat(logprobs), _flat(ref_logprobs))
+        columns |= _mean_and_most("kl", kl, _ends_of_rows(logprobs))
     return columns
+
+
+def _flat(column: pa.ListArray) -> np.ndarray:
+    """Returns the numbers of all rows of a list column, one after the other."""
+    ends = column.offsets.to_numpy()
+    return column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
+
+
+def _ends_of_rows(column: pa.ListArray) -> np.ndarray:
+    """Returns where each row ends in `_flat`, with a 0 before them."""
+    ends: np.ndarray = column.offsets.to_numpy().astype(np.int64)
+    return ends - ends[0]
+
+
+def _mean_and_most(name: str, values: np.ndarray, ends: np.ndarray) -> dict[str, Any]:
+    """Returns the columns ``NAME_mean`` and ``NAME_most``: of each row's values, without those that are
+    NaN."""
+    import pyarrow as pa
+
+    is_recorded = ~np.isnan(values)
+    ends_of_recorded = np.concatenate([[0], np.cumsum(is_recorded)])[ends]
+    # Negated, because the largest is asked for.
+    negated_mean, negated_most = mean_and_least(-values[is_recorded], ends_of_recorded)
+    return {
+        f"{name}_mean": pa.array(-negated_mean, pa.float64(), from_pandas=True),
+        f"{name}_most": pa.array(-negated_most, pa.float64(), from_pandas=True),
+    }
+
+
+def kl_of_tokens(logprobs: np.ndarray, ref_logprobs: np.ndarray) -> np.ndarray:
+    """Returns each token's term of the metric ``train/kl``, the KL of the policy to the reference.
+
+    It is Schulman's estimator k3 (`objectives.base.kl_estimate`). It is never negative.
+    """
+    difference = logprobs - ref_logprobs
+    return np.exp(-difference) - 1 + difference
 
 
 def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:

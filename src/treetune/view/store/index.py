@@ -45,7 +45,7 @@ from treetune.view.text import writable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 10
+VERSION = 11
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
@@ -451,7 +451,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
     of_signals = "".join(
         f"sum({name}_mean * trained) / nullif(sum(trained) FILTER ({name}_mean IS NOT NULL), 0)"
         f" AS {name}_mean, max({name}_most) AS {name}_most,"
-        for name in ("entropy", "gap")
+        for name in ("entropy", "gap", "kl")
         if f"{name}_mean" in episodes.column_names
     )
     with duckdb.connect(":memory:") as connection:

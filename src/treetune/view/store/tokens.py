@@ -19,11 +19,13 @@ from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result
 from treetune.view.experiment import CREDITED_LOG
 from treetune.view.store.answers import StoredAnswer
+from treetune.view.store.columns import kl_of_tokens
 from treetune.view.store.folders import stat_of
 from treetune.view.store.index import walk
 from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
 
 OF_CREDIT = "advantage of credit"
+KL = "KL to the reference"
 """The name of the stored advantage, where ``advantage`` is the one that training computed from it."""
 
 MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
@@ -167,6 +169,9 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
         if values is not None:
             numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
             numbers[name][episode.trained] = values
+    if signals is not None and signals.ref_logprobs is not None:
+        numbers[KL] = np.full(len(episode.trained), np.nan)
+        numbers[KL][episode.trained] = kl_of_tokens(signals.logprobs, signals.ref_logprobs)
     return numbers
 
 
