@@ -221,4 +221,4 @@ def test_the_documents_list_every_feature() -> None:
     features = {
         feature.__name__ for feature in Feature.__subclasses__() if feature.__module__ == "treetune.contracts"
     }
-    assert len(features) == 17 and features <= named
+    assert len(features) == 18 and features <= named

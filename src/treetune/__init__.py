@@ -36,17 +36,19 @@ if TYPE_CHECKING:
         Pairs,
         SampledAnswers,
         StaleAnswers,
+        TaskDemonstrations,
         TextScores,
         Turns,
         UseOfAdvantages,
         UseOfPairs,
         WholeBatch,
     )
-    from treetune.credit.base import Credit, GroupCredit, TokenCredit
+    from treetune.credit.base import ContinuingCredit, Credit, GroupCredit, TokenCredit, TrainerScores
     from treetune.credit.episodes import advantage_metrics
     from treetune.credit.gae import Gae, gae
     from treetune.credit.grpo import Group
     from treetune.credit.literature.token_level import OverAnotherCredit
+    from treetune.credit.reward_models import RewardModelCredit
     from treetune.credit.states.base import Budget, FixedBudget
     from treetune.credit.states.one_line import OneLineStates
     from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstimator
@@ -62,7 +64,13 @@ if TYPE_CHECKING:
     from treetune.exceptions import SandboxUnavailable, Unavailable
     from treetune.lab.trees.branching import Branches, Branching
     from treetune.models.tokenizer import token_offsets
-    from treetune.objectives.base import Objective, TokenBatch
+    from treetune.objectives.base import KlPenalty, Objective, TokenBatch
+    from treetune.objectives.further_inputs import (
+        DistributionObjective,
+        MarkingObjective,
+        ReferenceKlObjective,
+        TeacherObjective,
+    )
     from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient
     from treetune.rollouts.base import Rollout, Selection, Shaping
     from treetune.rollouts.context import FurtherProblems, RolloutContext
@@ -73,10 +81,12 @@ if TYPE_CHECKING:
     from treetune.runtime.sinks import Sink
     from treetune.seeds import derived_random
     from treetune.tasks.base import GeneratedTask, Split, Task
+    from treetune.tasks.drawing import Drawing, DrawingRule
     from treetune.tasks.graders.base import Grader
     from treetune.tasks.graders.conformance import Case, conformance
     from treetune.tasks.graders.extraction import fenced_blocks, find_values, last_between, last_box
     from treetune.tasks.graders.final_answer import FinalAnswer
+    from treetune.tasks.mixed import MixedTask, TaskWithDomains, task_of
     from treetune.tasks.thoughts import after_thought
     from treetune.tree import Tree, answers_of
     from treetune.view.report.sections import ReportSection
@@ -117,6 +127,11 @@ __all__ = [  # noqa: RUF022
     # Tasks: what is asked
     "Task",
     "GeneratedTask",
+    "TaskWithDomains",
+    "MixedTask",
+    "task_of",
+    "DrawingRule",
+    "Drawing",
     "Split",
     # Graders: text and gold to a score, and the suite that tries a grader of yours
     "Grader",
@@ -142,6 +157,9 @@ __all__ = [  # noqa: RUF022
     "GroupCredit",
     "TokenCredit",
     "OverAnotherCredit",
+    "ContinuingCredit",
+    "RewardModelCredit",
+    "TrainerScores",
     "Gae",
     "Group",
     "gae",
@@ -164,6 +182,11 @@ __all__ = [  # noqa: RUF022
     # Objectives: what the trainer minimises
     "Objective",
     "TokenBatch",
+    "KlPenalty",
+    "DistributionObjective",
+    "TeacherObjective",
+    "ReferenceKlObjective",
+    "MarkingObjective",
     "PolicyGradient",
     "ClippedPolicyGradient",
     # Environments and tools: what answers the policy between its turns
@@ -200,6 +223,7 @@ __all__ = [  # noqa: RUF022
     "Finding",
     "Need",
     # What a part gives and needs
+    "TaskDemonstrations",
     "SampledAnswers",
     "Answers",
     "OneLine",
@@ -239,17 +263,19 @@ _NAMES_IN = {
         "Pairs",
         "SampledAnswers",
         "StaleAnswers",
+        "TaskDemonstrations",
         "TextScores",
         "Turns",
         "UseOfAdvantages",
         "UseOfPairs",
         "WholeBatch",
     ),
-    "treetune.credit.base": ("Credit", "GroupCredit", "TokenCredit"),
+    "treetune.credit.base": ("ContinuingCredit", "Credit", "GroupCredit", "TokenCredit", "TrainerScores"),
     "treetune.credit.episodes": ("advantage_metrics",),
     "treetune.credit.gae": ("Gae", "gae"),
     "treetune.credit.grpo": ("Group",),
     "treetune.credit.literature.token_level": ("OverAnotherCredit",),
+    "treetune.credit.reward_models": ("RewardModelCredit",),
     "treetune.credit.states.base": ("Budget", "FixedBudget"),
     "treetune.credit.states.one_line": ("OneLineStates",),
     "treetune.credit.values.base": ("StepValues", "Valuation", "Value", "ValueEstimator"),
@@ -265,7 +291,13 @@ _NAMES_IN = {
     "treetune.exceptions": ("SandboxUnavailable", "Unavailable"),
     "treetune.lab.trees.branching": ("Branches", "Branching"),
     "treetune.models.tokenizer": ("token_offsets",),
-    "treetune.objectives.base": ("Objective", "TokenBatch"),
+    "treetune.objectives.base": ("KlPenalty", "Objective", "TokenBatch"),
+    "treetune.objectives.further_inputs": (
+        "DistributionObjective",
+        "MarkingObjective",
+        "ReferenceKlObjective",
+        "TeacherObjective",
+    ),
     "treetune.objectives.policy_gradient": ("ClippedPolicyGradient", "PolicyGradient"),
     "treetune.rollouts.base": ("Rollout", "Selection", "Shaping"),
     "treetune.rollouts.context": ("FurtherProblems", "RolloutContext"),
@@ -276,10 +308,12 @@ _NAMES_IN = {
     "treetune.runtime.sinks": ("Sink",),
     "treetune.seeds": ("derived_random",),
     "treetune.tasks.base": ("GeneratedTask", "Split", "Task"),
+    "treetune.tasks.drawing": ("Drawing", "DrawingRule"),
     "treetune.tasks.graders.base": ("Grader",),
     "treetune.tasks.graders.conformance": ("Case", "conformance"),
     "treetune.tasks.graders.extraction": ("fenced_blocks", "find_values", "last_between", "last_box"),
     "treetune.tasks.graders.final_answer": ("FinalAnswer",),
+    "treetune.tasks.mixed": ("MixedTask", "TaskWithDomains", "task_of"),
     "treetune.tasks.thoughts": ("after_thought",),
     "treetune.tree": ("Tree", "answers_of"),
     "treetune.view.report.sections": ("ReportSection",),

@@ -158,7 +158,10 @@ class Root:
     `check`."""
 
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        """Yields notes for the user.
+        """Yields notes for the user, such as the first prompt with its reward.
+
+        It is not `check`, which every command calls and which has a second. Only `treetune check` calls this
+        method, for a configuration without mistakes.
 
         Args:
             plain: The configuration as plain data, as it was written.
@@ -170,6 +173,28 @@ class Root:
 
 
 # Features
+
+
+@dataclass(frozen=True)
+class TaskDemonstrations(Feature):
+    """Responses of a task to learn from.
+
+    A task whose settings leave it without demonstrations gives this feature with the reason. Example:
+    ``TaskDemonstrations(why_none="the rows' demonstration_field is null")``.
+    """
+
+    why_none: str = ""
+
+    remedy = "choose a task with demonstrations, or a rollout that samples, such as 'single_turn'"
+
+    @property
+    @override
+    def words(self) -> str:
+        return f"none ({self.why_none})" if self.why_none else "demonstrations of the task"
+
+    @override
+    def meets(self, needed: Feature) -> bool:
+        return not self.why_none
 
 
 class SampledAnswers(Feature):

@@ -2,16 +2,19 @@
 
 * a module that imports a former name is told the present one, with its file and line;
 * a module that exists today, or a library that isn't installed, is never taken for a former name;
-* a class that overrides a method by its former name is refused.
+* a part that defines a former name is refused with the new one, and no part that uses the new one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import subprocess
 import sys
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +22,18 @@ import treetune
 from treetune.config import folders
 from treetune.config.imports import function_at
 from treetune.config.moved import MOVED, RENAMED, present_name
+from treetune.credit.base import Credit, GroupCredit
+from treetune.credit.gae import Gae
+from treetune.objectives.base import Objective
 from treetune.rollouts.base import Rollout
 from treetune.tasks.base import Task
+from treetune.tasks.mixed import MixedTask
 
 MAIN = Path(__file__).parents[2] / "src" / "treetune" / "main.py"
+
+
+def method(self: Any, *arguments: Any) -> None:
+    """Stands for any method of a part."""
 
 
 @pytest.mark.parametrize("old", MOVED)
@@ -108,13 +119,40 @@ def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
     assert "write `from treetune" not in str(error.value)
 
 
-@pytest.mark.parametrize(("old", "new"), [("made", "make_problems"), ("sampling", "adjust_sampling")])
-def test_a_task_that_overrides_a_method_by_its_former_name_is_refused(old: str, new: str) -> None:
-    with pytest.raises(TypeError, match=f"Mine.{old} is called {new} now"):
-        type("Mine", (Task,), {old: lambda self, *arguments: None})
+@pytest.mark.parametrize(
+    ("family", "former", "instead"),
+    [
+        (Task, {"made": method}, "its name is `make_problems`"),
+        (Task, {"sampling": method}, "its name is `adjust_sampling`"),
+        (Task, {"of": method}, "derive the task from treetune.MixedTask"),
+        (Task, {"draw": method}, "override `drawing_rule`, and return a treetune.DrawingRule"),
+        (Task, {"answer_boundaries": method}, "it follows from `step_boundaries`"),
+        (Objective, {"has_terms": True}, "derive the objective from treetune.DistributionObjective"),
+        (Objective, {"terms": method}, "derive the objective from treetune.DistributionObjective"),
+        (Objective, {"__annotations__": {"teacher": "Teacher"}}, "treetune.TeacherObjective"),
+        (Credit, {"asks_reference": property(method)}, "return treetune.TrainerScores"),
+        (GroupCredit, {"reference": cached_property(method)}, "return treetune.TrainerScores"),
+        (Credit, {"from_values": method}, "derive the credit from treetune.Gae"),
+        (Credit, {"scores_texts": property(method)}, "it follows from `needs`"),
+        (Rollout, {"prepare": method}, "its name is `check_at_start`"),
+        (Rollout, {"sampler": property(method)}, "its name is `rollout_for_fixed_problems`"),
+    ],
+)
+def test_a_part_that_defines_a_former_name_is_refused_with_the_new_one(
+    family: type, former: dict[str, Any], instead: str
+) -> None:
+    name = [*former.get("__annotations__", former)][-1]
+    with pytest.raises(TypeError, match=f"Mine.{name} is of an earlier version, .*{re.escape(instead)}"):
+        type("Mine", (family,), former)
 
 
-def test_a_rollout_that_overrides_a_property_by_its_former_name_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"Mine.sampler is called rollout_for_fixed_problems now"):
-        type("Mine", (Rollout,), {"sampler": property(lambda self: self)})
-    type("Mine", (Rollout,), {"sampler": "a setting may have this name"})
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        (MixedTask, {"of": method, "parts": method}),  # the class that has the name now
+        (Gae, {"from_values": method}),
+        (Credit, {"reference": "text", "__annotations__": {"reference": "str"}}),  # a setting, not a method
+    ],
+)
+def test_a_former_name_may_be_an_override_or_a_setting(family: type, names: dict[str, Any]) -> None:
+    type("Mine", (family,), names)

@@ -26,7 +26,7 @@ from treetune.credit.vineppo import step_advantages
 from treetune.domains.math_reference_steps import MathReference
 from treetune.domains.math_tasks import Sentences
 from treetune.rollouts.answers import split_steps
-from treetune.tasks.base import Task
+from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.trainer.preparation import rewards_to_come
 from treetune.vocabulary import TextCodec, token_array
@@ -88,14 +88,8 @@ class Language:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskWithSteps(Task):
+class TaskWithSteps(SplitterTask):
     steps: StepSplitter
-
-    def step_boundaries(self, response: str) -> list[int]:
-        return self.steps.boundaries(response)
-
-    def answer_boundaries(self, response: str) -> list[int]:
-        return self.steps.answer_boundaries(response)
 
 
 def bias(language: Language, steps: StepSplitter) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as parquet
 import pytest
 
-from treetune.contracts import Finding
+from treetune.contracts import Finding, TaskDemonstrations
 from treetune.domains.domain_rows import (
     domain_row,
     normalise_row,
@@ -171,8 +171,10 @@ def test_a_demonstration_is_the_text_under_a_key_of_extra_info(rows_file: Path) 
     assert task.demonstration(problems[0], 0) == "easy"
     with pytest.raises(ValueError, match=r"'train/1' has no text under 'level' to learn from.*'ability'"):
         task.demonstration(problems[1], 0)
+    (lacking,) = rows_task(rows_file).gives
+    assert isinstance(lacking, TaskDemonstrations) and "demonstration_field is null" in lacking.why_none
     with pytest.raises(ValueError, match="name a key of their extra_info"):
-        rows_task(rows_file).check_demonstrations()
+        rows_task(rows_file).demonstration(problems[0], 0)
     with pytest.raises(ValueError, match=r"name those of prompts and answers in model\.alphabet"):
         rows_task(rows_file).alphabet()
     row = domain_row("math__sums", "1+1=", "2", extra_info={"solution": "#2 "})

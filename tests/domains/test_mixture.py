@@ -81,7 +81,9 @@ def mixture(
 
 
 def draw(task: Mixture, count: int, iteration: int = 0, **more: Any) -> list[Problem]:
-    return task.draw(task.problems("train"), count, Drawing(more.pop("seed", 7), iteration, **more))
+    return task.drawing_rule().draw(
+        task.problems("train"), count, Drawing(more.pop("seed", 7), iteration, **more)
+    )
 
 
 def ids(problems: Sequence[Problem], domain: str = "") -> list[str]:
@@ -210,7 +212,7 @@ def test_weights_by_size_and_temperature() -> None:
 
     def weights(weighting: Weighting) -> dict[str, float]:
         task = mixture(sizes, weighting=weighting)
-        return dict(task.drawing_metrics(task.problems("train"), Drawing(0, 0)))
+        return dict(task.drawing_rule().metrics(task.problems("train"), Drawing(0, 0)))
 
     assert weights(Proportional()) == {"domains/large/weight": 0.8, "domains/small/weight": 0.2}
     assert weights(Temperature(temperature=2.0))["domains/large/weight"] == pytest.approx(20 / 30)
@@ -290,8 +292,8 @@ def test_further_problems_are_those_that_were_not_drawn() -> None:
     task = mixture({"a": 40, "b": 10}, {"a": 1.0, "b": 1.0})
     problems = task.problems("train")
     drawing = Drawing(3, 2)
-    taken = task.draw(problems, 10, drawing)
-    further = task.draw_further(problems, taken, drawing)
+    taken = task.drawing_rule().draw(problems, 10, drawing)
+    further = task.drawing_rule().draw_further(problems, taken, drawing)
     assert sorted(ids(taken) + ids(further)) == sorted(ids(problems))
     assert Counter(problem.domain for problem in further[:10]) == {"a": 5, "b": 5}
 
@@ -330,15 +332,7 @@ def test_where_nothing_was_right_in_part_draws_are_as_without_preference() -> No
 
 def test_a_domain_hands_on_all_that_its_task_can_do() -> None:
     """A method that is added to Task must be added to the wrapper of a mixture's domain, too."""
-    of_mixture_alone = {
-        "of",
-        "parts",
-        "domain_names",
-        "draw",
-        "draw_further",
-        "drawing_metrics",
-        "remembers_pass_rates",
-    }
+    of_mixture_alone = {"drawing_rule", "answer_boundaries"}  # the latter is made of `step_boundaries`
     names_of_task = {name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")}
     assert names_of_task - of_mixture_alone - {"root"} <= vars(DomainTask).keys()
 

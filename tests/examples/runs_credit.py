@@ -18,10 +18,10 @@ from treetune.engine.held_model import HeldModelEngine
 from treetune.engine.requests import SamplingParams
 from treetune.models.tokenizer import codec_of
 from treetune.rollouts.answers import split_steps
-from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.steps import Lines
+from treetune.tasks.splitter_task import SplitterTask
+from treetune.tasks.steps import Lines, StepSplitter
 from treetune.tree import trees_of
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory, token_array
 
@@ -41,18 +41,11 @@ class RewardOfRow(Grader):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOfLines(Task):
+class TaskOfLines(SplitterTask):
     """A task whose steps are lines."""
 
     grader: Grader
-
-    @override
-    def step_boundaries(self, response: str) -> list[int]:
-        return STEPS.boundaries(response)
-
-    @override
-    def answer_boundaries(self, response: str) -> list[int]:
-        return STEPS.answer_boundaries(response)
+    steps: StepSplitter = STEPS
 
 
 def advantages_in_run(

@@ -184,7 +184,7 @@ def test_after_the_decision_the_value_is_the_reward_and_before_it_the_mean_of_th
     ids = [np.frombuffer(text.encode(), np.uint8) for text in texts]
     leaves = [SimpleNamespace(response_ids=value, reward=float(n == 0)) for n, value in enumerate(ids)]
     codec = SimpleNamespace(decode=lambda ids: bytes(ids).decode())
-    context = SimpleNamespace(task=SimpleNamespace(of=lambda value: task), codec=codec)
+    context = SimpleNamespace(task=task, codec=codec)
     tree = SimpleNamespace(problem=problem, leaves=leaves)
     answers = []
     for leaf in range(3):

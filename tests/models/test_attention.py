@@ -304,7 +304,7 @@ def test_flex_attention_needs_a_gpu(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     model = PretrainedModel(name_or_path=str(tmp_path), attention="flex_attention")
     with pytest.raises(ValueError, match="'flex_attention' needs an NVIDIA GPU"):
-        model.require()
+        model.check_at_start()
 
 
 def parallel(size: int, rank: int = 0) -> SequenceParallel:

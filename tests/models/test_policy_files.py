@@ -175,7 +175,7 @@ def test_heads_that_the_engine_cannot_serve_are_refused(sizes: dict[str, int], m
 def test_a_directory_gives_the_model_and_the_tokenizer_that_were_written(tmp_path: Path) -> None:
     write_policy_files(tmp_path / "policy", tiny_policy(3))
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"))
-    source.require()
+    source.check_at_start()
     assert equal_weights(source.load_model(0, no_alphabet).state_dict(), tiny_policy(3).state_dict())
     assert source.load_tokenizer(no_alphabet).get_vocab() == TOKENIZER.get_vocab()
     assert replace(source, dtype="bfloat16").load_model(0, no_alphabet).dtype == torch.bfloat16
@@ -203,7 +203,7 @@ def test_a_missing_checkpoint_is_told_with_the_command_that_makes_it(
     with pytest.raises(
         ValueError, match=r"no complete checkpoint in .*experiments/quickstart/sft/checkpoints"
     ) as error:
-        source.require()
+        source.check_at_start()
     assert "Run the experiment 'sft'" in str(error.value) and "treetune run --configs" in str(error.value)
     (tmp_path / "configs" / "quickstart").mkdir(parents=True)
     (tmp_path / "configs" / "quickstart" / "sft.jsonnet").write_text("{}")
@@ -262,7 +262,7 @@ def test_kernels_for_gpus_are_refused_without_one(
     settings: dict[str, Any], setting: str, instead: str, devices: Path
 ) -> None:
     with pytest.raises(ValueError) as error:
-        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", **settings).require()
+        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", **settings).check_at_start()
     assert str(error.value) == f"{setting} needs an NVIDIA GPU, and this machine has none: set {instead}"
 
 
@@ -270,7 +270,7 @@ def test_kernels_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatc
     (devices / "nvidia0").touch()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package liger-kernel \(in requirements.txt\)"):
-        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).require()
+        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).check_at_start()
 
 
 @pytest.mark.parametrize(

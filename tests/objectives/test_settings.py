@@ -21,9 +21,8 @@ from tests.support.tiny_trainer import (
     trained,
     weights_of,
 )
-from treetune.objectives.base import without_skipped
 from treetune.objectives.mle import MaximumLikelihood
-from treetune.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.objectives.policy_gradient import ClippedPolicyGradient, without_skipped
 from treetune.seeds import derived_random
 from treetune.trainer.base import EntropyTarget, Trainer
 from treetune.trainer.update import EntropyCoefficient

@@ -62,7 +62,7 @@ def test_each_iteration_asks_what_the_curriculum_makes_of_those_before(run: Poli
     rows = directory_of(run).read_metrics()
     for iteration in range(ITERATIONS):
         drawing = Drawing(run.seed, iteration, recorded=rows.__getitem__)
-        expected = [one.id for one in MIXED.draw(MIXED.problems("train"), 12, drawing)]
+        expected = [one.id for one in MIXED.drawing_rule().draw(MIXED.problems("train"), 12, drawing)]
         assert [id for id, _ in asked(run, iteration)] == expected
         drawn = [domain for _, domain in asked(run, iteration)]
         for name in MIXED.domains:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from treetune.credit.base import CriticSettings
+from treetune.credit.base import CriticSettings, TrainerScores
 from treetune.models.shapes import Shape
+from treetune.objectives.further_inputs import teacher_of
 from treetune.runtime.machine import Machine
 from treetune.runtime.planning.memory import IterationWork, TrainerMemory
 from treetune.trainer.base import Trainer
@@ -62,9 +63,7 @@ class Case:
             context_length=longest,
             credit=SimpleNamespace(
                 needs_critic=self.critic,
-                reference=None,
-                compares_distributions_with=None,
-                trained_reward_model=None,
+                trainer_scores=TrainerScores(),
                 critic_settings=CriticSettings() if self.critic else None,
             ),
             rollout=SimpleNamespace(sampling=SimpleNamespace(temperature=1.0, top_p=self.top_p, top_k=-1)),
@@ -103,7 +102,7 @@ class Case:
                     policy_version=0,
                     advantages=None if self.critic else np.array([draw.gauss(0, 1) for _ in answer]),
                     behaviour_logprobs=np.full(len(answer), -3.0),
-                    teacher_prompt_ids=token_array(prompt) if self.trainer.objective.teacher else None,
+                    teacher_prompt_ids=token_array(prompt) if teacher_of(self.trainer.objective) else None,
                 )
             )
         return made

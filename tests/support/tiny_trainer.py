@@ -170,11 +170,13 @@ def dense_mask(subtree_last_T):
 
 def critic_of(credit) -> dict:
     """Returns a trainer's arguments for a credit that leaves its advantages to the trainer."""
+    from treetune.credit.reward_models import RewardModelCredit
+
     if credit is None:
         return {}
-    if credit.trained_reward_model is not None:
+    if isinstance(credit, RewardModelCredit):
         return {
-            "reward_model": credit.trained_reward_model,
+            "reward_model": credit.reward_model,
             "from_implicit_rewards": credit.from_implicit_rewards,
         }
     return {"critic": credit.critic, "from_values": credit.from_values}

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -19,12 +20,18 @@ import treetune.parts  # noqa: F401
 from treetune.domains.math_reference_steps import MathReference
 from treetune.domains.math_tasks import Sentences
 from treetune.models.tokenizer import step_ends
+from treetune.tasks.splitter_task import SplitterTask
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.vocabulary import TextCodec
 
 SPLITTERS = sorted(StepSplitter.registered())
 PIECES = ["\n", " ", "$", "$$", "\\(", "\\[", "\\]", "\\)", "#### ", "\n#### ", ". ", "A", "b", "\\begin{a}",
           "\\end{a}", "[asy]", "[/asy]", "Then it is so. ", "x = 2", ",", "and", "é"]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskWithSteps(SplitterTask):
+    steps: StepSplitter
 
 
 def steps(splitter: StepSplitter, text: str) -> list[str]:
@@ -65,12 +72,10 @@ def test_the_reference_of_gsm8k_counts_blank_lines_in_the_middle_as_steps() -> N
 
 @given(text=st.lists(st.sampled_from(["\n", " ", "a", "b", "#### 5"]), max_size=30).map("".join))
 def test_where_a_newline_ends_a_step_no_later_text_changes_a_boundary(text: str) -> None:
-    splitter = Lines(newline="ends")
-    boundaries = splitter.answer_boundaries(text)[:-1]
+    task = TaskWithSteps(steps=Lines(newline="ends"))
+    boundaries = task.answer_boundaries(text)[:-1]
     for end in range(len(text) + 1):
-        assert splitter.answer_boundaries(text[:end])[:-1] == [
-            offset for offset in boundaries if offset <= end
-        ]
+        assert task.answer_boundaries(text[:end])[:-1] == [offset for offset in boundaries if offset <= end]
 
 
 def test_a_line_may_end_with_its_newline_and_the_answer_is_then_a_step() -> None:
@@ -97,7 +102,7 @@ def test_a_line_may_end_with_its_newline_and_the_answer_is_then_a_step() -> None
 def test_an_answer_that_ends_is_cut_as_if_another_line_followed(
     splitter: StepSplitter, answer: str, boundaries: list[int]
 ) -> None:
-    assert splitter.answer_boundaries(answer) == boundaries
+    assert TaskWithSteps(steps=splitter).answer_boundaries(answer) == boundaries
 
 
 # Steps of solutions of MATH

@@ -286,7 +286,7 @@ def test_all_ranks_remember_the_same_lengths(world_size: int) -> None:
 def test_measured_lengths_are_means_over_right_answers(tmp_path: Path) -> None:
     rows = [("train/0", 1.0, 10), ("train/0", 1.0, 30), ("train/0", 0.0, 500), ("train/1", 0.0, 50)]
     shaping = make_acceleration(Measured(answers=measured_file(tmp_path, rows)))
-    shaping.prepare([answer("a").problem])
+    shaping.check_at_start([answer("a").problem])
     group = [answer("a" * 10), answer("a", problem="train/1"), answer("a", problem="train/2")]
     bonuses, numbers = shaping.assess(threads.context(), group)
     assert bonuses == [0.25, 0.0, 0.0]
@@ -303,7 +303,7 @@ def test_measured_lengths_of_other_data_are_refused_before_a_run_begins(tmp_path
         (path, replace(problem, id="train/1", prompt="2+2="), r"'train/1' reads '\?' .* and '2\+2=' here"),
     ):
         with pytest.raises(ValueError, match=message):
-            Measured(answers=file).prepare([trained_problem])
+            Measured(answers=file).check_at_start([trained_problem])
     for text, message in (
         (Path(path).read_text() + '{"problem": "train/2"', r"line 2 of .*damaged.jsonl is not a row"),
         ('{"id": 3}\n', r"line 1 of .*KeyError"),

@@ -77,7 +77,9 @@ def prepare_iteration(
 
 
 @pytest.mark.parametrize(
-    "objective", OBJECTIVES, ids=lambda objective: f"{type(objective).__name__}-{objective.kl_placement}"
+    "objective",
+    OBJECTIVES,
+    ids=lambda objective: f"{type(objective).__name__}-{getattr(objective, 'kl_placement', 'loss')}",
 )
 def test_every_objective_gets_the_tensors_that_it_needs(objective):
     for gae, several, normalisation, measures_kl in itertools.product(

@@ -65,6 +65,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.engine.requests import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
+    from treetune.objectives.further_inputs import TeacherObjective
     from treetune.rollouts.storage import write_episodes
     from treetune.runtime.generation import wait_for_stored_episodes
     from treetune.trainer import core
@@ -86,7 +87,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     rows = [row for row, _ in threaded_episodes()] if threads else episodes(16)
     if objective.needs_pairs:
         rows = paired_episodes(of=rows)
-    if objective.teacher is not None:
+    if isinstance(objective, TeacherObjective):
         rows = with_teacher_prompts(rows)
     if (correct := settings.pop("correct", None)) is not None:
         rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]

@@ -8,6 +8,7 @@ from typing import ClassVar, TypeVar
 
 from typing_extensions import override
 
+from treetune.config.former_names import refuse_former_names
 from treetune.contracts import Part
 
 T = TypeVar("T", bound=type)
@@ -45,6 +46,11 @@ class Registrable(Part):
         if Registrable in cls.__bases__:
             cls._parts = {}
             cls.root = root
+        # The package's own classes are the ones that have these names now.
+        elif cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
+            for base in cls.__mro__:
+                if Registrable in base.__bases__:
+                    refuse_former_names(base, cls)
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:

@@ -30,11 +30,11 @@ from treetune.contracts import Experiment, Finding, Part
 from treetune.credit.critic_losses import CriticLoss, SquaredError
 from treetune.credit.critic_prompts import GOLD, PROMPT, fill_template
 from treetune.credit.episodes import advantage_metrics, make_episode, whole_answer_episodes
-from treetune.credit.reward_models import RewardModelSettings
 from treetune.credit.states.early import EarlyContinuations
+from treetune.findings import placed_parts
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Column, Episode, Metrics, Trajectory
+from treetune.vocabulary import Episode, Metrics, Trajectory
 
 if TYPE_CHECKING:
     from treetune.models.sources import ModelSource
@@ -51,6 +51,29 @@ EXAMPLE_PROBLEMS = 8
 """The number of problems that `check` looks at for reference answers."""
 
 
+@dataclass(frozen=True)
+class TrainerScores:
+    """The scores of models that `Credit.assign` asks of the trainer, besides the values of a critic.
+
+    Example: credit that reads the entropy of the policy's distribution at each token::
+
+        TrainerScores(distributions=True, passes=1)
+    """
+
+    reference: bool = False
+    """Log-probs of given texts under the trainer's reference model."""
+    distributions: bool = False
+    """Numbers of whole next-token distributions: entropies and Σ π²."""
+    compared_with: Literal["reference", "group"] | None = None
+    """The distributions that the trainer compares the policy's with: the ``reference`` model's, or those of
+    the other answers to the problem (``group``); None if it compares none. For plans of memory."""
+    passes: int = 0
+    """The number of forward passes over the iteration's answers that these scores take. For plans of
+    time."""
+    reference_model: ModelSource | None = None
+    """The model that the trainer scores as its reference; None: the start model."""
+
+
 class Credit(Registrable):
     """Makes episodes of trees: one for each answer, with an advantage for each of its tokens.
 
@@ -60,14 +83,43 @@ class Credit(Registrable):
         Episode(..., reward=1.0, advantages=array([0.5, 0.5, 0.5]))
         Episode(..., reward=0.0, advantages=array([-0.5, -0.5]))
 
-    Only `gae` returns episodes without advantages: the trainer makes them with `from_values`, once its critic
-    has valued the answers.
+    Only `gae` and `prime` return episodes without advantages: the trainer makes them with `Gae.from_values`,
+    once its critic has valued the answers, or with `RewardModelCredit.from_implicit_rewards`.
     """
 
     @property
     @override
     def gives(self) -> tuple[contracts.Feature, ...]:
         return contracts.Advantages(before_training=True), contracts.CreditForRewards()
+
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
+        ranks. All answers to one problem are in one tree. Collective.
+        """
+        raise NotImplementedError
+
+    def is_unbiased(self, context: RolloutContext) -> bool:
+        """Returns whether the expected gradient is the policy gradient.
+
+        The expectation is over the answers that the context's rollout samples to the context's problems. A
+        credit overrides this, or has the attribute ``unbiased = True``. Otherwise it counts as biased: a
+        comparison then measures its bias.
+        """
+        return bool(getattr(self, "unbiased", False))
+
+    # What `assign` asks of the trainer
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """Settings of the critic; None for credit without a critic."""
+        return None
+
+    @property
+    def trainer_scores(self) -> TrainerScores:
+        """The scores of other models, or of whole distributions. By default none."""
+        return TrainerScores()
+
+    # What follows from the above
 
     @property
     @final
@@ -76,10 +128,15 @@ class Credit(Registrable):
         return contracts.Continuations() in self.gives or self.scores_texts
 
     @property
+    @final
     def scores_texts(self) -> bool:
-        """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`), for which
-        it needs `TextScores`."""
-        return any(isinstance(need.feature, contracts.TextScores) for need in self.needs)
+        """True where `assign` asks the engine for the log-probs of given texts (`Engine.score`): where the
+        credit or a part of it needs `TextScores`."""
+        needs = list(self.needs)
+        for placed in placed_parts(self):
+            if isinstance(placed.part, Part):
+                needs += placed.part.needs
+        return any(isinstance(need.feature, contracts.TextScores) for need in needs)
 
     @property
     @final
@@ -95,64 +152,26 @@ class Credit(Registrable):
     @property
     @final
     def leaves_values_to_trainer(self) -> bool:
-        """True where the trainer makes the advantages, with `from_values`, once its critic has valued the
+        """True where the trainer makes the advantages, with `Gae.from_values`, once its critic has valued the
         answers."""
         return self.needs_critic and not self.asks_critic
-
-    @property
-    def asks_reference(self) -> bool:
-        """True where `assign` asks the trainer's reference model for the log-probs of given texts."""
-        return False
-
-    @property
-    def asks_distributions(self) -> bool:
-        """True where `assign` asks the trainer for numbers of whole next-token distributions: entropies and
-        Σ π²."""
-        return False
 
     @property
     @final
     def asks_trainer(self) -> bool:
         """True where `assign` asks the trainer for something, so that the trainer must be open by then."""
-        return self.asks_critic or self.asks_reference or self.asks_distributions
+        return self.asks_critic or self.trainer_scores.reference or self.trainer_scores.distributions
 
     @property
+    @final
     def trainer_passes(self) -> int:
         """The number of forward passes over the iteration's answers that `assign` asks of the trainer, for
         plans."""
-        return int(self.asks_critic) + int(self.asks_distributions)
+        return int(self.asks_critic) + self.trainer_scores.passes
 
-    @property
-    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
-        """The distributions that the trainer compares the policy's with, for `assign`: the ``reference``
-        model's, or those of the other answers to the problem (``group``); None if it compares none. For plans
-        of memory."""
-        return None
 
-    @property
-    def reference(self) -> ModelSource | None:
-        """A model that the trainer scores as the reference, in place of the start model."""
-        return None
-
-    @property
-    def critic_settings(self) -> CriticSettings | None:
-        """Settings of the critic; None for credit without a critic."""
-        return None
-
-    @property
-    def trained_reward_model(self) -> RewardModelSettings | None:
-        """Settings of an implicit reward model that the trainer trains; None for credit without one. The
-        trainer makes the advantages then, with `from_implicit_rewards`."""
-        return None
-
-    def is_unbiased(self, context: RolloutContext) -> bool:
-        """Returns whether the expected gradient is the policy gradient.
-
-        The expectation is over the answers that the context's rollout samples to the context's problems. A
-        credit overrides this, or has the attribute ``unbiased = True``. Otherwise it counts as biased: a
-        comparison then measures its bias.
-        """
-        return bool(getattr(self, "unbiased", False))
+class ContinuingCredit(Credit):
+    """Credit that samples continuations of answers, or further answers."""
 
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         """Estimates how many continuations an iteration samples, for plans.
@@ -163,56 +182,14 @@ class Credit(Registrable):
             limit: The largest length of an answer, in tokens.
 
         Returns:
-            The usual and the largest number of continuations. Credit that doesn't override this is planned as
-            if it sampled none.
+            The usual and the largest number of continuations.
         """
-        return 0, 0
+        raise NotImplementedError
 
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         """Returns the continuations to sample as soon as their answer is graded, while other answers are
         still sampled; None where there are none."""
         return None
-
-    def from_values(
-        self, rewards: Sequence[float], values: Sequence[float]
-    ) -> tuple[Sequence[float], Sequence[float]]:
-        """Makes advantages and returns of the critic's values, for one answer.
-
-        The trainer calls this for credit that `leaves_values_to_trainer`.
-
-        Args:
-            rewards: The reward of each trained token, less the penalties that the objective puts into the
-                reward. Example: ``[0.0, 0.0, 1.0]``.
-            values: The critic's value of the state before each trained token. Example: ``[0.4, 0.5, 0.8]``.
-
-        Returns:
-            The advantages of the tokens, and the returns that the critic learns. Example, with γ = λ = 1:
-            ``[0.6, 0.5, 0.2], [1.0, 1.0, 1.0]``. A method whose policy and critic have different λ returns
-            the advantages of one recursion and the returns of another (`vapo`).
-        """
-        # Not NotImplementedError: methods that only raise it are abstract, and every credit would have to
-        # override this one (`config.imports`).
-        raise TypeError(f"the credit {type(self).__name__} leaves values to the trainer without from_values")
-
-    def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
-        """Makes advantages of the rewards that the trained reward model gives to tokens, for the answers to
-        one problem.
-
-        Args:
-            rewards: The reward of each trained token of each answer.
-                Example: ``[array([0.2, 0.0]), array([0.1])]``.
-            outcomes: The reward of each answer.
-
-        Returns:
-            The advantage of each trained token of each answer.
-        """
-        raise TypeError(f"the credit {type(self).__name__} has a reward model without from_implicit_rewards")
-
-    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        """Returns one episode for each answer of this rank's trees, in their order, and the metrics of all
-        ranks. All answers to one problem are in one tree. Collective.
-        """
-        raise NotImplementedError
 
 
 class GroupCredit(Credit):

@@ -143,9 +143,8 @@ class HlGauss(CriticLoss):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        objective = experiment.trainer.objective
-        has_penalties = getattr(objective, "kl_coef", 0) > 0  # objectives of users may have no such setting
-        if has_penalties and getattr(objective, "kl_placement", None) == "reward":
+        penalty = experiment.trainer.objective.kl_penalty
+        if penalty is not None and penalty.placement == "reward":
             yield Finding(
                 "the critic's loss 'hl_gauss' has a range of returns, and KL penalties in the reward have no"
                 " bound",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from treetune.contracts import Advantages, Experiment, Finding
-from treetune.credit.base import Credit, GroupCredit
+from treetune.credit.base import Credit, GroupCredit, TrainerScores
 from treetune.models.sources import ModelSource
 
 
@@ -31,8 +31,8 @@ class Distillation(GroupCredit):
 
     @property
     @override
-    def reference(self) -> ModelSource:
-        return self.teacher
+    def trainer_scores(self) -> TrainerScores:
+        return TrainerScores(reference_model=self.teacher)
 
     @override
     def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
@@ -40,12 +40,14 @@ class Distillation(GroupCredit):
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        objective = experiment.trainer.objective
-        if objective.kl_coef <= 0 or objective.kl_placement == "loss" or objective.kl_estimator != "k1":
+        penalty = experiment.trainer.objective.kl_penalty
+        if penalty is None or penalty.estimator != "k1":
+            difference = "has no KL penalty there"
+            if penalty is not None:
+                difference = f"has the kl_estimator {penalty.estimator!r} there"
             yield Finding(
                 "distillation needs an objective that adds the teacher's log-probs minus the policy's to"
-                f" advantages, and this one doesn't (kl_coef {objective.kl_coef:g}, kl_placement"
-                f" {objective.kl_placement!r}, kl_estimator {objective.kl_estimator!r})",
+                f" advantages, and this one {difference}",
                 "$.trainer.objective.kl_placement",
                 "set kl_coef to 1, kl_placement to 'advantage' and kl_estimator to 'k1'"
                 " (methods/on_policy_distillation)",

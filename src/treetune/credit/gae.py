@@ -8,7 +8,7 @@ runs its critic over them, and `Gae.from_values` makes advantages of the critic'
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -39,6 +39,10 @@ from treetune.vocabulary import Episode, Metrics
 
 Numeric = TypeVar("Numeric", bound=Any)
 """A float, or a tensor of shape [B] with one number for each answer of a batch."""
+
+FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
+"""Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
+`Gae.from_values`."""
 
 
 @Credit.register("gae")
@@ -76,15 +80,31 @@ class Gae(Credit):
         remedy = "choose a credit without a critic, such as 'none'"
         yield from check_critic_is_kept(experiment, "credit 'gae'", remedy)
 
-    @override
     def from_values(
         self, rewards: Sequence[float], values: Sequence[float]
     ) -> tuple[Sequence[float], Sequence[float]]:
+        """Makes advantages and returns of the critic's values, for one answer. The trainer calls this.
+
+        Args:
+            rewards: The reward of each trained token, less the penalties that the objective puts into the
+                reward. Example: ``[0.0, 0.0, 1.0]``.
+            values: The critic's value of the state before each trained token. Example: ``[0.4, 0.5, 0.8]``.
+
+        Returns:
+            The advantages of the tokens, and the returns that the critic learns. Example, with γ = λ = 1:
+            ``[0.6, 0.5, 0.2], [1.0, 1.0, 1.0]``. A method whose policy and critic have different λ returns
+            the advantages of one recursion and the returns of another (`vapo`).
+        """
         return gae(rewards, values, self.gamma, self.lam)
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [make_episode(context, answer) for answer in answers_of(trees)], {}
+
+
+def from_values_of(credit: Credit) -> FromValues | None:
+    """Returns the `Gae.from_values` of a credit that leaves values to the trainer; None for other credit."""
+    return credit.from_values if isinstance(credit, Gae) and credit.leaves_values_to_trainer else None
 
 
 def gae(

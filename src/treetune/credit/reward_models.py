@@ -19,7 +19,9 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding, Part
+from treetune.credit.base import Credit
 from treetune.models.sources import ModelSource
+from treetune.vocabulary import Column
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,6 +59,32 @@ class RewardModelSettings(Part):
                 "$.trainer.measure_kl",
                 "set it to true",
             )
+
+
+class RewardModelCredit(Credit):
+    """Credit whose advantages the trainer makes of the rewards of an implicit reward model that it trains."""
+
+    reward_model: RewardModelSettings
+
+    def from_implicit_rewards(self, rewards: Sequence[Column], outcomes: Sequence[float]) -> list[Column]:
+        """Makes advantages of the rewards that the reward model gives to tokens, for the answers to one
+        problem.
+
+        Args:
+            rewards: The reward of each trained token of each answer.
+                Example: ``[array([0.2, 0.0]), array([0.1])]``.
+            outcomes: The reward of each answer.
+
+        Returns:
+            The advantage of each trained token of each answer.
+        """
+        raise NotImplementedError
+
+
+def reward_model_of(credit: Credit) -> RewardModelSettings | None:
+    """Returns the settings of the reward model that the trainer trains for a credit; None if it trains
+    none."""
+    return credit.reward_model if isinstance(credit, RewardModelCredit) else None
 
 
 def refuse_outcomes(outcomes: Sequence[float]) -> None:

@@ -41,7 +41,7 @@ from treetune.contracts import (
     SampledAnswers,
     UseOfAdvantages,
 )
-from treetune.credit.base import UNUSED_REMEDY, Credit, CriticSettings
+from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit, CriticSettings, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.states.base import ContinuationPlan, Estimate, StateRule
 from treetune.credit.states.early import EarlyContinuations
@@ -124,7 +124,7 @@ def lambda_returns(values_after: Sequence[float | None], lam: float) -> list[flo
 
 @Credit.register("monte_carlo")
 @dataclass(frozen=True, kw_only=True)
-class MonteCarlo(Credit):
+class MonteCarlo(ContinuingCredit):
     """VinePPO (Kazemnejad et al., arXiv:2410.01679): A_i = V(s_{i+1}) − V(s_i), where V is the mean reward of
     continuations from a state.
 
@@ -285,13 +285,8 @@ class MonteCarlo(Credit):
 
     @property
     @override
-    def scores_texts(self) -> bool:
-        return self.values.scores_texts
-
-    @property
-    @override
-    def asks_reference(self) -> bool:
-        return self.values.asks_reference
+    def trainer_scores(self) -> TrainerScores:
+        return TrainerScores(reference=self.values.asks_reference)
 
     @property
     @override

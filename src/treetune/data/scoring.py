@@ -17,6 +17,7 @@ from treetune.findings import missing_requirements
 from treetune.store.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
+from treetune.tasks.mixed import task_of
 from treetune.tasks.row_values import text_of_value
 from treetune.tasks.rows import JsonLines, missing
 from treetune.tasks.sources import json_lines
@@ -175,7 +176,7 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
         future: Future[Grade] = Future()
         future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {error}"))
         return _Waiting(row, None, future)
-    task_of_row = task.of(problem)
+    task_of_row = task_of(task, problem)
     return _Waiting(row, task_of_row, pool.submit(row["response"], problem))
 
 

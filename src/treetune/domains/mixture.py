@@ -17,14 +17,15 @@ from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
+from treetune.contracts import Answers, Feature, Finding, Need, Part, SampledAnswers, TaskDemonstrations
 from treetune.domains.environments.base import Environment, environment_of
 from treetune.domains.graders.routed import ByDomain
 from treetune.exceptions import NoSplit
 from treetune.seeds import derived_random
 from treetune.tasks.base import Params, Split, Task
-from treetune.tasks.drawing import Drawing, slice_of_epochs
+from treetune.tasks.drawing import Drawing, DrawingRule, slice_of_epochs
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.mixed import MixedTask
 from treetune.vocabulary import Metrics, Problem
 
 T = TypeVar("T")
@@ -105,8 +106,8 @@ class DomainTask(Task):
         return environment_of(self.task)
 
     @property
-    @override
     def is_trained(self) -> bool:
+        """Whether training draws problems of the domain. A domain of weight 0 is only measured."""
         return self.domain.weight > 0
 
     @override
@@ -153,11 +154,10 @@ class DomainTask(Task):
         return replace(task_params, max_tokens=budget, stop=stop)
 
     # Everything else is passed on to the task.
-    check_demonstrations: ClassVar[Any] = property(attrgetter("task.check_demonstrations"))
+    gives: ClassVar[Any] = property(attrgetter("task.gives"))
     demonstration: ClassVar[Any] = property(attrgetter("task.demonstration"))
     sequential_demonstration: ClassVar[Any] = property(attrgetter("task.sequential_demonstration"))
     step_boundaries: ClassVar[Any] = property(attrgetter("task.step_boundaries"))
-    answer_boundaries: ClassVar[Any] = property(attrgetter("task.answer_boundaries"))
     boundaries_look_back: ClassVar[Any] = property(attrgetter("task.boundaries_look_back"))
     alphabet: ClassVar[Any] = property(attrgetter("task.alphabet"))
 
@@ -260,7 +260,7 @@ FIXED = Fixed()
 
 @Task.register("mixture")
 @dataclass(frozen=True, kw_only=True)
-class Mixture(Task):
+class Mixture(MixedTask):
     """A task of several domains, each with its own grader, step boundaries, prompts, stop strings, budget of
     tokens and selection by difficulty. Metrics are also given for each domain (``domains/<name>/…``).
 
@@ -289,8 +289,20 @@ class Mixture(Task):
 
     @property
     @override
+    def gives(self) -> tuple[Feature, ...]:
+        """`TaskDemonstrations`, with the first trained domain that has none as the reason if one has none."""
+        for task in self.trained_parts():
+            demonstrations = [given for given in task.gives if isinstance(given, TaskDemonstrations)]
+            if not demonstrations:
+                return (TaskDemonstrations(f"the domain {task.name!r} has none"),)
+            if demonstrations[0].why_none:
+                return (TaskDemonstrations(f"domain {task.name!r}: {demonstrations[0].why_none}"),)
+        return (TaskDemonstrations(),)
+
+    @property
+    @override
     def needs(self) -> tuple[Need, ...]:
-        if not isinstance(self.weighting, Curriculum) and not self.remembers_pass_rates:
+        if not isinstance(self.weighting, Curriculum) and self.prefer_mixed == 1:
             return ()
         # From a single answer the rate would be 0 or 1, and no problem would count as mixed.
         because = "it is drawn by how often the policy is right on a problem"
@@ -298,7 +310,7 @@ class Mixture(Task):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        if self.remembers_pass_rates and experiment.problem_sampling == "epochs":
+        if self.prefer_mixed > 1 and experiment.problem_sampling == "epochs":
             yield Finding(
                 "prefer_mixed draws some problems more often, and problem_sampling 'epochs' draws each"
                 " problem equally often",
@@ -321,11 +333,6 @@ class Mixture(Task):
                     "lower it, or raise the rollout's",
                 )
 
-    @property
-    @override
-    def remembers_pass_rates(self) -> bool:
-        return self.prefer_mixed > 1
-
     @cached_property
     def _tasks(self) -> Mapping[str, DomainTask]:
         return {name: DomainTask(name, self.domains[name]) for name in sorted(self.domains)}
@@ -346,8 +353,12 @@ class Mixture(Task):
         return self._tasks[problem.domain]
 
     @override
-    def parts(self) -> Sequence[Task]:
+    def parts(self) -> Sequence[DomainTask]:
         return tuple(self._tasks.values())
+
+    @override
+    def trained_parts(self) -> Sequence[DomainTask]:
+        return tuple(task for task in self._tasks.values() if task.is_trained)
 
     @override
     def domain_names(self) -> Sequence[str]:
@@ -394,11 +405,6 @@ class Mixture(Task):
         return interleave({name: task.examples(count) for name, task in self._tasks.items()})[:count]
 
     @override
-    def check_demonstrations(self) -> None:
-        for task in self._tasks_with("train"):
-            task.check_demonstrations()
-
-    @override
     def demonstration(self, problem: Problem, seed: int) -> str:
         return self.of(problem).demonstration(problem, seed)
 
@@ -408,7 +414,7 @@ class Mixture(Task):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        raise ValueError("a mixture has no steps: ask the task of a problem (`of`) for them")
+        raise ValueError("a mixture has no steps: ask the task of a problem (`task_of`) for them")
 
     @property
     @override
@@ -421,6 +427,27 @@ class Mixture(Task):
         for task in self.parts():
             characters |= set(task.alphabet())
         return "".join(sorted(characters))
+
+    @override
+    def drawing_rule(self) -> DrawingRule:
+        base_weights = {name: domain.weight for name, domain in self.domains.items()}
+        return MixtureDrawing(base_weights, self.weighting, self.prefer_mixed)
+
+
+@dataclass(frozen=True)
+class MixtureDrawing(DrawingRule):
+    """Draws as many problems of each domain as its weight asks for."""
+
+    base_weights: Mapping[str, float]
+    """The domains' own weights."""
+    weighting: Weighting
+    prefer_mixed: float
+    """`Mixture.prefer_mixed`."""
+
+    @property
+    @override
+    def reads_pass_rates(self) -> bool:  # type: ignore[override]
+        return self.prefer_mixed > 1
 
     @override
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
@@ -450,7 +477,7 @@ class Mixture(Task):
     def _ids_of_mixed_problems(self, drawing: Drawing) -> set[str]:
         """Returns the ids of problems of which some, but not all, answers were right when they were last
         drawn; none unless these are preferred."""
-        if not self.remembers_pass_rates:
+        if not self.reads_pass_rates:
             return set()
         last_rates: dict[str, float] = {}
         for iteration in range(drawing.iteration):
@@ -473,7 +500,7 @@ class Mixture(Task):
         return interleave(remaining, weights)
 
     @override
-    def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
+    def metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
         """Returns ``domains/<name>/weight``: each domain's share of the sum of all weights."""
         sizes = {name: len(pool) for name, pool in _group_by_domain(problems).items()}
         *_, weights = self._weights(sizes, drawing)
@@ -481,7 +508,7 @@ class Mixture(Task):
         return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
 
     def _weights(self, sizes: Mapping[str, int], drawing: Drawing) -> Iterable[Mapping[str, float]]:
-        base_weights = {name: self.domains[name].weight for name in sizes}
+        base_weights = {name: self.base_weights[name] for name in sizes}
         return self.weighting.over_iterations(base_weights, sizes, drawing)
 
 

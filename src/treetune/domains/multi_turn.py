@@ -47,6 +47,7 @@ from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
+from treetune.tasks.mixed import parts_of, task_of
 from treetune.vocabulary import Grade, TextCodec, Trajectory, joined
 
 declare(
@@ -167,7 +168,7 @@ class MultiTurn(GrowingRollout):
             return [self.environment]
         return [
             environment
-            for part in experiment.task.parts()
+            for part in parts_of(experiment.task)
             if (environment := environment_of(part)) is not None
         ]
 
@@ -189,7 +190,7 @@ class MultiTurn(GrowingRollout):
         return self.environment_for(task).offered()
 
     @override
-    def prepare(self, codec: TextCodec) -> None:
+    def check_at_start(self, codec: TextCodec) -> None:
         # Native calls are tool calls in the model's own format. The chat template writes their results.
         # The task isn't known here, so that only the rollout's own environment can be asked.
         calls_natively = self.environment is not None and self.environment.reads_specials
@@ -270,7 +271,7 @@ class MultiTurn(GrowingRollout):
 
     def _begin(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         """Returns a conversation without turns, and its play: the environment, ready for the actions."""
-        task = context.task.of(start.problem)
+        task = task_of(context.task, start.problem)
         environment = self.environment_for(task)
         sampling = task.adjust_sampling(self.sampling)
         limits = TurnLimits(
@@ -317,7 +318,7 @@ class MultiTurn(GrowingRollout):
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
-            message = self.environment_for(context.task.of(problem)).message
+            message = self.environment_for(task_of(context.task, problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
         # `follows_prompt=False` tells the grader not to look whether the prompt opened a thought: `action_of`
         # has put the opening tag before an action that began within a thought. There is at least one action,
@@ -328,7 +329,7 @@ class MultiTurn(GrowingRollout):
         return await result_of(grade)
 
     def _reward_of(self, context: RolloutContext, start: Start) -> Reward:
-        return self.reward or self.environment_for(context.task.of(start.problem)).earns
+        return self.reward or self.environment_for(task_of(context.task, start.problem)).earns
 
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade

@@ -13,7 +13,7 @@ from annotated_types import MinLen
 from typing_extensions import override
 
 from treetune.config.errors import nearest
-from treetune.contracts import Finding
+from treetune.contracts import Feature, Finding, TaskDemonstrations
 from treetune.domains.domain_rows import (
     ABILITY,
     DATA_SOURCE,
@@ -31,6 +31,7 @@ from treetune.domains.mixture import DomainTask
 from treetune.exceptions import BadRow, NoSplit
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.mixed import TaskWithDomains, task_of
 from treetune.tasks.rows import QUICKLY_READ, RowsTask, file_rows, is_quickly_read
 from treetune.tasks.sources import InFiles, distinct_texts
 from treetune.vocabulary import Problem
@@ -38,7 +39,7 @@ from treetune.vocabulary import Problem
 
 @Task.register("rows")
 @dataclass(frozen=True, kw_only=True)
-class RoutedRows(RowsTask):
+class RoutedRows(RowsTask, TaskWithDomains):
     """Rows in the schema of verl and Reasoning360: `data_source`, `prompt` (messages), `ability`,
     `reward_model` with its `ground_truth`, `extra_info`, `apply_chat_template`. `RowsTask` explains where
     they come from and how some are held out.
@@ -152,18 +153,22 @@ class RoutedRows(RowsTask):
         further_data = {name: row[name] for name in self.keep if name in row}
         return replace(problem, data={**problem.data, **further_data}, domain=self._domain(row))
 
+    @property
     @override
-    def check_demonstrations(self) -> None:
+    def gives(self) -> tuple[Feature, ...]:
+        if self.demonstration_field is None:
+            why_none = "demonstration_field is null: set it to a key of the rows' extra_info"
+            return (TaskDemonstrations(why_none),)
+        return (TaskDemonstrations(),)
+
+    @override
+    def demonstration(self, problem: Problem, seed: int) -> str:
         if self.demonstration_field is None:
             raise ValueError(
                 "these rows have no demonstrations to learn from: name a key of their extra_info as"
                 " demonstration_field"
             )
-
-    @override
-    def demonstration(self, problem: Problem, seed: int) -> str:
-        self.check_demonstrations()
-        demonstration = problem.data.get(str(self.demonstration_field))
+        demonstration = problem.data.get(self.demonstration_field)
         if not isinstance(demonstration, str):
             keys = ", ".join(map(repr, problem.data))
             raise ValueError(
@@ -215,7 +220,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
     rows = []
     for index, problem in enumerate(task.problems(split)):
         data = dict(problem.data)
-        task_of_problem = task.of(problem)
+        task_of_problem = task_of(task, problem)
         if isinstance(task_of_problem, DomainTask):  # the wrapper of a mixture's task, which has no type
             task_of_problem = task_of_problem.task
         name = type(task_of_problem).registered_name()

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.credit.reward_models import RewardModelCredit
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import CONFIG, MANIFEST, ExperimentDirectory
 from treetune.runtime.manifest import command_line, differences, read_config, read_manifest
@@ -67,7 +68,7 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
     checkpoint = run.checkpoint(finished)
     if config.credit.needs_critic and not (checkpoint / "critic").is_dir():
         raise ValueError(f"the run in {path} trained no critic, which the branch's credit needs")
-    if config.credit.trained_reward_model is not None and not (checkpoint / "reward_model").is_dir():
+    if isinstance(config.credit, RewardModelCredit) and not (checkpoint / "reward_model").is_dir():
         raise ValueError(f"the run in {path} trained no reward model, which the branch's credit needs")
     if (critic := config.credit.critic_settings) is not None:
         from treetune.trainer.update import refuse_other_critic_loss

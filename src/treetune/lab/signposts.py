@@ -23,6 +23,7 @@ from treetune.credit.values.base import StepValues, Valuation, Value, ValueEstim
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.mixed import task_of
 from treetune.vocabulary import Problem
 
 
@@ -345,7 +346,7 @@ class Decided(ValueEstimator):
         values: list[StepValues] = []
         for answer in valuation.answers:
             tree, ids = answer.tree, answer.trajectory.response_ids
-            task = context.task.of(tree.problem)
+            task = task_of(context.task, tree.problem)
             if not isinstance(task, KnowsDecisions):
                 raise ValueError(
                     "credit.values 'decided' is for tasks that know what decides, such as 'signposts'"

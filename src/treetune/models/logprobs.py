@@ -131,7 +131,7 @@ class TeacherStates(NamedTuple):
     logits: Callable[[Tensor], Tensor]
     """Computes the teacher's logits [C, V] from hidden states [C, D]."""
     compare: Callable[[Tensor, Tensor], tuple[Tensor, ...]]
-    """Computes tensors of shape [C] from the logits of policy and teacher; see `Objective.compare`."""
+    """Computes tensors of shape [C] from the logits of policy and teacher; see `TeacherObjective.compare`."""
 
 
 class PolicyModule(nn.Module):
@@ -143,7 +143,7 @@ class PolicyModule(nn.Module):
     Args:
         parallel: The sequence parallelism that is attached to the model: each rank of a group computes a part
             of each sequence, and all ranks get all results.
-        terms: The objective's `Objective.terms`.
+        terms: The objective's `DistributionObjective.terms`.
     """
 
     def __init__(

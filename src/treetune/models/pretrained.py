@@ -175,7 +175,7 @@ class PretrainedModel(ModelSource):
         return vocabulary if splits_characters and not has_words else None
 
     @override
-    def require(self) -> None:
+    def check_at_start(self) -> None:
         resolve_policy(self.name_or_path)
         for finding in self._missing_here():
             if finding.level == "missing":

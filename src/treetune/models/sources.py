@@ -71,8 +71,12 @@ class ModelSource(Registrable):
                 f"lower it to {longest} or less, or choose a model with a longer context",
             )
 
-    def require(self) -> None:
-        """Raises ValueError if the model certainly can't be loaded. It imports nothing slow."""
+    def check_at_start(self) -> None:
+        """Raises ValueError if the model certainly can't be loaded. It imports nothing slow.
+
+        It asks for what `check` yields at the level "missing", for commands that need the model and have no
+        experiment, and for models that credit names.
+        """
 
     def identity(self) -> Mapping[str, str]:
         """Returns names and digests of the model's files, by which a resumed run sees whether they have

@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from treetune.contracts import Experiment, Finding
 from treetune.objectives.base import Objective, TokenBatch, ratio_of
+from treetune.objectives.further_inputs import MarkingObjective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient, PolicyGradient, advantages_of
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 @Objective.register("clip_cov")
 @dataclass(frozen=True, kw_only=True)
-class ClipCovariance(ClippedPolicyGradient):
+class ClipCovariance(MarkingObjective, ClippedPolicyGradient):
     """Clip-Cov (as in verl's ``clip_cov``): PPO's loss, in which some tokens of large covariance have
     no gradient.
 
@@ -47,8 +48,6 @@ class ClipCovariance(ClippedPolicyGradient):
     """The share of the minibatch's tokens that lose their gradient, at least one token."""
     least_covariance: float = 1.0
     largest_covariance: float = 5.0
-
-    marks_tokens = True
 
     @override
     def __post_init__(self) -> None:
@@ -81,7 +80,7 @@ class ClipCovariance(ClippedPolicyGradient):
 
 @Objective.register("kl_cov")
 @dataclass(frozen=True, kw_only=True)
-class KlCovariance(PolicyGradient):
+class KlCovariance(MarkingObjective, PolicyGradient):
     """KL-Cov (as in verl's ``kl_cov``): ``-A·ρ``, without a clip. The tokens with the largest covariances
     also have the loss ``penalty·|log ρ|``, their distance from the old policy.
 
@@ -93,8 +92,6 @@ class KlCovariance(PolicyGradient):
     model of 7 billion weights, and 2e-4 for one of 32 billion."""
     penalty: Annotated[float, Gt(0)] = 1.0
     """The weight of the distance."""
-
-    marks_tokens = True
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:

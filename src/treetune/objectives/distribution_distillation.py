@@ -45,6 +45,7 @@ from typing_extensions import override
 from treetune.contracts import Answers, Experiment, Feature, Finding, Need, SampledAnswers, StaleAnswers
 from treetune.credit.base import EXAMPLE_PROBLEMS
 from treetune.objectives.base import Objective, TokenBatch, ratio_of
+from treetune.objectives.further_inputs import TeacherObjective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.objectives.teacher import Teacher
 
@@ -56,7 +57,7 @@ Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 
 @Objective.register("distribution_distillation")
 @dataclass(frozen=True, kw_only=True)
-class DistributionDistillation(ClippedPolicyGradient):
+class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     """``Σ w·D(π, π_T)``, plus `advantage_weight` times PPO's loss, with the weights w of `aggregation`.
 
     A token of an answer without a privileged text has D = 0. It counts in the mean nevertheless.
@@ -140,7 +141,8 @@ class DistributionDistillation(ClippedPolicyGradient):
                     "teacher.context",
                     "choose a task with reference answers, or the context 'right_answer' or 'feedback'",
                 )
-        if self.teacher.weights == "reference" and experiment.credit.reference is not None:
+        reference_model = experiment.credit.trainer_scores.reference_model
+        if self.teacher.weights == "reference" and reference_model is not None:
             yield Finding(
                 "the start model is the teacher, and the credit"
                 f" {experiment.credit.registered_name()!r} puts another model in its place",

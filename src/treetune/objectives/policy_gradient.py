@@ -6,7 +6,7 @@ To add one, subclass `PolicyGradient`, implement `surrogate`, and register it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -24,18 +24,23 @@ from treetune.contracts import (
     UseOfAdvantages,
 )
 from treetune.objectives.base import (
-    RATIO,
     Aggregation,
     KlEstimator,
+    KlPenalty,
+    KlPlacement,
     Objective,
     TokenBatch,
     check_aggregation,
     kl_estimate,
+    needs_of_importance_cap,
     ratio_of,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+RATIO = "train/ratio"
+"""The metric of the mean ratio to the old policy over a minibatch, weighted as the loss is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +52,7 @@ class PolicyGradient(Objective):
     """β, the weight of the KL to the start model; 0 needs no reference."""
     kl_estimator: KlEstimator = "k3"
     """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
-    kl_placement: Literal["loss", "reward", "advantage"] = "loss"
+    kl_placement: KlPlacement = "loss"
     """The place of β times the estimate. ``loss``: added to the loss, with the gradient of the policy's
     log-probs. ``reward``: subtracted from each token's reward, before advantages are normalised, so that a
     token is weighted by its own penalty and those of later tokens (PPO for RLHF, Ouyang et al. 2022;
@@ -101,7 +106,7 @@ class PolicyGradient(Objective):
     @override
     def needs(self) -> tuple[Need, ...]:
         return (
-            *super().needs,
+            *needs_of_importance_cap(self.importance_cap),
             Need(Advantages(), "it makes tokens of positive advantage more likely"),
             Need(SampledAnswers(), "its gradient is that of what the policy itself samples"),
         )
@@ -124,6 +129,13 @@ class PolicyGradient(Objective):
     @override
     def needs_reference(self) -> bool:  # type: ignore[override]
         return self.kl_coef > 0
+
+    @property
+    @override
+    def kl_penalty(self) -> KlPenalty | None:
+        if self.kl_coef == 0 or self.kl_placement == "loss":
+            return None
+        return KlPenalty(self.kl_coef, self.kl_placement, self.kl_estimator)
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -222,6 +234,27 @@ def advantages_of(batch: TokenBatch) -> Tensor:
     """Returns the advantages of a batch, which a policy gradient always has."""
     assert batch.advantages_N is not None, "the trainer gives every policy gradient its advantages"
     return batch.advantages_N
+
+
+LOSSES = ("train/loss", "train/policy_loss", "train/kl_loss")
+
+SKIPPED_BY_RATIO = "train/skipped_by_ratio"
+"""The metric of the share of an iteration's steps whose loss `ratio_threshold` dropped."""
+
+
+def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of a step, with losses of 0 if its mean ratio exceeds the `ratio_threshold`.
+
+    The metrics are those of the whole minibatch, so that the size of micro-batches doesn't matter.
+    """
+    if not isinstance(objective, PolicyGradient) or objective.ratio_threshold is None:
+        return dict(metrics)
+    # Written with `not`, so that a ratio of NaN is too large.
+    is_skipped = not metrics[RATIO] <= objective.ratio_threshold
+    result = {**metrics, SKIPPED_BY_RATIO: float(is_skipped)}
+    if is_skipped:
+        result |= {name: 0.0 for name in LOSSES if name in metrics}
+    return result
 
 
 @Objective.register("ppo")

@@ -89,7 +89,7 @@ class Preference(Objective):
     @property
     @override
     def needs(self) -> tuple[Need, ...]:
-        return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
+        return (Need(Pairs(), "it compares answers in pairs"),)
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of each pair, and more metrics of it, all of shape [P]."""

@@ -19,7 +19,8 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Need, StaleAnswers, WholeBatch
-from treetune.objectives.base import Objective, TokenBatch, ratio_of
+from treetune.objectives.base import Objective, TokenBatch, needs_of_importance_cap, ratio_of
+from treetune.objectives.further_inputs import DistributionObjective
 from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def rank_jsd(log_target_CK: Tensor, logp_CK: Tensor, counts_CK: Tensor) -> Tenso
 
 @Objective.register("spo")
 @dataclass(frozen=True, kw_only=True)
-class CorrectPaths(Objective):
+class CorrectPaths(DistributionObjective):
     """SPO ("Exploring Paths"): no ratio, no baseline, no reference. With c the sampled token, m the most
     likely one, and p the policy at the sampling temperature, a position costs the divergence of p from a
     `target` T in which c is as likely as m is now.
@@ -156,7 +157,6 @@ class CorrectPaths(Objective):
     """Score from which on an answer is correct."""
 
     measures_kl = True
-    has_terms = True
 
     gives = (StaleAnswers(),)
 
@@ -175,7 +175,8 @@ class CorrectPaths(Objective):
             "it divides by all answers of the batch",
             "choose the selection 'all'; the objective passes over wrong answers itself",
         )
-        return (*super().needs, whole) if self.normalise_by == "batch" else super().needs
+        needs = needs_of_importance_cap(self.importance_cap)
+        return (*needs, whole) if self.normalise_by == "batch" else needs
 
     @override
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:

@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from treetune.contracts import CentredRewards, Experiment, Finding, Need
 from treetune.objectives.base import Objective, TokenBatch
+from treetune.objectives.further_inputs import ReferenceKlObjective
 from treetune.objectives.policy_gradient import ClippedPolicyGradient, advantages_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ EPS = 1e-8
 
 @Objective.register("vimpo")
 @dataclass(frozen=True, kw_only=True)
-class ValueImplicit(ClippedPolicyGradient):
+class ValueImplicit(ReferenceKlObjective, ClippedPolicyGradient):
     """VIMPO (Kang et al. 2026, arXiv:2606.20008): ``L_V + actor_coef·L_A``, with
 
     ``L_V = mean over answers of ½·(Σ_t (ρ_t - κ_t) - A)²``, where A is the answer's advantage from credit,
@@ -59,8 +60,6 @@ class ValueImplicit(ClippedPolicyGradient):
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
     """λ of the sums of ρ − κ."""
 
-    needs_reference_kl = True
-
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,11 +68,6 @@ class ValueImplicit(ClippedPolicyGradient):
                 f"vimpo's value loss already contains the KL to the reference, and kl_coef is"
                 f" {self.kl_coef:g}: set it to 0"
             )
-
-    @property
-    @override
-    def needs_reference(self) -> bool:  # type: ignore[override]
-        return True
 
     @property
     @override

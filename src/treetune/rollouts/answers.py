@@ -24,6 +24,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import add_measured_numbers
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import parts_of, task_of
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import FinishReason, Grade, Metrics, Problem, Segment, TokenIds, Trajectory
 
@@ -65,7 +66,7 @@ class SampledRollout(Rollout):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         context_length, longest_prompt = experiment.context_length, self.max_prompt_tokens
         yield from check_lengths(self, context_length)
-        for task in experiment.task.parts():
+        for task in parts_of(experiment.task):
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
             # `lengths` is None if only a loaded tokenizer can tell the lengths. If `max_tokens` is too large,
@@ -110,7 +111,7 @@ class SampledRollout(Rollout):
         """
         prompts = {}
         for problem in problems:
-            max_tokens = context.task.of(problem).adjust_sampling(self.sampling).max_tokens
+            max_tokens = task_of(context.task, problem).adjust_sampling(self.sampling).max_tokens
             prompts[problem.id] = encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         return prompts
 
@@ -361,7 +362,7 @@ def split_steps(
     `Task.answer_boundaries` decides this.
     """
     graded_text = before_stop(text, stop)
-    boundaries = context.task.of(problem).answer_boundaries(graded_text)
+    boundaries = task_of(context.task, problem).answer_boundaries(graded_text)
     # The last boundary is the end of the graded text. The last step reaches to the end of the whole text, so
     # that the tokens of a stop string belong to it.
     boundaries = [*boundaries[:-1], len(text)]

@@ -23,9 +23,6 @@ from treetune.tasks.base import Task
 from treetune.tree import Tree
 from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
-RENAMED_PROPERTIES = {"sampler": "rollout_for_fixed_problems"}
-"""Properties of rollouts by their names in version 0.1, and their present ones."""
-
 
 class Rollout(Registrable):
     """Makes trees of graded answers to problems.
@@ -42,14 +39,6 @@ class Rollout(Registrable):
     """Problems with longer prompts are not trained on. None: such a problem is an error."""
     carries: bool = False
     """Whether it keeps answers from one iteration to the next, in its context's `carry_over`."""
-
-    @override
-    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
-        super().__init_subclass__(root=root, **kwargs)
-        for old, new in RENAMED_PROPERTIES.items():
-            # Nothing would read the property. A setting may have this name.
-            if isinstance(cls.__dict__.get(old), property):
-                raise TypeError(f"{cls.__name__}.{old} is called {new} now: rename the property")
 
     @property
     @final
@@ -77,8 +66,10 @@ class Rollout(Registrable):
         the servers of tools, to ask them for their schemas."""
         return ()
 
-    def prepare(self, codec: TextCodec) -> None:
+    def check_at_start(self, codec: TextCodec) -> None:
         """Checks that the model's tokenizer has the tokens that the rollout needs, before sampling begins.
+
+        `check` can't do it, since it takes seconds to load a tokenizer.
 
         Raises:
             ValueError: A token is missing.
@@ -123,10 +114,11 @@ class Shaping(Registrable):
             Need(contracts.CreditForRewards(), "it changes what whole answers earn"),
         )
 
-    def prepare(self, problems: Sequence[Problem]) -> None:
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
         """Checks that all that the shaping needs for these training problems is there.
 
-        Called when a run begins, before anything heavy is imported.
+        Called when a run begins, before anything heavy is imported. `check` can't do it, since it takes long
+        to read all problems.
 
         Raises:
             ValueError: Something is missing.

@@ -15,11 +15,12 @@ from typing import Annotated, Literal, NamedTuple, TypeVar
 from annotated_types import Gt
 from typing_extensions import override
 
-from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
+from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, TaskDemonstrations
 from treetune.rollouts.answers import EXAMPLES, encode_prompt, measure_trees, rank_share, split_steps
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import parts_of, task_of
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import (
     Grade,
@@ -60,19 +61,21 @@ class Demonstrations(Rollout):
     def gives(self) -> tuple[Feature, ...]:
         return Answers(self.samples), OneLine()
 
+    @property
+    @override
+    def needs(self) -> tuple[Need, ...]:
+        return (Need(TaskDemonstrations(), "its answers are demonstrations"),)
+
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        try:
-            experiment.task.check_demonstrations()
-        except ValueError as error:
-            yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
-            return
+        if TaskDemonstrations() not in experiment.task.gives:
+            return  # `needs` reports it
         problems: list[Problem] = []
-        for task in experiment.task.parts():
+        for task in parts_of(experiment.task):
             problems += task.examples(EXAMPLES)
         try:
             # The seed 0 is arbitrary, since these demonstrations are only examples.
-            texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
+            texts = [task_of(experiment.task, problem).demonstration(problem, 0) for problem in problems]
         except ValueError as error:
             yield Finding.of(error, "$.task")
             return
@@ -103,7 +106,7 @@ class Demonstrations(Rollout):
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 segments = _segments(
-                    context.codec, problem, context.task.of(problem).demonstration(problem, seed)
+                    context.codec, problem, task_of(context.task, problem).demonstration(problem, seed)
                 )
                 response_ids = joined([segment.token_ids for segment in segments])
                 length = len(context.codec.encode_prompt(problem)) + len(response_ids)

@@ -111,10 +111,10 @@ class ModelScores:
     critic: Critic | None = None
     """In contexts of runs whose credit `asks_critic`, of analyses of runs with a critic, and of the arena."""
     reference: ReferenceScores | None = None
-    """In contexts of runs whose credit `asks_reference`."""
+    """In contexts of runs whose credit asks for the `reference` (`Credit.trainer_scores`)."""
     distributions: Distributions | None = None
-    """In contexts of runs whose credit `asks_distributions`, of analyses, and of the arena."""
+    """In contexts of runs whose credit asks for `distributions`, of analyses, and of the arena."""
     reference_distances: ReferenceDistances | None = None
-    """In contexts of runs whose credit `asks_distributions` and `asks_reference`."""
+    """In contexts of runs whose credit asks for `distributions` and the `reference`."""
     group_divergences: GroupDivergences | None = None
-    """In contexts of runs whose credit `asks_distributions`, and of the arena."""
+    """In contexts of runs whose credit asks for `distributions`, and of the arena."""

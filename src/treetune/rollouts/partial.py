@@ -36,6 +36,7 @@ from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import task_of
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
 
@@ -185,7 +186,7 @@ class PartialAnswers(RolloutAround):
             ValueError: The task has its own stop strings.
         """
         assert self.sampling is not None
-        sampling = context.task.of(problem).adjust_sampling(self.sampling)
+        sampling = task_of(context.task, problem).adjust_sampling(self.sampling)
         if sampling.stop:
             raise ValueError(
                 f"problem {problem.id!r} is sampled with stop strings, and one that lies across the end of an"

@@ -17,6 +17,7 @@ from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswer
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import deviation, mean, pool_columns
+from treetune.tasks.mixed import task_of, trained_parts_of
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, Trajectory
 
@@ -148,9 +149,8 @@ class OverlongPenalty(Shaping):
             return  # `needs` reports it
         # A domain of a mixture may have fewer tokens than the rollout.
         smallest = sampling.max_tokens
-        for task in experiment.task.parts():
-            if task.is_trained:
-                smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
+        for task in trained_parts_of(experiment.task):
+            smallest = min(smallest, task.adjust_sampling(sampling).max_tokens)
         if self.cache > smallest:
             whose = "the rollout's max_tokens is"
             if smallest < sampling.max_tokens:
@@ -168,7 +168,7 @@ class OverlongPenalty(Shaping):
         assert sampling is not None, "`check` has seen that something is sampled"
         bonuses = []
         for trajectory in trajectories:
-            longest = context.task.of(trajectory.problem).adjust_sampling(sampling).max_tokens
+            longest = task_of(context.task, trajectory.problem).adjust_sampling(sampling).max_tokens
             bonus = overlong_bonus(len(trajectory.response_ids), longest, self.cache)
             bonuses.append(self.scale * bonus)
         return bonuses

@@ -31,6 +31,7 @@ from treetune.rollouts.answers import (
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import task_of
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Problem, TextCodec, Trajectory
 
@@ -112,7 +113,7 @@ def sample_answers(
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = []
     for problem in problems:
-        task_sampling = context.task.of(problem).adjust_sampling(sampling)
+        task_sampling = task_of(context.task, problem).adjust_sampling(sampling)
         prompt_ids = encode_prompt(context, problem, task_sampling.max_tokens, max_prompt_tokens)
         max_tokens = context.settings.token_budget(prompt_ids, task_sampling.max_tokens)
         requests.append(
@@ -263,5 +264,5 @@ class RolloutAround(Rollout):
         return for_fixed_problems(self.rollout)
 
     @override
-    def prepare(self, codec: TextCodec) -> None:
-        self.rollout.prepare(codec)
+    def check_at_start(self, codec: TextCodec) -> None:
+        self.rollout.check_at_start(codec)

@@ -30,6 +30,7 @@ from treetune.runtime.machine import gpus
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.drawing import Replacement
+from treetune.tasks.mixed import parts_of
 from treetune.trainer.base import Trainer
 
 
@@ -389,7 +390,7 @@ class PolicyIteration(Runtime):
             if rollout is None or rollout.sampling is None:
                 continue
             for task in self.all_tasks:
-                for part in task.parts():
+                for part in parts_of(task):
                     stops += part.adjust_sampling(rollout.sampling).stop
         return list(dict.fromkeys(stops))
 
@@ -414,7 +415,7 @@ class PolicyIteration(Runtime):
         )
         environments: list[Environment] = []
         for task in self.all_tasks if uses_environments_of_tasks else ():
-            for part in task.parts():
+            for part in parts_of(task):
                 environment = environment_of(part)
                 if environment is not None:
                     environments.append(environment)
@@ -633,13 +634,13 @@ def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
             "credit",
             f"choose values that the engine gives, such as {{type: 'continuations'}}, {WITHOUT_OVERLAP}",
         )
-    if experiment.credit.asks_reference:
+    if experiment.credit.trainer_scores.reference:
         yield Finding(
             "the credit asks the trainer's reference model, which scores while overlap 'one_step' trains",
             "credit",
             f"set the credit's scorer to 'policy', {WITHOUT_OVERLAP}",
         )
-    if experiment.credit.asks_distributions:
+    if experiment.credit.trainer_scores.distributions:
         yield Finding(
             "the credit asks the trainer for the policy's distributions, while overlap 'one_step' trains it",
             "credit",

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from treetune.credit.reward_models import reward_model_of
 from treetune.exceptions import SameOnAllRanks
 from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
@@ -52,12 +53,13 @@ def preflight(config: PolicyIteration) -> None:
     """
     import treetune.parts  # noqa: F401  (a program may have built the configuration without importing them)
 
-    config.model.require()
-    if config.credit.reference is not None:
-        config.credit.reference.require()
-    reward_model = config.credit.trained_reward_model
+    config.model.check_at_start()
+    reference = config.credit.trainer_scores.reference_model
+    if reference is not None:
+        reference.check_at_start()
+    reward_model = reward_model_of(config.credit)
     if reward_model is not None and reward_model.start is not None:
-        reward_model.start.require()
+        reward_model.start.check_at_start()
     # These calls are made for their errors: the judge's model or a set's problems may be missing.
     if config.engines.judge is not None:
         resolve_policy(config.engines.judge.model)
@@ -69,12 +71,12 @@ def preflight(config: PolicyIteration) -> None:
         set_problems(config, evaluation_set)
 
 
-def prepare_shaping(config: PolicyIteration) -> None:
+def check_shaping(config: PolicyIteration) -> None:
     """Raises ValueError if shaping, which adds bonuses to scores, can't be used for the training problems."""
     if config.shaping:
         problems = config.task.problems("train")
         for part in config.shaping:
-            part.prepare(problems)
+            part.check_at_start(problems)
 
 
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -84,13 +86,13 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     done = directory.resumable() or 0
     if done and is_over_after(config, directory, done):
         # Nothing is left to do, but a configuration that a run would refuse is refused all the same.
-        prepare_shaping(config)
+        check_shaping(config)
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
     refuse_what_does_not_fit(config)
     refuse_an_engine_without_a_gpu(config)
-    prepare_shaping(config)
+    check_shaping(config)
     # These errors end the start here, before PyTorch is imported and the ranks join. While another process
     # runs the experiment, its files change, and `Session.open` refuses this start.
     if directory.resumable() and not directory.is_running():
@@ -155,7 +157,7 @@ def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Ru
 def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Samples and credits the next iteration's episodes, and leaves them for the run to train on."""
     preflight(config)
-    prepare_shaping(config)
+    check_shaping(config)
     with (
         Session.open(config, plain) as session,
         PolicyServer.start(session, needed=config.rollout.needs_engine) as server,

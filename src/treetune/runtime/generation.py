@@ -23,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from treetune.credit.base import ContinuingCredit
 from treetune.credit.critic_prompts import with_critic_prompts
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.teacher_prompts import with_teacher_prompts
 from treetune.engine.journal import CallTimes, JournaledEngine
 from treetune.engine.requests import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
+from treetune.objectives.further_inputs import teacher_of
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, RolloutContext, ShapingMemory
@@ -152,14 +154,15 @@ def _run_rollout_phase(
         metrics = _read_phase(folder / ROLLOUT_METRICS, clock, "generation", "credit")
         return trees_of_rank(ranks, read_trajectories(folder / TRAJECTORIES)), metrics, None
     all_problems = session.train_problems
-    # Read only if the task's `draw` asks for them, and each iteration's file once.
+    # Read only if the rule's `draw` asks for them, and each iteration's file once.
     earlier_metrics = cache(
         lambda i: _read_earlier(session, i, ROLLOUT_METRICS, HOW_PROBLEMS_WENT)["metrics"]
     )
     pass_rates = cache(lambda i: _read_earlier(session, i, PASS_RATES, HOW_PROBLEMS_WENT))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, earlier_metrics, pass_rates)
-    problems = config.task.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
-    further_problems = FurtherProblems(lambda: config.task.draw_further(all_problems, problems, drawing))
+    drawing_rule = config.task.drawing_rule()
+    problems = drawing_rule.draw(all_problems, config.problems_per_iteration or len(all_problems), drawing)
+    further_problems = FurtherProblems(lambda: drawing_rule.draw_further(all_problems, problems, drawing))
     with (
         _count_tokens(resources, "generation", clock),
         resources.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
@@ -178,10 +181,12 @@ def _run_rollout_phase(
         )
         context = replace(context, further_problems=further_problems, carry_over=carry_over)
         # A credit may begin to sample continuations of an answer while other answers are still sampled.
-        early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
+        early: EarlyContinuations | None = None
+        if config.rollout.needs_engine and isinstance(config.credit, ContinuingCredit):
+            early = config.credit.early_continuations(context)
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
-        metrics |= config.task.drawing_metrics(all_problems, drawing)
+        metrics |= drawing_rule.metrics(all_problems, drawing)
         # What the graders' services have counted, such as the questions to a judge
         metrics |= resources.service_metrics(context.grader)
         if config.rollout.needs_engine:
@@ -198,7 +203,7 @@ def _run_rollout_phase(
         metrics[SAMPLED_TOKENS] = float(sum(ranks.exchange("tokens of answers", sampled)))
         answers = trajectories_on_first(ranks, "trajectories", answers_of(trees))
     if ranks.is_first:
-        if config.task.remembers_pass_rates:
+        if drawing_rule.reads_pass_rates:
             write_record(folder / PASS_RATES, _pass_rates(answers))
         # Credit may have begun to sample continuations: their seconds are written, too. If this process is
         # killed during credit, the next process reads them and adds them to its clock.
@@ -251,7 +256,8 @@ def _run_credit_phase(
         )
         context = replace(context, shaping_memory=memory)
         # If the trees were read from disk, the journal has the continuations that an earlier process began.
-        early = early or config.credit.early_continuations(context)
+        if early is None and isinstance(config.credit, ContinuingCredit):
+            early = config.credit.early_continuations(context)
         if early is not None:
             context = replace(context, early_continuations=early)
         try:
@@ -292,7 +298,7 @@ def assign_credit(
     if critic is not None and critic.template is not None:
         episodes, prompt_metrics = with_critic_prompts(context, critic.template, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics
-    teacher = config.trainer.objective.teacher
+    teacher = teacher_of(config.trainer.objective)
     if teacher is not None:
         episodes, prompt_metrics = with_teacher_prompts(context, teacher, trees, episodes)
         credit_metrics = credit_metrics | prompt_metrics

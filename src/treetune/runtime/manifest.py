@@ -31,6 +31,7 @@ from treetune.config.layers import relative
 from treetune.config.remedies import override_option
 from treetune.config.schema import keys_of
 from treetune.contracts import Part
+from treetune.credit.reward_models import reward_model_of
 from treetune.exceptions import Damaged
 from treetune.runtime.base import PolicyIteration, Runtime, unsafe_remarks, without_sandbox
 from treetune.runtime.directory import CONFIG, ExperimentDirectory
@@ -316,9 +317,10 @@ def inputs_of(config: PolicyIteration) -> dict[str, Any]:
     """Returns digests of a run's inputs other than its configuration: start model, reference, start of the
     reward model, and rows."""
     inputs: dict[str, Any] = {"model": dict(config.model.identity())}
-    if config.credit.reference is not None:
-        inputs["reference"] = dict(config.credit.reference.identity())
-    reward_model = config.credit.trained_reward_model
+    reference = config.credit.trainer_scores.reference_model
+    if reference is not None:
+        inputs["reference"] = dict(reference.identity())
+    reward_model = reward_model_of(config.credit)
     if reward_model is not None and reward_model.start is not None:
         inputs["reward_model"] = dict(reward_model.start.identity())
     rows = {split: rows_digest(config.task, split) for split in SPLITS}

@@ -79,7 +79,7 @@ class RunResources:
         gc.freeze()
         # Evaluation answers fixed problems, so that its rollout draws no further problems.
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
-            rollout.prepare(session.model.codec)
+            rollout.check_at_start(session.model.codec)
         # A run without an engine grades too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from treetune.credit.critic_prompts import CriticPrompts
 from treetune.credit.episodes import scoring_row
+from treetune.credit.gae import from_values_of
+from treetune.credit.reward_models import RewardModelCredit, reward_model_of
 from treetune.exceptions import Damaged
 from treetune.rollouts.model_scores import (
     Critic,
@@ -60,7 +62,8 @@ def make_trainer(session: Session) -> PolicyTrainer:
     from treetune.trainer.core import PolicyTrainer
 
     config, model = session.config, session.model
-    reference, reward_model = config.credit.reference, config.credit.trained_reward_model
+    credit = config.credit
+    reference, reward_model = credit.trainer_scores.reference_model, reward_model_of(credit)
     load_reward_model = None
     if reward_model is not None and reward_model.start is not None:
         load_reward_model = partial(model.load_like, reward_model.start)
@@ -78,13 +81,13 @@ def make_trainer(session: Session) -> PolicyTrainer:
         temperature=session.temperature,
         nucleus=session.nucleus,
         iterations=config.iterations,
-        critic=config.credit.critic_settings,
-        from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
+        critic=credit.critic_settings,
+        from_values=from_values_of(credit),
         restarts=config.restart == "every_iteration",
         load_reference=None if reference is None else partial(model.load_like, reference),
         reward_model=reward_model,
         load_reward_model=load_reward_model,
-        from_implicit_rewards=None if reward_model is None else config.credit.from_implicit_rewards,
+        from_implicit_rewards=credit.from_implicit_rewards if isinstance(credit, RewardModelCredit) else None,
     )
 
 
@@ -122,14 +125,15 @@ def scores_for_credit(session: Session, server: PolicyServer, trainer: PolicyTra
     if credit.asks_critic:
         critic = critic_for_credit(session, server, trainer.values)
         scores = replace(scores, critic=critic)
-    if credit.asks_reference:
+    asked = credit.trainer_scores
+    if asked.reference:
         reference = reference_for_credit(session, server, trainer.logprobs_of_reference)
         scores = replace(scores, reference=reference)
-    if credit.asks_distributions:
+    if asked.distributions:
         distributions = distributions_for_credit(session, server, trainer.distributions)
         divergences = divergences_for_credit(session, server, trainer.group_divergences)
         scores = replace(scores, distributions=distributions, group_divergences=divergences)
-    if credit.asks_distributions and credit.asks_reference:
+    if asked.distributions and asked.reference:
         distances = distances_for_credit(session, server, trainer.reference_distances)
         scores = replace(scores, reference_distances=distances)
     return scores

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from treetune.config.errors import ConfigIssue, did_you_mean
 from treetune.config.schema import OWN_PACKAGE, package_of
 from treetune.contracts import Continuations, CriticValues, Pairs
+from treetune.credit.reward_models import RewardModelCredit
 from treetune.exceptions import ConfigError
 from treetune.findings import placed_parts
 from treetune.models.pretrained import PretrainedModel
@@ -22,6 +23,7 @@ from treetune.runtime.diagnostics import SIGNS
 from treetune.tables.columns import PASS_AT_1, value_named
 from treetune.tables.runs import TableRuns, all_needed, make_plan
 from treetune.tasks.base import Task
+from treetune.tasks.mixed import TaskWithDomains
 
 if TYPE_CHECKING:
     # `settings` calls `check_table`, and imports this module.
@@ -64,7 +66,7 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
     "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
     "reward_model": (
-        lambda root: root.credit.trained_reward_model is not None,
+        lambda root: isinstance(root.credit, RewardModelCredit),
         "its credit trains no reward model",
     ),
     "overlap": (lambda root: root.overlap == "one_step", "its overlap is 'none'"),
@@ -84,7 +86,7 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
 
 def _scores(root: PolicyIteration) -> bool:
     """Returns whether the experiment's credit scores given texts."""
-    return root.credit.scores_texts or root.credit.asks_reference
+    return root.credit.scores_texts or root.credit.trainer_scores.reference
 
 
 def recordable_metrics(root: PolicyIteration) -> set[str]:
@@ -105,7 +107,7 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
         prefix = f"evaluation/{evaluation_set.label}"
         names |= {f"{prefix}/{name}" for name in (*EVALUATED, *numbers)}
         task = evaluation_set.task or root.task
-        for domain in task.domain_names() or ():
+        for domain in _domain_names(task) or ():
             names |= {f"{prefix}/{PREFIX}{domain}/{name}" for name in EVALUATED}
     return names | numbers
 
@@ -152,9 +154,15 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
     return None
 
 
+def _domain_names(task: Task) -> Sequence[str] | None:
+    """Returns the domains of a task's problems: none if it has no domains; None if only the rows name
+    them."""
+    return task.domain_names() if isinstance(task, TaskWithDomains) else ()
+
+
 def _why_no_domain(task: Task, name: str) -> str | None:
     """Returns the reason why a task has no domain of this name; None where it has, or may have."""
-    names = task.domain_names()
+    names = _domain_names(task)
     if names is None:  # the task doesn't know its domains before it has read its data
         return None
     return _why_not_among(name, names) if names else "its problems have no domains"

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, final, get_args
 
 from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.drawing import Drawing, draw_problems, further_problems
+from treetune.contracts import Feature, TaskDemonstrations
+from treetune.tasks.drawing import DrawingRule
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.steps import boundaries_if_continued, ends_of_lines
-from treetune.vocabulary import Metrics, Problem
+from treetune.vocabulary import Problem
 
 Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")
@@ -26,21 +27,16 @@ def check_split(split: str) -> None:
         raise ValueError(f"there is no split {split!r}: choose one of {', '.join(get_args(Split))}")
 
 
-RENAMED_METHODS = {"made": "make_problems", "sampling": "adjust_sampling"}
-"""Methods of tasks by their names in version 0.1, and their present ones."""
-
-
 class Task(Registrable):
-    """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
+    """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration.
+
+    Every task has a grader, and overrides `problems` and `step_boundaries`. `tasks/mixed.py` has the base
+    classes of tasks whose problems belong to domains, and of tasks that consist of several tasks.
+    """
 
     grader: Grader
 
-    @override
-    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
-        super().__init_subclass__(root=root, **kwargs)
-        for old, new in RENAMED_METHODS.items():
-            if callable(cls.__dict__.get(old)):  # it would never be called
-                raise TypeError(f"{cls.__name__}.{old} is called {new} now: rename the method")
+    # The problems
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Returns all problems of a split, always in the same order. Raises ValueError for an empty split."""
@@ -53,59 +49,57 @@ class Task(Registrable):
         """
         return None
 
-    def of(self, problem: Problem) -> Task:
-        """Returns the task that a problem belongs to: in a mixture its domain's task, otherwise this task.
-
-        Callers that need the steps, the demonstration or the sampling of a problem ask the returned task.
-        """
-        return self
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether training draws problems of the task. A domain of weight 0 in a mixture is only measured."""
-        return True
-
-    def parts(self) -> Sequence[Task]:
-        """Returns all tasks that `of` may return."""
-        return (self,)
-
-    @property
-    def remembers_pass_rates(self) -> bool:
-        """Whether `draw` reads the pass rates of single problems in earlier iterations."""
-        return False
-
-    def domain_names(self) -> Sequence[str] | None:
-        """Returns the domains of its problems: none if it has no domains; None if only the rows name them."""
+    def examples(self, count: int) -> Sequence[Problem]:
+        """Returns up to `count` problems of this kind, as many as can be made or read quickly."""
         return ()
+
+    def drawing_rule(self) -> DrawingRule:
+        """Returns the rule by which an iteration's problems are drawn. By default all are equally likely."""
+        return DrawingRule()
+
+    # Answers
 
     def adjust_sampling(self, params: Params) -> Params:
         """Returns the `SamplingParams` of answers, given the rollout's. In a mixture, a domain has stop
         strings and a budget of tokens of its own."""
         return params
 
-    def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
-        """Draws an iteration's problems from all training problems. See `draw_problems`."""
-        return draw_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
+    def step_boundaries(self, response: str) -> list[int]:
+        """Returns the character offsets of the boundaries between steps, strictly rising from 0 to
+        ``len(response)``. An empty response gives ``[0]``.
 
-    def draw_further(
-        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
-    ) -> list[Problem]:
-        """Returns the problems that the iteration has not `taken` yet, in the order in which it may take
-        them."""
-        return further_problems(problems, taken, drawing.seed, drawing.iteration)
+        Example: ``[0, 4, 8]`` for the two lines ``a=1\\nb=2\\n``.
+        """
+        raise NotImplementedError
 
-    def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
-        """Returns metrics about the drawing of problems."""
-        return {}
+    @property
+    def boundaries_look_back(self) -> bool:
+        """Whether no boundary of `answer_boundaries` depends on the text after it. Otherwise Monte Carlo
+        credit with these boundaries has a biased gradient."""
+        return True
 
-    def examples(self, count: int) -> Sequence[Problem]:
-        """Returns up to `count` problems of this kind, as many as can be made or read quickly."""
-        return ()
+    @final
+    def answer_boundaries(self, response: str) -> list[int]:
+        """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-    def check_demonstrations(self) -> None:
-        """Raises ValueError if the configuration shows that the task has no demonstrations."""
-        if type(self).demonstration is Task.demonstration:
-            raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
+        They are the boundaries that the answer would have if another line followed. If there is a boundary at
+        the end of the answer, its offset is listed twice: the end token, which is not in `response`, is then
+        a step of its own. So the end token begins a step wherever another token in its place would begin one.
+        Credit needs this: the baseline that is subtracted from a token's return must not depend on the token
+        itself. Without `boundaries_look_back`, the end token belongs to the last step.
+        """
+        if self.boundaries_look_back:
+            return boundaries_if_continued(self.step_boundaries, response)
+        return self.step_boundaries(response)
+
+    # Demonstrations, and what a small model needs to learn from them
+
+    @property
+    @override
+    def gives(self) -> tuple[Feature, ...]:
+        """`TaskDemonstrations` if the class overrides `demonstration`."""
+        has_demonstrations = type(self).demonstration is not Task.demonstration
+        return (TaskDemonstrations(),) if has_demonstrations else ()
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         """Returns a response to learn from. If its author (the teacher) makes errors, they depend on `seed`.
@@ -121,31 +115,6 @@ class Task(Registrable):
         Raises ValueError for a task without demonstrations.
         """
         return self.demonstration(problem, seed)
-
-    def step_boundaries(self, response: str) -> list[int]:
-        """Returns the character offsets of the boundaries between steps, strictly rising from 0 to
-        ``len(response)``. An empty response gives ``[0]``.
-
-        Example: ``[0, 4, 8]`` for the two lines ``a=1\\nb=2\\n``.
-        """
-        raise NotImplementedError
-
-    def answer_boundaries(self, response: str) -> list[int]:
-        """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
-
-        They are the boundaries that the answer would have if another line followed. If there is a boundary at
-        the end of the answer, its offset is listed twice: the end token, which is not in `response`, is then
-        a step of its own. So the end token begins a step wherever another token in its place would begin one.
-        Credit needs this: the baseline that is subtracted from a token's return must not depend on the token
-        itself.
-        """
-        return boundaries_if_continued(self.step_boundaries, response)
-
-    @property
-    def boundaries_look_back(self) -> bool:
-        """Whether no boundary of `answer_boundaries` depends on the text after it. Otherwise Monte Carlo
-        credit with these boundaries has a biased gradient."""
-        return True
 
     def alphabet(self) -> str:
         """Returns every character that prompts and responses may contain, for the character tokenizer.

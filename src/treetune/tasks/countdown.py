@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le, MinLen
 from typing_extensions import override
 
+from treetune.contracts import TaskDemonstrations
 from treetune.exceptions import BadRow
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask, Task
@@ -113,15 +114,18 @@ class Countdown(GeneratedTask):
         prompt, data = fill_template(self.prompt, numbers, target), {"numbers": numbers, "target": target}
         return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
 
+    @property
     @override
-    def check_demonstrations(self) -> None:
+    def gives(self) -> tuple[TaskDemonstrations]:
         # Without + some differences need brackets, which signed sums don't have.
-        if set(self.operators) not in ({"+"}, {"+", "-"}):
-            raise ValueError(
-                "task countdown has demonstrations only for sums and differences, and its operators are"
-                f" {list(self.operators)}: set task.operators to ['+', '-'] or ['+'], or choose a rollout"
-                " that samples, such as 'single_turn'"
-            )
+        if set(self.operators) in ({"+"}, {"+", "-"}):
+            return (TaskDemonstrations(),)
+        return (
+            TaskDemonstrations(
+                f"task.operators is {list(self.operators)}, and countdown has them only for sums and"
+                " differences: set it to ['+', '-'] or ['+']"
+            ),
+        )
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
@@ -131,9 +135,11 @@ class Countdown(GeneratedTask):
         with the probability `demonstration_noise`, and the answer is wrong. The order of the sums and the
         wrong answers depend on `seed` and the problem.
 
-        Raises ValueError if the task has no demonstrations (`check_demonstrations`).
+        Raises ValueError if the task has no demonstrations with these operators (`gives`).
         """
-        self.check_demonstrations()
+        (demonstrations,) = self.gives
+        if demonstrations.why_none:
+            raise ValueError(f"there are no demonstrations, since {demonstrations.why_none}")
         generator = derived_random(seed, problem.id, "demonstration")
         numbers, target = problem.data["numbers"], problem.data["target"]
         tries = list(signed_sums(numbers, self.operators))

@@ -32,8 +32,31 @@ class Drawing:
     """Returns the metrics of an earlier iteration's rollout, which are the same on all ranks. The call is
     collective."""
     pass_rates: Callable[[int], Mapping[str, float]] = nothing_recorded
-    """Returns the share of right answers to each problem of an earlier iteration, if the task
-    `remembers_pass_rates`. The call is collective."""
+    """Returns the share of right answers to each problem of an earlier iteration, if the rule
+    `reads_pass_rates`. The call is collective."""
+
+
+class DrawingRule:
+    """Chooses the problems of each iteration. This rule draws all problems equally often; a task that prefers
+    some returns a sub-class from `Task.drawing_rule`."""
+
+    reads_pass_rates: bool = False
+    """Whether `draw` reads the pass rates of single problems in earlier iterations."""
+
+    def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
+        """Draws an iteration's problems from all training problems. See `draw_problems`."""
+        return draw_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
+
+    def draw_further(
+        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
+    ) -> list[Problem]:
+        """Returns the problems that the iteration has not `taken` yet, in the order in which it may take
+        them. See `further_problems`."""
+        return further_problems(problems, taken, drawing.seed, drawing.iteration)
+
+    def metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
+        """Returns metrics about the drawing of problems."""
+        return {}
 
 
 def draw_problems(

@@ -17,10 +17,6 @@ class SplitterTask(Task):
     def step_boundaries(self, response: str) -> list[int]:
         return self.steps.boundaries(response)
 
-    @override
-    def answer_boundaries(self, response: str) -> list[int]:
-        return self.steps.answer_boundaries(response)
-
     @property
     @override
     def boundaries_look_back(self) -> bool:

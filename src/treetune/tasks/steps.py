@@ -46,17 +46,6 @@ class StepSplitter(Registrable):
         text."""
         raise NotImplementedError
 
-    def answer_boundaries(self, response: str) -> list[int]:
-        """Returns the boundaries of an answer that ends here: character offsets, from 0 to its length.
-
-        If `end_token` is 'last_step', the end token belongs to the last step. Otherwise the boundaries are
-        those that the answer would have if another line followed. A boundary at the answer's end is then
-        listed twice, and the end token is a step of its own. `Task.answer_boundaries` says why.
-        """
-        if self.end_token == "last_step":
-            return self.boundaries(response)
-        return boundaries_if_continued(self.boundaries, response)
-
 
 @StepSplitter.register("lines")
 @dataclass(frozen=True, kw_only=True)

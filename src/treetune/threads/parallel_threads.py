@@ -43,6 +43,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import sample_each_in_one_turn
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
+from treetune.tasks.mixed import task_of
 from treetune.threads.fork_join import (
     EVENTS,
     ForkJoin,
@@ -206,7 +207,7 @@ class ParallelThreads(GrowingRollout):
             (completion,) = await engine.sample(request)
             return completion
 
-        max_tokens = context.task.of(start.problem).adjust_sampling(self.sampling).max_tokens
+        max_tokens = task_of(context.task, start.problem).adjust_sampling(self.sampling).max_tokens
         budget = context.settings.token_budget(start.prompt_ids, max_tokens)
         fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget, is_left_out)
         await fork_join.write()

@@ -20,11 +20,12 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from typing_extensions import override
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Answers, Experiment, Finding, Need
+from treetune.contracts import Answers, Experiment, Finding, Need, TaskDemonstrations
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, required
 from treetune.rollouts.shaping import groups_of
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import task_of, trained_parts_of
 from treetune.threads.format import TagIds
 from treetune.threads.numbers import ThreadCounts, counts_of
 from treetune.vocabulary import CORRECT_SCORE, Problem, Trajectory
@@ -39,9 +40,9 @@ class ReferenceLength(Registrable):
     remembers: bool = False
     """Whether it uses shaping's memory, under the label ``acceleration``."""
 
-    def prepare(self, problems: Sequence[Problem]) -> None:
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
         """Raises ValueError if something is missing that it needs. Called when a run begins, as
-        `Shaping.prepare`."""
+        `Shaping.check_at_start`."""
 
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
         """Returns a length in tokens for each answer; None where there is no length to compare with. The
@@ -93,12 +94,24 @@ class OfDemonstration(ReferenceLength):
     """The length of the task's sequential solution of the problem, with its end token. It is the same in all
     iterations, even if demonstrations are noisy."""
 
+    needs = (
+        Need(
+            TaskDemonstrations(),
+            "it compares lengths with theirs",
+            "choose another reference, such as 'group'",
+        ),
+    )
+
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        try:
-            experiment.task.check_demonstrations()
-        except ValueError as error:
-            yield Finding(str(error), "type", "choose another reference, such as 'group'")
+        if TaskDemonstrations() not in experiment.task.gives:
+            return  # `needs` reports it
+        for task in trained_parts_of(experiment.task):
+            try:
+                for problem in task.examples(1):
+                    task.sequential_demonstration(problem, 0)
+            except ValueError as error:  # such as of a data set that only scores answers
+                yield Finding(str(error), "type", "choose another reference, such as 'group'")
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
@@ -106,7 +119,7 @@ class OfDemonstration(ReferenceLength):
         problems = {answer.problem.id: answer.problem for answer in answers}
         for problem in problems.values():
             seed = derive_seed(context.seed, problem.id, "reference length")
-            solution = context.task.of(problem).sequential_demonstration(problem, seed)
+            solution = task_of(context.task, problem).sequential_demonstration(problem, seed)
             tokens = len(context.codec.encode_answer(problem, solution)) + 1  # and the end token
             lengths[problem.id] = float(tokens)
         return [lengths[answer.problem.id] for answer in answers]
@@ -165,7 +178,7 @@ class Measured(ReferenceLength):
     """The file of an evaluation on the training problems (``…/evaluations/0400/train/answers.jsonl``)."""
 
     @override
-    def prepare(self, problems: Sequence[Problem]) -> None:
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
         if all(length is None for length in self._lengths_of(problems)):
             measured = measured_lengths(self.answers).values()
             solved = sum(length is not None for _, length in measured)
@@ -296,8 +309,8 @@ class Acceleration(Shaping):
         return self.reference.remembers
 
     @override
-    def prepare(self, problems: Sequence[Problem]) -> None:
-        self.reference.prepare(problems)
+    def check_at_start(self, problems: Sequence[Problem]) -> None:
+        self.reference.check_at_start(problems)
 
     @override
     def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:

@@ -31,7 +31,7 @@ from annotated_types import Gt
 from typing_extensions import override
 
 from treetune.contracts import Advantages, Answers, Continuations, Feature, Forks, Need, UseOfAdvantages
-from treetune.credit.base import UNUSED_REMEDY, Credit
+from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.credit.states.base import AnswerPrefix
@@ -76,7 +76,7 @@ class Counterfactual(NamedTuple):
 
 @Credit.register("thread_shapley")
 @dataclass(frozen=True, kw_only=True)
-class ThreadShapley(Credit):
+class ThreadShapley(ContinuingCredit):
     """The tokens of a thread get its Shapley value in its block. All tokens outside of threads get RLOO's
     advantage: the reward minus the mean reward of the other answers to the problem.
 

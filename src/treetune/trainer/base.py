@@ -14,6 +14,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, Turns, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.objectives.base import Objective
+from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective, teacher_of
 from treetune.objectives.teacher import Teacher
 
 Layout = Literal["padded", "packed", "tree"]
@@ -270,17 +271,19 @@ class Trainer(Part):
         """Returns whether a forward pass before an iteration's first step computes the old log-probs.
 
         Two uses need the old log-probs before the first step: a KL penalty in rewards or advantages, and an
-        objective that computes numbers in advance (`needs_reference_kl`). Without these uses, an iteration of
-        one step saves the pass: the step's own forward pass gives the old log-probs.
+        objective that computes numbers in advance (`ReferenceKlObjective`). Without these uses, an iteration
+        of one step saves the pass: the step's own forward pass gives the old log-probs.
         """
         objective = self.objective
         # A loss with advantages and ``train/kl`` are computed from the old log-probs.
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
-        if objective.teacher is not None and objective.importance_cap is not None:
+        if isinstance(objective, TeacherObjective) and objective.importance_cap is not None:
             # With them comes the mass that top-p and top-k leave, by which p / p_engine is corrected.
             needs_old_logprobs = True
-        has_penalties = objective.kl_coef > 0 and objective.kl_placement != "loss"
-        return has_penalties or objective.needs_reference_kl or (several_steps and needs_old_logprobs)
+        needs_them_before_first_step = objective.kl_penalty is not None or isinstance(
+            objective, ReferenceKlObjective
+        )
+        return needs_them_before_first_step or (several_steps and needs_old_logprobs)
 
     @property
     def shards_weights(self) -> bool:
@@ -384,8 +387,9 @@ class Trainer(Part):
                 f"sequence_parallel_size is {self.sequence_parallel_size}, and ranks can't share the tokens"
                 " of layout 'tree': set sequence_parallel_size to 1, or layout to 'padded' or 'packed'"
             )
-        if self.objective.teacher is not None:
-            self._check_teacher(self.objective.teacher)
+        teacher = teacher_of(self.objective)
+        if teacher is not None:
+            self._check_teacher(teacher)
         if self.lora is not None and self.offload_reference:
             raise ValueError(
                 "offload_reference is true, and with lora the reference is the policy without its adapters:"

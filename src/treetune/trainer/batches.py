@@ -27,6 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treetune.models.logprobs import ModelInputs
 from treetune.objectives.base import Objective
+from treetune.objectives.further_inputs import MarkingObjective
 from treetune.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainer.base import Layout, Trainer
 from treetune.trainer.ranks import Ranks
@@ -55,11 +56,11 @@ class Minibatch:
     """Which trained tokens of the iteration the objective has marked, bool; None if it marks none."""
 
     def with_marked_tokens(
-        self, objective: Objective, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random
+        self, objective: MarkingObjective, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random
     ) -> Minibatch:
         """Returns the minibatch with `marked_N`: which of its tokens the objective marks.
 
-        See `Objective.marked_tokens`.
+        See `MarkingObjective.marked_tokens`.
 
         Args:
             logprobs_N: The log-probs of all trained tokens of the iteration.

@@ -24,17 +24,19 @@ import torch
 from torch import Tensor, nn
 
 from treetune.credit.base import CriticSettings
+from treetune.credit.gae import FromValues
 from treetune.credit.reward_models import RewardModelSettings
 from treetune.models.logprobs import Nucleus
 from treetune.models.saved_weights import saved_weights
-from treetune.objectives.base import SKIPPED_BY_RATIO, Objective, without_skipped
+from treetune.objectives.further_inputs import MarkingObjective, teacher_of
+from treetune.objectives.policy_gradient import SKIPPED_BY_RATIO, without_skipped
 from treetune.objectives.teacher import Teacher
 from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainer.base import Trainer
 from treetune.trainer.batches import Minibatch, micro_batches, sequences_of_rank
 from treetune.trainer.deepspeed_model import DeepSpeedModel, ModelFactory, Reference
-from treetune.trainer.preparation import FromImplicitRewards, FromValues, IterationTensors, prepare
+from treetune.trainer.preparation import FromImplicitRewards, IterationTensors, prepare
 from treetune.trainer.probe import refuse_unlike_model
 from treetune.trainer.ranks import Ranks
 from treetune.trainer.reward_model import RewardModelTraining
@@ -115,8 +117,9 @@ class PolicyTrainer:
         """The moving average of the policy's weights, if it is the teacher."""
         self.teacher: TeacherModel | None = None
         """The objective's teacher, whose whole distributions the policy learns."""
-        if settings.objective.teacher is not None:
-            self.teacher = self._teacher(settings.objective.teacher)
+        teacher = teacher_of(settings.objective)
+        if teacher is not None:
+            self.teacher = self._teacher(teacher)
         self.prefetch: ReferencePrefetch | None = None
         """Scores answers under the reference while others are sampled, with ``reference_scores:
         'while_sampling'``."""
@@ -663,7 +666,7 @@ class IterationTraining:
         sequences, tensors = self._sequences, self._tensors
         for number, units_of_step in enumerate(units_by_step, start=1):
             minibatch = Minibatch.of(sequences, units_of_step, objective)
-            if objective.marks_tokens and minibatch.units:
+            if isinstance(objective, MarkingObjective) and minibatch.units:
                 minibatch = self._mark_tokens(minibatch, objective, number)
             if trainer.has_something_to_learn(minibatch, tensors):
                 rate = trainer.learning_rate(self._iteration, number - 1, steps)
@@ -724,7 +727,7 @@ class IterationTraining:
         if trainer.reward_model is not None:
             self._constant_metrics |= trainer.reward_model.metrics
 
-    def _mark_tokens(self, minibatch: Minibatch, objective: Objective, step: int) -> Minibatch:
+    def _mark_tokens(self, minibatch: Minibatch, objective: MarkingObjective, step: int) -> Minibatch:
         """Returns the minibatch with the tokens that the loss treats differently.
 
         The objective chooses these tokens by the old log-probs. An iteration's only step computes the old

@@ -22,6 +22,7 @@ from treetune.models.lora import adapters_off
 from treetune.models.saved_weights import own_persistent_buffers
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.shards import InTurn, read_whole
+from treetune.objectives.further_inputs import DistributionObjective
 from treetune.seeds import derive_seed
 from treetune.trainer.base import Trainer
 from treetune.trainer.ranks import Ranks
@@ -401,7 +402,7 @@ class ModelFactory:
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
         objective = self.settings.objective
-        terms = objective.terms if objective.has_terms else None
+        terms = objective.terms if isinstance(objective, DistributionObjective) else None
         return DeepSpeedModel(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
 
     def critic(self, loss: CriticLoss) -> DeepSpeedModel:

@@ -15,20 +15,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from treetune.credit.gae import FromValues
 from treetune.objectives.base import kl_estimate
+from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.rollouts.storage import TokenSignals
 from treetune.trainer.base import Trainer
 from treetune.trainer.scoring import PolicyScores
 from treetune.trainer.tokens import EarlyReward, Sequences, flat_of_trained
 from treetune.vocabulary import Column, Episode, Metrics
 
-FromValues = Callable[[Sequence[float], Sequence[float]], tuple[Sequence[float], Sequence[float]]]
-"""Computes an answer's advantages and returns from its rewards and the critic's values, token by token; see
-`Credit.from_values`."""
-
 FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
 """Computes the advantages of a problem's answers from the rewards that a reward model gives to their tokens,
-and the answers' rewards; see `Credit.from_implicit_rewards`."""
+and the answers' rewards; see `RewardModelCredit.from_implicit_rewards`."""
 
 
 @dataclass
@@ -48,7 +46,7 @@ class IterationTensors:
     ref_kl_N: Tensor | None = None
     """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
     own_advantages_N: Tensor | None = None
-    """What `Objective.precompute` returns."""
+    """What `ReferenceKlObjective.precompute` returns."""
     has_teacher_N: Tensor | None = None
     """The tokens of answers with a privileged prompt, bool; None if the objective has no teacher."""
     old_logprobs_N: Tensor | None = None
@@ -205,13 +203,13 @@ def prepare(
     tensors = IterationTensors.of(episodes)
     if critic:
         _refuse_threads(episodes)
-    if objective.teacher is not None:
+    if isinstance(objective, TeacherObjective):
         tensors.has_teacher_N = _has_teacher(episodes)
     if settings.keeps_reference:
         tensors.ref_logprobs_N = models.ref_logprobs(sequences)
     if scores_old:
         tensors.set_old_scores(models.old_logprobs(sequences))
-    if objective.needs_reference_kl:
+    if isinstance(objective, ReferenceKlObjective):
         assert tensors.old_logprobs_N is not None and tensors.ref_logprobs_N is not None
         tensors.ref_kl_N = models.reference_kl(sequences)
         # Advantages that the objective computes itself, for its loss.
@@ -221,13 +219,14 @@ def prepare(
     if not objective.needs_advantages:
         return tensors
 
+    penalty = objective.kl_penalty
     penalties_N: Tensor | None = None
-    if objective.kl_coef > 0 and objective.kl_placement != "loss":
-        penalties_N = objective.kl_coef * kl_estimate(
-            tensors.old_logprobs_N, tensors.ref_logprobs_N, objective.kl_estimator
+    if penalty is not None:
+        penalties_N = penalty.coef * kl_estimate(
+            tensors.old_logprobs_N, tensors.ref_logprobs_N, penalty.estimator
         )
     rewards_N = token_rewards(starts, sequences.rewards, sequences.early_rewards)
-    reward_penalties_N = penalties_N if objective.kl_placement == "reward" else None
+    reward_penalties_N = penalties_N if penalty is not None and penalty.placement == "reward" else None
     if critic:
         tensors.values_N = models.values(sequences)
     if from_values is not None:
@@ -260,7 +259,7 @@ def prepare(
     single_domain = [""] * len(sequences.domains)
     domains = sequences.domains if settings.normalise_by_domain else single_domain
     advantages_N = normalise_by_domain(advantages_N, settings.advantage_normalisation, starts, domains)
-    if penalties_N is not None and objective.kl_placement == "advantage":
+    if penalty is not None and penalty.placement == "advantage":
         # After the normalisation, which would otherwise change the size of the penalty.
         advantages_N = advantages_N - penalties_N
     tensors.advantages_N = advantages_N

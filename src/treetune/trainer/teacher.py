@@ -7,7 +7,7 @@ For each micro-batch::
                                                                         │ a chunk of positions at a time
     prompts + answers ──policy's backbone──► hidden states [N, D] ──────┤
                                                                         ▼
-                                            both heads ──► logits [C, V] each ──Objective.compare──► [C]
+                                            both heads ──► logits [C, V] each ──compare──► [C]
 
 The teacher has the same trained tokens in the same order as the policy, so that both have N positions. C is
 the number of positions in a chunk, V the size of the vocabulary, and D the dimension of hidden states.
@@ -47,7 +47,7 @@ class TeacherModel:
         """Runs the teacher's backbone over a micro-batch, and returns what the policy's pass needs of it.
 
         Args:
-            compare: `Objective.compare`.
+            compare: `TeacherObjective.compare`.
         """
         assert batch.teacher_inputs is not None, "the trainer makes them for an objective with a teacher"
         # With adapters, the reference is the policy, whose adapters are off in this block alone. The head has

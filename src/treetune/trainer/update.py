@@ -24,6 +24,7 @@ from treetune.credit.base import CriticSettings
 from treetune.credit.critic_losses import CriticLoss, SquaredError
 from treetune.models.logprobs import Nucleus
 from treetune.objectives.base import Objective, TokenBatch
+from treetune.objectives.further_inputs import DistributionObjective, TeacherObjective
 from treetune.trainer.base import EntropyTarget
 from treetune.trainer.batches import MicroBatch, Minibatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel
@@ -56,12 +57,15 @@ def micro_batch_loss(
         its N trained tokens.
     """
     # The teacher's pass comes first, and keeps only its last hidden states.
-    teacher_states = None if teacher is None else teacher.states(batch, objective.compare)
+    teacher_states = None
+    if teacher is not None:
+        assert isinstance(objective, TeacherObjective), "the teacher is the objective's"
+        teacher_states = teacher.states(batch, objective.compare)
     logprobs_N, entropies_N, *terms = policy(
         batch.inputs,
         temperature,
         entropy_gradient=entropy_coef != 0,
-        with_terms=objective.has_terms,
+        with_terms=isinstance(objective, DistributionObjective),
         nucleus=nucleus,
         teacher=teacher_states,
     )

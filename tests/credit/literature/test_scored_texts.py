@@ -184,7 +184,7 @@ class ConstantModel:
 
 @pytest.mark.parametrize("credit", BY_THE_REFERENCE)
 def test_the_reference_scores_in_place_of_the_engine_if_so_configured(credit: Credit) -> None:
-    assert credit.asks_reference and not credit.needs_engine
+    assert credit.trainer_scores.reference and not credit.needs_engine
     model = ConstantModel()
     scores = ModelScores(reference=ReferenceScores(model.logprobs))
     rows, metrics = assign_credit(credit, engine=None, model_scores=scores)
@@ -417,7 +417,8 @@ def test_the_advantage_of_prime_is_that_of_equation_5(
             process = sum(gamma ** (s - t) * (rewards[i][s] - process_baseline) for s in later)
             assert advantage == pytest.approx(weight * process + outcome_weight * outcome, abs=1e-6)
     assert metrics["credit/value_tokens"] == sum(len(answer.response_ids) for answer in GROUP)
-    assert PRIME.asks_reference and PRIME.reference is PRIME.reward_model
+    asked = PRIME.trainer_scores
+    assert asked.reference and asked.reference_model is PRIME.reward_model
 
 
 def test_a_tools_tokens_have_no_implicit_reward() -> None:

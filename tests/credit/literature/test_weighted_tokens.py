@@ -30,7 +30,7 @@ from tests.credit.literature.test_published_methods import (
 from tests.support import tabular_mdp as mdp
 from tests.support.columns import plain
 from tests.support.shipped import experiment_of
-from treetune.credit.base import Credit
+from treetune.credit.base import Credit, TrainerScores
 from treetune.credit.grpo import Group
 from treetune.credit.literature.forking_tokens import ForkingTokens
 from treetune.credit.literature.weighted_by import WeightedBy
@@ -306,15 +306,15 @@ def test_two_ranks_give_the_weights_of_one(credit: Credit) -> None:
 
 
 def test_a_credit_asks_the_trainer_for_its_signal_and_for_the_credit_under_it() -> None:
-    assert GTPO.asks_distributions and not GTPO.asks_reference
-    assert not WeightedBy(signal="surprise").asks_distributions
-    assert WeightedBy(signal="surprise", over=ForkingTokens()).asks_distributions
-    assert ICT.asks_distributions and not ICT.asks_reference
-    deviation_from_uniform = WeightedBy(signal="deviation", weights="softmax")
-    assert (
-        deviation_from_uniform.asks_reference
-        and deviation_from_uniform.asks_distributions
-        and deviation_from_uniform.asks_trainer
+    assert GTPO.trainer_scores == TrainerScores(distributions=True, passes=1)
+    assert WeightedBy(signal="surprise").trainer_scores == TrainerScores()
+    over_forking_tokens = WeightedBy(signal="surprise", over=ForkingTokens())
+    assert over_forking_tokens.trainer_scores == TrainerScores(distributions=True, passes=1)
+    assert ICT.trainer_scores == TrainerScores(distributions=True, compared_with="group", passes=1)
+    deviation = WeightedBy(signal="deviation", weights="softmax", over=ForkingTokens())
+    assert deviation.asks_trainer
+    assert deviation.trainer_scores == TrainerScores(
+        reference=True, distributions=True, compared_with="reference", passes=3
     )
 
 

@@ -250,7 +250,7 @@ def sample_answers(pool: EnvironmentPool) -> Sampled:
         reward: Reward = "environment" if grader is None else "grader"
         rollout = MultiTurn(environment=tools, samples=2, max_turns=4, max_tokens=900, reward=reward)
         task = Letters(golds=(gold, gold), environment=None)
-        rollout.prepare(codec)
+        rollout.check_at_start(codec)
         context = context_of(
             task, engine, GraderPool(grader or task.grader), codec, sampling=rollout.sampling,
             unfinished_reward=0.0, context_length=2048, rollout=rollout, environments=pool,

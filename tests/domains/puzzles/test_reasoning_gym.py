@@ -139,7 +139,7 @@ def test_a_noisy_teacher_gives_answers_to_other_problems() -> None:
 
 def test_a_data_set_without_answers_has_no_demonstrations() -> None:
     with pytest.raises(ValueError, match="only scores"):
-        small("rush_hour").check_demonstrations()
+        small("rush_hour").demonstration(small("rush_hour").problems("train")[0], 0)
 
 
 DATA = st.recursive(

@@ -100,18 +100,19 @@ def check_credit(
             f"the credit {name!r} learns a critic, which only a run of treetune trains: choose one without,"
             " such as 'group' or 'monte_carlo'"
         )
-    # `reference` is a model that a run's trainer scores in place of the start model.
-    if Advantages(before_training=True) not in credit.gives or credit.reference is not None:
+    scores = credit.trainer_scores
+    # `reference_model` is a model that a run's trainer scores in place of the start model.
+    if Advantages(before_training=True) not in credit.gives or scores.reference_model is not None:
         raise ValueError(
             f"the credit {name!r} leaves advantages to the trainer of a run: choose one that gives them, such"
             " as 'group' or 'monte_carlo'"
         )
-    if credit.asks_reference:
+    if scores.reference:
         raise ValueError(
             f"the credit {name!r} scores given texts with a reference model, which only a run of treetune"
             " does: set its scorer to 'policy', or choose a credit that reads rewards alone, such as 'group'"
         )
-    if credit.asks_distributions:
+    if scores.distributions:
         raise ValueError(
             f"the credit {name!r} reads the policy's entropies, which only a run of treetune computes: choose"
             " a credit that reads rewards or the probabilities of sampled tokens, such as 'group' or"

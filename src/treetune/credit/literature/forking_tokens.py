@@ -13,7 +13,7 @@ from typing import Annotated
 from annotated_types import Gt, Le
 from typing_extensions import override
 
-from treetune.credit.base import Credit
+from treetune.credit.base import Credit, TrainerScores
 from treetune.credit.literature.token_level import OverAnotherCredit
 from treetune.credit.literature.weighted_by import top_share_weights
 from treetune.rollouts.context import RolloutContext, required
@@ -39,13 +39,9 @@ class ForkingTokens(OverAnotherCredit):
 
     @property
     @override
-    def asks_distributions(self) -> bool:
-        return True
-
-    @property
-    @override
-    def trainer_passes(self) -> int:
-        return super().trainer_passes + 1
+    def trainer_scores(self) -> TrainerScores:
+        scores = super().trainer_scores
+        return replace(scores, distributions=True, passes=scores.passes + 1)
 
     @override
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:

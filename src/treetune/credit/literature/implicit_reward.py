@@ -24,7 +24,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers, UseOfAdvantages
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import (
     LEAST_LOGPROB,
@@ -87,18 +87,9 @@ class ImplicitReward(Credit):
 
     @property
     @override
-    def asks_reference(self) -> bool:
-        return True
-
-    @property
-    @override
-    def trainer_passes(self) -> int:
-        return 1  # of the reward model
-
-    @property
-    @override
-    def reference(self) -> ModelSource:
-        return self.reward_model
+    def trainer_scores(self) -> TrainerScores:
+        # One pass of the reward model.
+        return TrainerScores(reference=True, passes=1, reference_model=self.reward_model)
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -109,19 +100,19 @@ class ImplicitReward(Credit):
             "choose a credit without a reward model, such as 'group'",
         )
         trainer = experiment.trainer
-        if trainer.objective.needs_reference_kl:
-            yield Finding(
-                f"the objective {trainer.objective.registered_name()!r} compares the policy with the"
-                " reference, which would be the reward model",
-                "$.trainer.objective",
-                "choose the objective 'ppo'",
-            )
-        elif trainer.objective.needs_reference:
+        if getattr(trainer.objective, "kl_coef", 0) > 0:  # only some objectives have this setting
             yield Finding(
                 "the reward model takes the place of the start model as the trainer's reference, and the"
                 " objective's KL would keep the policy close to the reward model",
                 "$.trainer.objective.kl_coef",
                 "set it to 0",
+            )
+        elif trainer.objective.needs_reference:
+            yield Finding(
+                f"the objective {trainer.objective.registered_name()!r} compares the policy with the"
+                " reference, which would be the reward model",
+                "$.trainer.objective",
+                "choose the objective 'ppo'",
             )
         if trainer.lora is not None:
             yield Finding(

@@ -14,7 +14,7 @@ from typing import Literal
 from typing_extensions import override
 
 from treetune.contracts import Answers, Need, OneLine, SampledAnswers
-from treetune.credit.base import Credit
+from treetune.credit.base import Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.rollouts.context import RolloutContext, required
 from treetune.tree import Tree, answers_of
@@ -53,8 +53,10 @@ class OptimalTokenBaseline(Credit):
 
     @property
     @override
-    def asks_distributions(self) -> bool:
-        return self.squared_norms == "exact"
+    def trainer_scores(self) -> TrainerScores:
+        if self.squared_norms != "exact":
+            return TrainerScores()
+        return TrainerScores(distributions=True, passes=1)
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

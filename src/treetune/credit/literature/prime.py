@@ -28,7 +28,7 @@ from treetune.contracts import Advantages, Answers, CreditForRewards, Need, OneL
 from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
 from treetune.credit.episodes import make_episode
 from treetune.credit.literature.implicit_reward import process_advantages
-from treetune.credit.reward_models import RewardModelSettings
+from treetune.credit.reward_models import RewardModelCredit, RewardModelSettings
 from treetune.credit.rloo import leave_one_out_advantages
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, answers_of
@@ -37,7 +37,7 @@ from treetune.vocabulary import Column, Episode, Metrics
 
 @Credit.register("prime")
 @dataclass(frozen=True, kw_only=True)
-class Prime(Credit):
+class Prime(RewardModelCredit):
     """PRIME (Cui et al., arXiv:2502.01456) with a reward model π_φ that learns from each iteration's answers.
     For token t of answer i, the advantage is (eq. 5)
 
@@ -72,11 +72,6 @@ class Prime(Credit):
         Need(Answers(2), "it compares each answer with the others to its problem"),
         Need(UseOfAdvantages(), "it trains a reward model for them", UNUSED_REMEDY),
     )
-
-    @property
-    @override
-    def trained_reward_model(self) -> RewardModelSettings | None:
-        return self.reward_model
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

@@ -21,7 +21,7 @@ from treetune.contracts import (
     SampledAnswers,
     UseOfAdvantages,
 )
-from treetune.credit.base import UNUSED_REMEDY, Credit
+from treetune.credit.base import UNUSED_REMEDY, ContinuingCredit, Credit
 from treetune.credit.episodes import whole_answer_episodes
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pool_columns
@@ -32,7 +32,7 @@ from treetune.vocabulary import Episode, Metrics
 
 @Credit.register("remax")
 @dataclass(frozen=True, kw_only=True)
-class ReMax(Credit):
+class ReMax(ContinuingCredit):
     """ReMax: A_i = r_i − r(greedy answer), where each token of the greedy answer is the most likely one (Li
     et al., arXiv:2310.10505, Algorithm 1).
 

@@ -31,7 +31,7 @@ from treetune.contracts import (
     TextScores,
     UseOfAdvantages,
 )
-from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.credit.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, TrainerScores
 from treetune.credit.critic_prompts import privileged_prompt
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.grpo import group_advantages
@@ -128,13 +128,10 @@ class SelfDistillation(Credit):
 
     @property
     @override
-    def asks_reference(self) -> bool:
-        return self.scorer == "reference"
-
-    @property
-    @override
-    def trainer_passes(self) -> int:
-        return int(self.asks_reference)  # the teacher scores each answer once
+    def trainer_scores(self) -> TrainerScores:
+        if self.scorer == "policy":  # the engine scores the answers
+            return TrainerScores()
+        return TrainerScores(reference=True, passes=1)  # the teacher scores each answer once
 
     def __post_init__(self) -> None:
         refuse_template(self.template)

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from typing_extensions import override
 
 from treetune.contracts import Advantages, CentredRewards, Feature, Need
-from treetune.credit.base import Credit, CriticSettings
+from treetune.credit.base import ContinuingCredit, Credit, CriticSettings, TrainerScores
 from treetune.credit.episodes import advantage_metrics
 from treetune.credit.grpo import Group
 from treetune.credit.states.early import EarlyContinuations
 from treetune.credit.values.base import shared_tokens
-from treetune.models.sources import ModelSource
 from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Column, Episode, Metrics, Trajectory
@@ -49,7 +47,7 @@ def shared_prefixes(answers: Sequence[Trajectory]) -> list[Column]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverAnotherCredit(Credit):
+class OverAnotherCredit(ContinuingCredit):
     """Credit that changes the advantages of another credit, or which of its tokens are trained."""
 
     over: Credit = field(default_factory=Group)
@@ -68,33 +66,8 @@ class OverAnotherCredit(Credit):
 
     @property
     @override
-    def scores_texts(self) -> bool:
-        return self.over.scores_texts
-
-    @property
-    @override
-    def asks_reference(self) -> bool:
-        return self.over.asks_reference
-
-    @property
-    @override
-    def asks_distributions(self) -> bool:
-        return self.over.asks_distributions
-
-    @property
-    @override
-    def trainer_passes(self) -> int:
-        return self.over.trainer_passes
-
-    @property
-    @override
-    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
-        return self.over.compares_distributions_with
-
-    @property
-    @override
-    def reference(self) -> ModelSource | None:
-        return self.over.reference
+    def trainer_scores(self) -> TrainerScores:
+        return self.over.trainer_scores
 
     @property
     @override
@@ -103,11 +76,13 @@ class OverAnotherCredit(Credit):
 
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        if not isinstance(self.over, ContinuingCredit):
+            return 0, 0
         return self.over.continuations(answers, tokens, limit)
 
     @override
     def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
-        return self.over.early_continuations(context)
+        return self.over.early_continuations(context) if isinstance(self.over, ContinuingCredit) else None
 
     def weigh_tokens(self, context: RolloutContext, episodes: Sequence[Episode]) -> list[Episode]:
         """Returns the episodes with other advantages, or with fewer trained tokens. Collective."""

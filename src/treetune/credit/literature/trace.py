@@ -18,7 +18,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, UseOfAdvantages
-from treetune.credit.base import UNUSED_REMEDY, Credit
+from treetune.credit.base import UNUSED_REMEDY, Credit, TrainerScores
 from treetune.credit.episodes import advantage_metrics, make_episode
 from treetune.credit.literature.scored_texts import GoldScores, ProblemState
 from treetune.credit.states.base import StateRule
@@ -85,8 +85,8 @@ class Trace(GoldScores, Credit):
 
     @property
     @override
-    def asks_reference(self) -> bool:
-        return self.scorer == "reference"
+    def trainer_scores(self) -> TrainerScores:
+        return TrainerScores(reference=self.scorer == "reference")
 
     @override
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:

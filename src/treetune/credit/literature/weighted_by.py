@@ -48,7 +48,7 @@ from annotated_types import Ge, Gt, Le
 from typing_extensions import override
 
 from treetune.contracts import Answers, Experiment, Finding, Need, OneLine, SampledAnswers
-from treetune.credit.base import THREADS_REMEDY, Credit
+from treetune.credit.base import THREADS_REMEDY, Credit, TrainerScores
 from treetune.credit.literature.scored_texts import check_reference_model, check_uncut_sampling
 from treetune.credit.literature.token_level import OverAnotherCredit
 from treetune.rollouts.context import RolloutContext, required
@@ -146,29 +146,22 @@ class WeightedBy(OverAnotherCredit):
 
     @property
     @override
-    def asks_distributions(self) -> bool:
-        return self.signal != "surprise" or super().asks_distributions
-
-    @property
-    @override
-    def asks_reference(self) -> bool:
-        return self.signal == "deviation" or super().asks_reference
-
-    @property
-    @override
-    def trainer_passes(self) -> int:
-        return super().trainer_passes + PASSES[self.signal]
-
-    @property
-    @override
-    def compares_distributions_with(self) -> Literal["reference", "group"] | None:
+    def trainer_scores(self) -> TrainerScores:
+        scores = super().trainer_scores
         # The credit whose advantages are weighted could compare distributions, too. Plans of memory then
         # count only the comparison that is returned here.
+        compared_with = scores.compared_with
         if self.signal == "deviation":
-            return "reference"
-        if self.signal == "group_divergence":
-            return "group"
-        return super().compares_distributions_with
+            compared_with = "reference"
+        elif self.signal == "group_divergence":
+            compared_with = "group"
+        return replace(
+            scores,
+            reference=scores.reference or self.signal == "deviation",
+            distributions=scores.distributions or self.signal != "surprise",
+            compared_with=compared_with,
+            passes=scores.passes + PASSES[self.signal],
+        )
 
     @property
     @override

@@ -36,6 +36,7 @@ from treetune.rollouts.answers import CountedSamples, before_stop
 from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
+from treetune.tasks.mixed import task_of
 from treetune.vocabulary import Grade, Trajectory, joined
 
 
@@ -168,7 +169,7 @@ class OneLineContinuations:
     def __post_init__(self) -> None:
         # The parameters of the problem's task: in a mixture, domains have stop strings and budgets of their
         # own.
-        self.sampling = self.context.task.of(self.prefix.problem).adjust_sampling(self.plan.sampling)
+        self.sampling = task_of(self.context.task, self.prefix.problem).adjust_sampling(self.plan.sampling)
 
     async def estimate(self, sample: SampleFunction) -> Estimate:
         """Samples what the budget still asks for, and returns the rewards of the continuations."""

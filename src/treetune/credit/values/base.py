@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import TextScores
 from treetune.credit.base import CriticSettings
 from treetune.credit.states.base import Budget, ContinuationPlan, Estimate, FixedBudget, StateRule
 from treetune.credit.values.estimates import ProblemStates, StateOfPath, estimate_states
@@ -313,11 +312,6 @@ class ValueEstimator(Registrable):
     def continues(self) -> bool:
         """True where it samples continuations."""
         return True
-
-    @property
-    def scores_texts(self) -> bool:
-        """True where it asks the engine for the log-probs of given texts, for which it needs `TextScores`."""
-        return any(isinstance(need.feature, TextScores) for need in self.needs)
 
     @property
     def asks_reference(self) -> bool:

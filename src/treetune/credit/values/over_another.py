@@ -29,11 +29,6 @@ class OverAnother(ValueEstimator):
 
     @property
     @override
-    def scores_texts(self) -> bool:
-        return self.over.scores_texts
-
-    @property
-    @override
     def asks_reference(self) -> bool:
         return self.over.asks_reference
 

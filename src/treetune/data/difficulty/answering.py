@@ -173,7 +173,7 @@ class Served(Policy):
         from treetune.models.saved_weights import saved_weights
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model.require()
+        self.model.check_at_start()
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
         memory = _memory_folder(place)

@@ -139,17 +139,17 @@ class ReasoningGym(GeneratedTask):
             return ()
 
     @override
-    def check_demonstrations(self) -> None:
-        if any(not problem.gold for problem in self.examples(1)):
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        """Returns the answer between the grader's tags, or with probability `demonstration_noise` the answer
+        to another problem. `seed` decides both.
+
+        Raises ValueError for a data set that only scores answers.
+        """
+        if not problem.gold:
             raise ValueError(
                 f"data set {self.dataset!r} has no answers to learn from, it only scores them: choose a"
                 " rollout that samples, such as 'single_turn'"
             )
-
-    @override
-    def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the answer between the grader's tags, or with probability `demonstration_noise` the answer
-        to another problem. `seed` decides both."""
         generator = derived_random(seed, problem.id, "demonstration")
         gold = problem.gold
         if generator.random() < self.demonstration_noise:

@@ -103,7 +103,8 @@ class Sandbox(Registrable):
     def missing(self) -> Sequence[str]:
         """Returns what keeps the sandbox from working on this machine, each with its remedy.
 
-        It finds out by a trial run.
+        It finds out by a trial run. It is not `check`, since a part may hold a sandbox that its settings
+        don't use: the `check` of a part that does use its sandbox yields these messages (`lacking`).
         """
         raise NotImplementedError
 

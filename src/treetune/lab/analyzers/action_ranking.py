@@ -31,6 +31,7 @@ from treetune.rollouts.answers import split_steps
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import task_of
 from treetune.vocabulary import Trajectory, joined, token_array
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class ActionRanking(OfCheckpoints):
         """Returns the different prefixes that the state may become with one more step."""
         assert context.engine is not None and context.settings.sampling is not None
         problem, prompt_ids = state.trajectory.problem, state.trajectory.prompt_ids
-        sampling = context.task.of(problem).adjust_sampling(context.settings.sampling)
+        sampling = task_of(context.task, problem).adjust_sampling(context.settings.sampling)
         budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
         request = Request(
             prompt_ids=state.token_ids,

@@ -42,7 +42,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     lifetime.end_with_launcher()
     directory = ExperimentDirectory.of(config)
     _refuse_unusable(config, directory, plain)
-    config.model.require()  # before anything heavy is imported
+    config.model.check_at_start()  # before anything heavy is imported
     failed: dict[str, str] = {}  # messages by the analyzer's label
     pending: list[tuple[Analyzer, Plain, list[int]]] = []
     # An analyzer that the configuration names twice with the same settings is carried out once.

@@ -15,6 +15,7 @@ from typing_extensions import override
 from treetune.contracts import Finding, Need, OneLine
 from treetune.credit.base import Credit
 from treetune.credit.episodes import make_episode
+from treetune.credit.reward_models import RewardModelCredit
 from treetune.credit.rloo import Rloo
 from treetune.engine.base import Engine
 from treetune.lab.analyzers.points import OfCheckpoints
@@ -271,13 +272,13 @@ def required_critics(
                 "leave the method out, or analyse a run that trains a critic, with the credit monte_carlo and"
                 " the values 'critic' or 'control_variate'",
             )
-        if credit.trained_reward_model is not None:
+        if isinstance(credit, RewardModelCredit):
             yield Finding(
                 f"{name!r} needs a reward model that learns, and analyses don't train one",
                 (key, name),
                 "leave the method out",
             )
-        if credit.asks_reference:
+        if credit.trainer_scores.reference:
             yield Finding(
                 f"{name!r} needs the trainer's reference model, and analyses have none",
                 (key, name),

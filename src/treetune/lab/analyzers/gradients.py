@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.credit.base import Credit
+from treetune.credit.gae import from_values_of
 from treetune.credit.reinforce import Outcome
+from treetune.credit.reward_models import RewardModelCredit
 from treetune.lab.analyzers.stored import StoredModels
+from treetune.objectives.further_inputs import TeacherObjective, teacher_of
 from treetune.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.seeds import derive_seed
 from treetune.store.files import whole_file
@@ -46,13 +49,13 @@ class Loss:
         layout: Layout = "padded",
     ) -> None:
         self.settings, credit = settings or session.config.trainer, credit or session.config.credit
-        if credit.trained_reward_model is not None:
+        if isinstance(credit, RewardModelCredit):
             raise ValueError(
                 f"the credit {credit.registered_name()!r} trains its reward model in the run, and the loss of"
                 " a stored iteration can't be computed without training it again: analyse a run with another"
                 " credit, such as 'rloo'"
             )
-        teacher = self.settings.objective.teacher
+        teacher = teacher_of(self.settings.objective)
         if teacher is not None and teacher.weights == "average":
             raise ValueError(
                 "the objective's teacher is a moving average of the policy's weights, which stored iterations"
@@ -63,16 +66,14 @@ class Loss:
         self.sequences = Sequences.of(episodes)
         # The KL to the start model is only a metric, and would load that model.
         without_kl = replace(self.settings, measure_kl=False)
-        # True where the trainer makes the advantages, from the values of its critic.
-        leaves_values = credit.leaves_values_to_trainer
         self.tensors = prepare(
             without_kl,
             episodes,
             self.sequences,
             self.models,
             scores_old=without_kl.scores_old_logprobs(several_steps=False),
-            critic=leaves_values,
-            from_values=credit.from_values if leaves_values else None,
+            critic=credit.leaves_values_to_trainer,
+            from_values=from_values_of(credit),
         )
         self.tensors.old_logprobs_N = None  # so that ratios are exactly 1, without rounding errors
 
@@ -87,7 +88,7 @@ class Loss:
             # `whole`: whether all rows of a unit (a sequence or a pair) must be in the same micro-batch.
             units, whole = minibatch.units, minibatch.keep_units
             settings, ranks = scorer.settings, scorer.ranks
-            teacher = None if objective.teacher is None else self.models.teacher
+            teacher = self.models.teacher if isinstance(objective, TeacherObjective) else None
             for batch in micro_batches(
                 self.sequences,
                 units,

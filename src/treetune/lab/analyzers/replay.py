@@ -226,7 +226,7 @@ def replay(
             f"the run in {path} trained no critic, which the other credit needs: replay it with a credit"
             " that needs none"
         )
-    if other is not None and other.credit.asks_reference and not _make_same_episodes(own, other):
+    if other is not None and other.credit.trainer_scores.reference and not _make_same_episodes(own, other):
         raise ValueError(
             "the other credit needs the trainer's reference model, which a replay of credit doesn't have: set"
             " its scorer to 'policy'"
@@ -399,7 +399,7 @@ def assign_credit_again(
             progress=show,
         )
         scores = ModelScores(critic=credit_critic_at(resources, point))
-        if config.credit.asks_distributions:
+        if config.credit.trainer_scores.distributions:
             scores = replace(scores, distributions=distributions_at(session, point))
         context = replace(context, shaping_memory=read_shaping_memory(session, point), model_scores=scores)
         selected, metrics = assign_credit(session.ranks, config, context, trees)

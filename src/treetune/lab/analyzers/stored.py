@@ -17,6 +17,7 @@ from treetune.models.attention import attach_tree_attention
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.policy_files import read_policy
 from treetune.models.saved_weights import saved_weights
+from treetune.objectives.further_inputs import DistributionObjective, teacher_of
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.model_scores import Critic, Distributions, ModelScores
@@ -231,7 +232,7 @@ class StoredModels:
     @cached_property
     def policy(self) -> PolicyModule:
         # Terms are numbers that some losses need of whole next-token distributions.
-        terms = self.objective.terms if self.objective.has_terms else None
+        terms = self.objective.terms if isinstance(self.objective, DistributionObjective) else None
         model = policy_at(self.session, self.point)
         if self.scorer.settings.layout == "tree":
             attach_tree_attention(model)
@@ -240,8 +241,9 @@ class StoredModels:
     @cached_property
     def teacher(self) -> TeacherModel:
         """The objective's teacher: the start model, or the policy. A moving average isn't stored."""
-        assert self.objective.teacher is not None, "callers ask only for an objective with a teacher"
-        if self.objective.teacher.weights == "policy":
+        settings = teacher_of(self.objective)
+        assert settings is not None, "callers ask only for an objective with a teacher"
+        if settings.weights == "policy":
             return TeacherModel(lambda: nullcontext(self.policy))
         start_model = policy_at(self.session, 0)
         if self.scorer.settings.layout == "tree":

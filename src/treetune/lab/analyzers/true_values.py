@@ -23,6 +23,7 @@ from treetune.lab.signposts import KnowsDecisions
 from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
+from treetune.tasks.mixed import task_of
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined, token_array
 
 if TYPE_CHECKING:
@@ -449,7 +450,7 @@ class _StateBatch:
         return self.context.codec.decode([*begun, *ids])
 
     def _task_with_decisions(self, state: int) -> KnowsDecisions | None:
-        task = self.context.task.of(self.states[state].problem)
+        task = task_of(self.context.task, self.states[state].problem)
         return task if isinstance(task, KnowsDecisions) else None
 
     def values(self) -> list[EstimatedValue]:

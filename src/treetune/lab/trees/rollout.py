@@ -53,6 +53,7 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pool_columns
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.seeds import derive_seed
+from treetune.tasks.mixed import task_of
 from treetune.tree import Sharing, Tree, trees_of
 from treetune.vocabulary import (
     Fork,
@@ -197,7 +198,7 @@ class TreeRollout(SampledRollout):
             prompt_ids = prompts[problem.id]
             # In a mixture of tasks, the problem's task has stop strings and a budget of its own. A long
             # prompt leaves fewer tokens of the context.
-            sampling = context.task.of(problem).adjust_sampling(self.sampling)
+            sampling = task_of(context.task, problem).adjust_sampling(self.sampling)
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
             sampling = replace(sampling, max_tokens=max_tokens)
             growing_trees.append(_GrowingTree(context, problem, prompt_ids, sampling, self, counted_samples))

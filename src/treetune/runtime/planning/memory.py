@@ -15,8 +15,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+from treetune.credit.base import ContinuingCredit
+from treetune.credit.reward_models import reward_model_of
 from treetune.engine.settings import VllmSettings
 from treetune.models.shapes import Shape
+from treetune.objectives.further_inputs import (
+    DistributionObjective,
+    ReferenceKlObjective,
+    TeacherObjective,
+    teacher_of,
+)
 from treetune.runtime.machine import GIB, Machine
 from treetune.trainer.base import Trainer
 
@@ -105,7 +113,10 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
     rows = experiment.selection.most_kept(answers, problems)  # the most sequences or pairs to train on
     rows_of_step = experiment.trainer.minibatch_size or max(rows, 1)
     steps_of_epoch = max(1, -(-rows // rows_of_step))  # rounded up
-    continuations, most_continuations = experiment.credit.continuations(answers, mean_answer, longest_answer)
+    continuations, most_continuations = 0, 0
+    credit = experiment.credit
+    if isinstance(credit, ContinuingCredit):
+        continuations, most_continuations = credit.continuations(answers, mean_answer, longest_answer)
     return IterationWork(
         problems=problems,
         is_known=problems_or_none is not None,
@@ -227,7 +238,7 @@ class Passes:
             terms: Whether the objective computes terms of its own from the logits.
             nucleus: Whether probabilities are those of nucleus sampling, for which they are sorted.
             compared_with: The distributions that those of the chunk are compared with; None for none.
-            compare_bytes: `Objective.compare_bytes`, if the objective has a teacher.
+            compare_bytes: `TeacherObjective.compare_bytes`, if the objective has a teacher.
         """
         logits_per_chunk = LOGITS_PER_CHUNK[self.device]
         if compare_bytes:
@@ -492,7 +503,7 @@ class TrainerMemory:
     @cached_property
     def reward_model_weights(self) -> int:
         """The number of weights of the reward model that is trained; 0 if there is none."""
-        settings = self.experiment.credit.trained_reward_model
+        settings = reward_model_of(self.experiment.credit)
         if settings is None:
             return 0
         if settings.start is None:
@@ -515,7 +526,7 @@ class TrainerMemory:
     @cached_property
     def moving_average_weights(self) -> int:
         """The number of weights of which a moving average is the objective's teacher; 0 if none is."""
-        teacher = self.trainer.objective.teacher
+        teacher = teacher_of(self.trainer.objective)
         if teacher is None or teacher.weights != "average":
             return 0
         adapters = 0
@@ -541,7 +552,8 @@ class TrainerMemory:
         trainer = self.trainer
         if not trainer.keeps_reference or trainer.lora is not None:
             return 0
-        other_model = self.experiment.credit.reference  # None: the start model is the reference
+        # None: the start model is the reference.
+        other_model = self.experiment.credit.trainer_scores.reference_model
         shape = self.shape if other_model is None else other_model.shape(self.experiment.task.alphabet)
         # A model of unknown sizes counts as large as the policy.
         whole = itemsize(trainer) * (shape or self.shape).parameters
@@ -563,7 +575,7 @@ class TrainerMemory:
         critic = self.experiment.credit.critic_settings
         if critic is not None and critic.template is not None:
             longest_row = self.experiment.context_length  # the critic's prompts are longer than the policy's
-        if trainer.objective.teacher is not None:
+        if isinstance(trainer.objective, TeacherObjective):
             longest_row = self.experiment.context_length  # and so are the teacher's
         groups = max(1, self.machine.world_size // ranks_of_group)
         # A unit is a row, or a pair of rows.
@@ -599,17 +611,17 @@ class TrainerMemory:
         for the passes of all three models.
         """
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
-        entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
+        entropy = objective.entropy_coef != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
             # The reward model has no adapters, so that its head is trained also if the policy's isn't.
             is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=entropy,
-            terms=objective.has_terms,
-            compare_bytes=0 if objective.teacher is None else objective.compare_bytes,
+            terms=isinstance(objective, DistributionObjective),
+            compare_bytes=objective.compare_bytes if isinstance(objective, TeacherObjective) else 0,
         )
         size = passes.kept + max(head, passes.backward_of_a_layer)
-        if objective.teacher is not None:
+        if isinstance(objective, TeacherObjective):
             # The teacher's pass is over before the policy's begins. Its last hidden states remain.
             states_of_teacher = passes.trained * passes.itemsize * passes.shape.hidden
             size = max(passes.scoring, _hidden_states(passes) + states_of_teacher, size + states_of_teacher)
@@ -627,8 +639,8 @@ class TrainerMemory:
         passes = self.passes(tokens)
         head = passes.head(backward=False, nucleus=self._has_nucleus)
         peaks = [passes.scoring, _hidden_states(passes) + head]
-        compared_with = self.experiment.credit.compares_distributions_with
-        if compared_with == "reference" or trainer.objective.needs_reference_kl:
+        compared_with = self.experiment.credit.trainer_scores.compared_with
+        if compared_with == "reference" or isinstance(trainer.objective, ReferenceKlObjective):
             peaks.append(_comparison_with_reference(passes))
         if compared_with == "group":
             # All answers to a problem are in one micro-batch.

@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from treetune.credit.reward_models import reward_model_of
 from treetune.engine.settings import ON_THE_DEVICE, InProcessSettings
+from treetune.objectives.further_inputs import ReferenceKlObjective, TeacherObjective
 from treetune.runtime.directory import SAMPLED_TOKENS, VALUE_TOKENS
 from treetune.runtime.machine import in_units
 from treetune.runtime.planning.memory import IterationWork, itemsize, servers_on_a_machine
@@ -131,7 +133,7 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     rate = GPU_FLOPS * GPU_SHARE * machine.world_size if on_gpu else CORE_FLOPS * machine.cores
     source = f"{GPU_SHARE:.0%} of an H100 on each rank" if on_gpu else "66 billion operations a second a core"
     n_critics = 0 if plan.trainer.critic is None else 1
-    reward_model = root.credit.trained_reward_model
+    reward_model = reward_model_of(root.credit)
     # With sequence parallelism, the ranks of a group compute each row together. Without it, each rank is a
     # group of its own.
     groups = max(1, machine.world_size // trainer.sequence_parallel_size)
@@ -147,7 +149,7 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
     passes = int(trainer.keeps_reference) + int(scores_policy) + n_critics
     if reward_model is not None:
         passes += 1
-    if trainer.objective.needs_reference_kl:
+    if isinstance(trainer.objective, ReferenceKlObjective):
         passes += 2  # of the policy and of the reference, whose whole distributions are compared
     # Without a backward pass twice as many rows fit into a micro-batch.
     rows_of_group = -(-work.rows // groups)  # rounded up
@@ -172,12 +174,12 @@ def _passes_of_trainer(plan: Plan) -> Iterator[PhaseSeconds]:
         # The reward model has epochs of its own. With half of the policy's epochs, it counts as half a model.
         models += reward_model.epochs / work.epochs
     trained_passes = models * forward_passes
-    if trainer.objective.teacher is not None:
+    if isinstance(trainer.objective, TeacherObjective):
         trained_passes += 1  # the teacher's, without gradient
     seconds = trained_passes * seconds_of_pass
     # A forward pass takes 2 operations a weight and token: 4 passes take 8, and 3 passes take 6.
     operations = "8 (activations are made again)" if forward_passes == 4 else "6"
-    if trainer.objective.teacher is not None:
+    if isinstance(trainer.objective, TeacherObjective):
         operations += " and the teacher's 2"
     yield PhaseSeconds("training", seconds, f"{operations} operations a weight and token; {source}")
 

@@ -1,0 +1,103 @@
+"""Base classes of objectives whose loss reads more than the log-probs of the sampled tokens.
+
+=======================  ==================================================================
+`DistributionObjective`  the policy's whole next-token distributions
+`TeacherObjective`       those of the policy and of a teacher
+`ReferenceKlObjective`   the exact KL to the reference, before the iteration's first step
+`MarkingObjective`       tokens of a minibatch that the objective chooses by their covariance,
+                         or by another number of the whole minibatch
+=======================  ==================================================================
+
+An objective may derive from one of them and from `PolicyGradient`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from treetune.objectives.base import Objective
+from treetune.objectives.teacher import Teacher
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DistributionObjective(Objective):
+    """An objective that computes terms of its loss from whole next-token distributions."""
+
+    def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
+        """Computes the terms, each of shape [C], with gradient. `loss` finds them in `TokenBatch.terms`.
+
+        Called for a chunk of C positions at a time, since the logits of all positions may not fit into
+        memory. The logits are divided by the sampling temperature.
+        """
+        raise NotImplementedError
+
+
+class TeacherObjective(Objective):
+    """An objective that compares the policy's whole distributions with a teacher's, at the same tokens of the
+    same answers."""
+
+    teacher: Teacher
+    """The settings of the teacher. Its pass comes before each forward pass of the policy."""
+    compare_bytes: int = 20
+    """The bytes for each logit of a chunk that the teacher's logits and `compare` need, for plans."""
+    importance_cap: float | None = None
+    """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
+
+    def compare(self, logits_CV: Tensor, teacher_logits_CV: Tensor) -> tuple[Tensor, ...]:
+        """Computes what the loss needs of the policy's and the teacher's next-token distributions, each of
+        shape [C], with gradient. `loss` finds it in `TokenBatch.terms`.
+
+        Called in each forward pass for a chunk of C positions at a time, as `DistributionObjective.terms` is.
+        The logits of both are divided by the sampling temperature.
+        """
+        raise NotImplementedError
+
+
+class ReferenceKlObjective(Objective):
+    """An objective that reads the exact KL of the policy to the reference at each token, as it is before the
+    iteration's first step."""
+
+    needs_reference = True
+
+    def precompute(
+        self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
+    ) -> Tensor:
+        """Returns numbers that the loss needs, one for each of the iteration's N trained tokens, float32 [N].
+        `loss` finds them in `TokenBatch.own_advantages_N`.
+
+        Called once before the first step.
+
+        Args:
+            old_logprobs_N: The policy's log-probs.
+            ref_logprobs_N: The reference's log-probs.
+            ref_kl_N: The KL of the policy's distribution to the reference's.
+            starts: The offsets of the sequences, with the end of the last one.
+        """
+        raise NotImplementedError
+
+
+class MarkingObjective(Objective):
+    """An objective that treats some tokens of a minibatch otherwise."""
+
+    def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
+        """Chooses these tokens: bool [N], for the minibatch's N tokens. `loss` finds them in
+        `TokenBatch.marked_N`.
+
+        Called before the minibatch is cut into micro-batches, with the same arguments on every rank.
+
+        Args:
+            logprobs_N: The policy's log-probs before the iteration's first step; in an iteration of a single
+                step, the engine's.
+            advantages_N: The advantages, after normalisation.
+            draw: A source of random numbers for this minibatch.
+        """
+        raise NotImplementedError
+
+
+def teacher_of(objective: Objective) -> Teacher | None:
+    """Returns the settings of an objective's teacher; None if it has no teacher."""
+    return objective.teacher if isinstance(objective, TeacherObjective) else None
