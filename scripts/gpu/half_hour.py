@@ -176,7 +176,7 @@ class HalfHour:
         content = {"steps": [asdict(outcome) for outcome in self.outcomes], "memory": self.memory}
         (self.folder / "steps.json").write_text(json.dumps(content))
         (self.folder / "gpu.md").write_text(write_page(self))
-        packed = self.folder.with_suffix(".tar.gz")
+        packed = self.folder.with_name(f"{self.folder.name}.tar.gz")
         with tarfile.open(packed, "w:gz") as archive:
             archive.add(self.folder, self.folder.name, filter=without_weights)
         if self.results is not None:
@@ -822,7 +822,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 half_hour.run_step(step)
     finally:  # an interrupted run has results too
         half_hour.write_results()
-        print(f"{folder / 'gpu.md'}; to send: {folder.with_suffix('.tar.gz')}")
+        print(f"{folder / 'gpu.md'}; to send: {folder.with_name(folder.name + '.tar.gz')}")
     return int(not all(half_hour.is_done(step.name) for step in steps))
 
 

@@ -25,6 +25,7 @@ from treetune.config.moved import MOVED, RENAMED, present_name
 from treetune.credit.base import Credit, GroupCredit
 from treetune.credit.gae import Gae
 from treetune.objectives.base import Objective
+from treetune.objectives.further_inputs import TeacherObjective
 from treetune.rollouts.base import Rollout
 from treetune.tasks.base import Task
 from treetune.tasks.mixed import MixedTask
@@ -131,6 +132,8 @@ def test_a_missing_library_is_not_taken_for_an_old_name(tmp_path: Path) -> None:
         (Objective, {"terms": method}, "derive the objective from treetune.DistributionObjective"),
         (Objective, {"__annotations__": {"teacher": "Teacher"}}, "treetune.TeacherObjective"),
         (Credit, {"asks_reference": property(method)}, "return treetune.TrainerScores"),
+        (Credit, {"asks_reference": True}, "return treetune.TrainerScores"),
+        (Task, {"remembers_pass_rates": True}, "with `reads_pass_rates = True`"),
         (GroupCredit, {"reference": cached_property(method)}, "return treetune.TrainerScores"),
         (Credit, {"from_values": method}, "derive the credit from treetune.Gae"),
         (Credit, {"scores_texts": property(method)}, "it follows from `needs`"),
@@ -151,6 +154,7 @@ def test_a_part_that_defines_a_former_name_is_refused_with_the_new_one(
     [
         (MixedTask, {"of": method, "parts": method}),  # the class that has the name now
         (Gae, {"from_values": method}),
+        (TeacherObjective, {"__annotations__": {"teacher": "Teacher"}}),
         (Credit, {"reference": "text", "__annotations__": {"reference": "str"}}),  # a setting, not a method
     ],
 )

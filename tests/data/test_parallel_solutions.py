@@ -76,6 +76,19 @@ def test_groups_are_read_between_other_words() -> None:
     assert ranges("There is none: <none/>") == []
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "<parallel>text<none/><thread>1</thread></parallel>",
+        "<parallel><none/><thread>1</thread></parallel>",
+        "<parallel><thread>7<none/>1-3</thread></parallel>",
+    ],
+)
+def test_none_inside_of_an_element_is_refused(answer: str) -> None:
+    with pytest.raises(Unreadable, match=r"<none/> is inside of <(parallel|thread)>"):
+        ranges(answer)
+
+
 @given(st.text() | st.lists(st.sampled_from(["[", "]", "{", "}", '"a"', ",", ":", "1", " x"])).map("".join))
 def test_any_answer_is_a_json_list_or_unreadable(answer: str) -> None:
     with suppress(Unreadable):

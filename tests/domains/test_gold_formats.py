@@ -13,14 +13,18 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
 from treetune.domains.graders.codeio import CodeIO
 from treetune.domains.routed_rows import RoutedRows
+from treetune.exceptions import NoPlainValue
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Numeric
+from treetune.tasks.row_values import check_plain, plain_value
 from treetune.tasks.rows import JsonLines
 
 
@@ -60,6 +64,16 @@ def test_golds_with_other_keys_in_each_row_are_refused_where_nulls_fill_them_in(
 )
 def test_values_of_parquet_become_text(tmp_path: Path, value: Any, gold: str) -> None:
     assert golds(tmp_path, [routed_row(value)]) == [gold]
+
+
+def test_values_of_numpy_are_those_of_other_files() -> None:
+    missing = np.array(["2025-01-02", "NaT"], "datetime64[ns]")
+    assert plain_value(missing[1]) is None and plain_value(pd.NaT) is None
+    assert plain_value(missing) == ["2025-01-02T00:00:00.000000000", None]
+    assert plain_value(np.array([[1, 2]])) == [[1, 2]]
+    # No type of Python is equal to it, so it stays, and is refused if it is needed.
+    with pytest.raises(NoPlainValue, match=r"its answer"):
+        check_plain(plain_value(np.longdouble("0.1")), "answer")
 
 
 def test_whole_numbers_beside_a_null_stay_whole(tmp_path: Path) -> None:

@@ -533,26 +533,32 @@ def test_trackio_gets_the_points_that_a_kill_has_lost(
 def test_a_run_of_the_same_name_in_another_directory_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[str] = []
-    steps: list[int | None] = []
+    """trackio continues the run of a name, whichever directory began it."""
+    steps_by_run: dict[str, list[int]] = {}
 
     class Run:
-        def __init__(self) -> None:
-            self.name, self._next_step = "name", 5 if begun[-1] == "allow" and len(begun) > 1 else 0
+        def __init__(self, name: str) -> None:
+            self._steps = steps_by_run.setdefault(name, [])
+            self._next_step = max(self._steps, default=-1) + 1
 
         def log(self, metrics: dict[str, float], step: int | None = None) -> None:
-            steps.append(step)
+            assert step is not None
+            self._steps.append(step)
 
-    def init(*, resume: str, **_: object) -> Run:
-        begun.append(resume)
-        return Run()
+        def finish(self) -> None: ...
 
-    api = SimpleNamespace(runs=lambda project: [SimpleNamespace(name="name")] if begun else [])
+    def init(*, name: str, **_: object) -> Run:
+        return Run(name)
+
+    api = SimpleNamespace(runs=lambda project: [SimpleNamespace(name=name) for name in steps_by_run])
     monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=init, Api=lambda: api))
-    for directory in ("first", "second", "first"):
-        (tmp_path / directory).mkdir(exist_ok=True)
-        Mirrors((TrackioSink(),), tmp_path / directory, "name", {}).log(0, {"train/loss": 0.5})
-    assert begun == ["allow", "never", "allow"] and steps == [0, 0]
+    for directory in ("first", "second"):
+        (tmp_path / directory).mkdir()
+    for iteration, directory in [(0, "first"), (0, "second"), (1, "first"), (1, "second"), (2, "second")]:
+        Mirrors((TrackioSink(),), tmp_path / directory, "name", {}).log(iteration, {"train/loss": 0.5})
+    assert steps_by_run.pop("name") == [0, 1]
+    [(name_of_second, steps)] = steps_by_run.items()
+    assert name_of_second.startswith("name-") and steps == [0, 1, 2]
 
 
 def test_a_point_that_spans_several_blocks_of_wandbs_file_is_read(tmp_path: Path) -> None:

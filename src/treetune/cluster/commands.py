@@ -232,13 +232,15 @@ def _configuration_that_makes(checkpoint: Path) -> Path | None:
     experiment = experiment_of_checkpoint(checkpoint)
     if experiment is None:
         return None
-    # The first folders are those in which experiments are kept, whatever their number.
+    # The path begins with the folders that hold all experiments, such as `experiments`. It is unknown how
+    # many these are, so all numbers are tried.
     for depth in range(1, len(experiment.parts)):
         *folders, last = experiment.parts[depth:]
         # The experiment fork/sft may be that of fork_sft.jsonnet.
         joined = [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
         for parts in ([*folders, last], joined):
-            candidate = CONFIGS.joinpath(*parts).with_suffix(".jsonnet")
+            # Names of experiments may contain dots, as in countdown/qwen2.5-3b_grpo.
+            candidate = CONFIGS.joinpath(*parts[:-1], f"{parts[-1]}.jsonnet")
             if candidate.is_file():
                 return candidate
     return None

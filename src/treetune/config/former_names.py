@@ -1,7 +1,7 @@
-"""Names that parts of users defined in earlier versions, and what to write instead.
+"""Names that users' parts could define in earlier versions, and what to write instead.
 
-Nothing reads these names now, so that a part which still has one would silently do something else.
-`Registrable` refuses such a class when it is defined.
+A part that still defines one would not do what its author meant: most of these names are no longer read, and
+the others are now computed by the base class. So `Registrable` refuses such a class when it is defined.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ FORMER_METHODS: Mapping[str, Mapping[str, str]] = {
         "scores_texts": "it follows from `needs`: declare Need(treetune.TextScores(), '…')",
     },
 }
-"""Methods and properties of parts, by the family's name. A setting may have such a name."""
+"""Former methods and properties, by family. A setting of such a name isn't refused, such as the field
+`reference` of a credit."""
 
 FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
     "Objective": {
@@ -69,29 +70,30 @@ FORMER_ATTRIBUTES: Mapping[str, Mapping[str, str]] = {
         "ratio_threshold": "derive the objective from treetune.PolicyGradient",
     },
 }
-"""Class attributes and settings of parts, by the family's name."""
+"""Former class attributes and settings, by family. Any definition of such a name is refused."""
 
 
 def refuse_former_names(family: type, part: type) -> None:
     """Raises TypeError if a part's class defines a former name of its family, such as Task.
 
-    A class between the family and the part may have the name now, as `MixedTask` has `of`. Then the part may
-    have it, too.
+    A name is allowed if a base class below the family defines it: a sub-class of `MixedTask` overrides `of`.
     """
-    between = part.__mro__[1 : part.__mro__.index(family)]
+    between = part.__mro__[1 : part.__mro__.index(family)]  # the base classes below the family
     present_names: set[str] = set()
     for base in between:
-        present_names |= vars(base).keys()
+        # A setting without a default is only among the annotations.
+        present_names |= vars(base).keys() | vars(base).get("__annotations__", {}).keys()
+    settings = vars(part).get("__annotations__", {}).keys()
+    defined = vars(part).keys() - present_names
     for name, instead in FORMER_METHODS.get(family.__name__, {}).items():
-        value = vars(part).get(name)
-        # `cached_property` is neither a function nor a property, but has `__get__`, as both of them have.
-        if hasattr(value, "__get__") and name not in present_names:
+        if name in defined - settings:
             _refuse(part, name, instead)
     for name, instead in FORMER_ATTRIBUTES.get(family.__name__, {}).items():
-        is_defined = name in vars(part) or name in vars(part).get("__annotations__", {})
-        if is_defined and name not in present_names:
+        if name in defined | (settings - present_names):
             _refuse(part, name, instead)
 
 
 def _refuse(part: type, name: str, instead: str) -> None:
-    raise TypeError(f"{part.__name__}.{name} is of an earlier version, and nothing reads it now: {instead}")
+    raise TypeError(
+        f"{part.__name__}.{name} is of an earlier version, and parts don't define it now: {instead}"
+    )

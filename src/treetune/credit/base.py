@@ -8,7 +8,7 @@ and returns one training row (`Episode`) for each answer, with an advantage for 
 Four ways to write one, from the shortest on:
 
 * `GroupCredit.advantages(rewards)`: one number for each answer, from the rewards of a problem's answers
-  (GRPO, RLOO). Example: ``[1.0, 0.0, 0.0]`` becomes ``[0.67, -0.33, -0.33]``.
+  (GRPO, RLOO). Example: Dr. GRPO makes ``[0.67, -0.33, -0.33]`` of ``[1.0, 0.0, 0.0]``.
 * `TokenCredit.token_advantages(answers)`: one number for each token, from a problem's answers (TEMPO).
 * `OverAnotherCredit.weigh_tokens(context, episodes)`, in `credit.literature.token_level`: changes the
   advantages of another credit, or which of its tokens are trained (HICRA).
@@ -53,7 +53,7 @@ EXAMPLE_PROBLEMS = 8
 
 @dataclass(frozen=True)
 class TrainerScores:
-    """The scores of models that `Credit.assign` asks of the trainer, besides the values of a critic.
+    """What `Credit.assign` asks the trainer for, apart from a critic's values.
 
     Example: credit that reads the entropy of the policy's distribution at each token::
 
@@ -66,16 +66,17 @@ class TrainerScores:
     """Numbers of whole next-token distributions: entropies and Σ π²."""
     compared_with: Literal["reference", "group"] | None = None
     """The distributions that the trainer compares the policy's with: the ``reference`` model's, or those of
-    the other answers to the problem (``group``); None if it compares none. For plans of memory."""
+    the other answers to the problem (``group``); None if it compares none. `treetune plan` estimates memory
+    from it."""
     passes: int = 0
-    """The number of forward passes over the iteration's answers that these scores take. For plans of
-    time."""
+    """The number of forward passes over the iteration's answers that these scores take. `treetune plan`
+    estimates time from it."""
     reference_model: ModelSource | None = None
     """The model that the trainer scores as its reference; None: the start model."""
 
 
 class Credit(Registrable):
-    """Makes episodes of trees: one for each answer, with an advantage for each of its tokens.
+    """Turns trees into episodes: one for each answer, with an advantage for each of its tokens.
 
     Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise. Example: what
     GRPO's credit without `std` makes of two answers to a problem, of 3 and 2 tokens, which earned 1 and 0::
@@ -83,8 +84,9 @@ class Credit(Registrable):
         Episode(..., reward=1.0, advantages=array([0.5, 0.5, 0.5]))
         Episode(..., reward=0.0, advantages=array([-0.5, -0.5]))
 
-    Only `gae` and `prime` return episodes without advantages: the trainer makes them with `Gae.from_values`,
-    once its critic has valued the answers, or with `RewardModelCredit.from_implicit_rewards`.
+    Only `gae` and `prime` return episodes without advantages. The trainer computes theirs in training: for
+    `gae` from the critic's values (`Gae.from_values`), for `prime` from the rewards of the reward model
+    (`RewardModelCredit.from_implicit_rewards`).
     """
 
     @property
@@ -119,7 +121,7 @@ class Credit(Registrable):
         """The scores of other models, or of whole distributions. By default none."""
         return TrainerScores()
 
-    # What follows from the above
+    # Derived from `gives`, `needs` and the properties above; not to be overridden
 
     @property
     @final
@@ -141,6 +143,7 @@ class Credit(Registrable):
     @property
     @final
     def needs_critic(self) -> bool:
+        """True where a critic is trained, whether `assign` or the trainer reads its values."""
         return contracts.CriticValues() in self.gives
 
     @property
@@ -165,8 +168,8 @@ class Credit(Registrable):
     @property
     @final
     def trainer_passes(self) -> int:
-        """The number of forward passes over the iteration's answers that `assign` asks of the trainer, for
-        plans."""
+        """The number of forward passes over the iteration's answers that the trainer makes for `assign`, for
+        `treetune plan`."""
         return int(self.asks_critic) + self.trainer_scores.passes
 
 
@@ -177,12 +180,12 @@ class ContinuingCredit(Credit):
         """Estimates how many continuations an iteration samples, for plans.
 
         Args:
-            answers: Answers of the iteration.
-            tokens: The mean length of an answer, in tokens.
-            limit: The largest length of an answer, in tokens.
+            answers: The number of answers in the iteration.
+            tokens: The mean number of tokens of an answer.
+            limit: The largest number of tokens of an answer.
 
         Returns:
-            The usual and the largest number of continuations.
+            The expected number of continuations, and the largest possible one.
         """
         raise NotImplementedError
 
@@ -218,14 +221,17 @@ class GroupCredit(Credit):
                         f"advantages() returned {wrong}; return one number per answer ({len(rewards)})"
                     )
                 advantages += map(float, tree_advantages)
-            except (TypeError, ValueError) as error:  # such as an advantage that `float` can't convert
+            # The error above, one of the user's method, or an advantage that `float` can't convert.
+            except (TypeError, ValueError) as error:
                 raise ValueError(f"{type(self).__name__}, problem {tree.problem.id!r}: {error}") from error
         return whole_answer_episodes(context, answers_of(trees), advantages)
 
 
 def _describe_wrong_count(returned: Any, expected_count: int) -> str | None:
-    """Returns what a user's method returned in place of `expected_count` values, such as "None" or "2
-    values"; None if it returned as many."""
+    """Describes a return value that does not have `expected_count` items, such as "None" or "2 values".
+
+    Returns None if it has that many.
+    """
     try:
         count = len(returned)
     except TypeError:  # neither a list nor an array
@@ -236,9 +242,9 @@ def _describe_wrong_count(returned: Any, expected_count: int) -> str | None:
 
 
 class TokenCredit(Credit):
-    """Credit that tells the tokens of an answer apart, from the answers to its problem alone.
+    """Credit that gives each token its own advantage, computed from the answers to one problem.
 
-    The short way to write such a credit: override `token_advantages`.
+    Override `token_advantages`.
     """
 
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
@@ -289,9 +295,9 @@ class CriticSettings(Part):
     learning_rate: Annotated[float, Gt(0)] | None = None
     """Peak of its schedule; null: the policy's."""
     value_clip: Annotated[float, Gt(0)] | None = 0.2
-    """Bounds how far a value may move from what it was before the iteration's training while that still
-    lowers the loss (Schulman et al.'s code of PPO); null: there is no bound. Only the
-    loss `squared_error` reads it."""
+    """The clip of PPO's value loss (Schulman et al.'s code): once a value is further than this from its value
+    before the iteration's training, moving on doesn't lower the loss. null: no clip. Only the loss
+    `squared_error` reads it."""
     template: str | None = None
     """The critic's own prompt, which shows it the reference answer, such as ``"{prompt}\nAnswer: {gold}\n"``;
     null: the policy's prompt. ``{prompt}`` is the problem's text (of a conversation, its last message),
@@ -343,7 +349,7 @@ class CriticSettings(Part):
 
 
 def check_critic_is_kept(experiment: Experiment, part: str, remedy: str) -> Iterator[Finding]:
-    """Returns a finding if `restart` is 'every_iteration', since each restart would discard the critic.
+    """Yields an error if `restart` is 'every_iteration', since each restart would discard the critic.
 
     Args:
         experiment: The experiment's configuration.

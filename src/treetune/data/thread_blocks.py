@@ -57,6 +57,8 @@ def ranges(text: str) -> list[ThreadGroup]:
         # A group begins outside of all elements, and a thread directly in a group.
         may_open_here = opened == ([] if tag == "<parallel>" else ["parallel"])
         if tag.startswith("<none"):
+            if opened:
+                raise Unreadable(f"{tag} is inside of <{opened[-1]}>")
             says_none = True
         elif tag.startswith("</"):
             if not opened or opened[-1] != tag[2:-1]:

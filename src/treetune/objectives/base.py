@@ -21,7 +21,8 @@ LARGEST_LOG_RATIO = 40.0
 
 
 def ratio_of(log_ratio_N: Tensor) -> Tensor:
-    """Returns ``exp`` of log ratios of probabilities, bounded by e^40 and so always finite.
+    """Returns ``exp`` of log ratios of probabilities, bounded by e^40, so it is finite for every finite log
+    ratio.
 
     An infinite ratio has an infinite gradient. If a clip then gives it the weight 0, the product is NaN,
     which spoils all weights of the model. Below the bound, value and gradient are exactly those of ``exp``.
@@ -69,24 +70,30 @@ class TokenBatch:
     """
 
     weights_N: Tensor
-    """The weight of each token, by the aggregation; 0 in a dummy, which only keeps the ranks in step."""
+    """The weight of each token in the loss, from `Objective.sequence_weights`. All are 0 in a dummy, a
+    micro-batch that a rank computes only because the other ranks still compute one."""
     lengths: tuple[int, ...] = ()
     """The trained tokens of each sequence, if the objective needs whole sequences; else empty."""
     weight_sum: float = 1.0
-    """The sum of all weights of the minibatch: 1 if the loss is a mean."""
+    """The sum of all weights of the minibatch: 1 with the aggregations ``token`` and ``sequence``."""
     sequence_weight: float = 0.0
     """1 / (number of sequences of the minibatch), for losses that are summed over a sequence; 0 in a
     dummy."""
     pair_weight: float = 0.0
     """1 / (number of pairs of the minibatch); 0 in a dummy."""
     advantages_N: Tensor | None = None
+    """The advantages, after penalties and normalisation; None if the objective needs none."""
     old_logprobs_N: Tensor | None = None
+    """The policy's log-probs before the iteration's first step; None if they are not scored."""
     ref_logprobs_N: Tensor | None = None
+    """The reference's log-probs; None without a reference."""
     behaviour_logprobs_N: Tensor | None = None
+    """The engine's log-probs, of the distribution that it sampled from; None if answers were not sampled."""
     log_mass_N: Tensor | None = None
+    """The log of the probability of all tokens that top-p and top-k keep; None if they keep all."""
     marked_N: Tensor | None = None
-    """The tokens that the objective marked, bool; None if it marks none, and in analyses, which compute the
-    gradients of single answers."""
+    """The mask of the tokens that `MarkingObjective.marked_tokens` chose, bool. None if the objective marks
+    no tokens, and in analyses, which compute gradients of single answers without a minibatch."""
     ref_kl_N: Tensor | None = None
     """The exact KL of the policy before the iteration's first step to the reference; None if not needed."""
     own_advantages_N: Tensor | None = None
@@ -191,14 +198,15 @@ class Objective(Registrable):
     @property
     @final
     def needs_pairs(self) -> bool:
-        """Whether the loss compares pairs of answers, which `selection` makes. A pair is always in one
-        micro-batch."""
+        """Whether the loss compares pairs of answers, which the selection makes.
+
+        A pair is in one micro-batch only if `needs_whole_sequences` is also True.
+        """
         return UseOfPairs() in self.gives
 
 
 def needs_of_importance_cap(importance_cap: float | None) -> tuple[Need, ...]:
-    """Returns what an objective needs that corrects for the engine's probabilities, unless the cap is
-    None."""
+    """Returns what an objective with this `importance_cap` needs: sampled answers; nothing if it is None."""
     if importance_cap is None:
         return ()
     remedy = "set the objective's importance_cap to null, or choose a rollout that samples"

@@ -4,8 +4,8 @@
 `DistributionObjective`  the policy's whole next-token distributions
 `TeacherObjective`       those of the policy and of a teacher
 `ReferenceKlObjective`   the exact KL to the reference, before the iteration's first step
-`MarkingObjective`       tokens of a minibatch that the objective chooses by their covariance,
-                         or by another number of the whole minibatch
+`MarkingObjective`       a mask of tokens that the objective chooses by looking at the whole
+                         minibatch, such as those with the largest covariance (Clip-Cov)
 =======================  ==================================================================
 
 An objective may derive from one of them and from `PolicyGradient`.
@@ -43,7 +43,8 @@ class TeacherObjective(Objective):
     teacher: Teacher
     """The settings of the teacher. Its pass comes before each forward pass of the policy."""
     compare_bytes: int = 20
-    """The bytes for each logit of a chunk that the teacher's logits and `compare` need, for plans."""
+    """The memory of `compare` with the teacher's logits, in bytes per logit of a chunk. `treetune plan` reads
+    it."""
     importance_cap: float | None = None
     """The upper bound of the weights that correct for the engine's probabilities; None: no correction."""
 
@@ -66,7 +67,7 @@ class ReferenceKlObjective(Objective):
     def precompute(
         self, old_logprobs_N: Tensor, ref_logprobs_N: Tensor, ref_kl_N: Tensor, starts: Sequence[int]
     ) -> Tensor:
-        """Returns numbers that the loss needs, one for each of the iteration's N trained tokens, float32 [N].
+        """Computes the objective's own advantage of each of the iteration's N trained tokens, float32 [N].
         `loss` finds them in `TokenBatch.own_advantages_N`.
 
         Called once before the first step.
@@ -81,11 +82,11 @@ class ReferenceKlObjective(Objective):
 
 
 class MarkingObjective(Objective):
-    """An objective that treats some tokens of a minibatch otherwise."""
+    """An objective whose loss treats some tokens of a minibatch differently from the others."""
 
     def marked_tokens(self, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random) -> Tensor:
-        """Chooses these tokens: bool [N], for the minibatch's N tokens. `loss` finds them in
-        `TokenBatch.marked_N`.
+        """Returns the mask of these tokens, bool [N], over the minibatch's N trained tokens. `loss` finds its
+        part in `TokenBatch.marked_N`.
 
         Called before the minibatch is cut into micro-batches, with the same arguments on every rank.
 

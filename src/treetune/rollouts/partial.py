@@ -54,26 +54,27 @@ class _GroupInFlight(NamedTuple):
 @Rollout.register("partial")
 @dataclass(frozen=True, kw_only=True)
 class PartialAnswers(RolloutAround):
-    """Partial rollouts (Kimi k1.5, arXiv:2501.12599, section 2.6.2): an iteration samples at most
+    """Partial rollouts (Kimi k1.5, arXiv:2501.12599, section 2.6.2): an iteration samples up to
     `tokens_per_iteration` tokens of each answer of `rollout` (``single_turn``). An answer that has not ended
     continues in the next iteration with the new weights. Each segment has the policy version that sampled it.
 
     `problems_per_iteration` problems are in flight: those whose answers were carried over, and then new ones.
-    A problem is trained on once, when all its answers have ended. No problem is left out for being slow, and
-    the problems that are ready are trained on in the order in which they were begun, so that nothing depends
-    on the clock. Answers that are in flight at the end of a run are lost. An iteration samples until at least
-    one problem can be trained on.
+    A problem is ready when all its answers have ended, and is then trained on once. Problems that were begun
+    first come first, so the result does not depend on which answers are sampled faster. If no problem is
+    ready, the iteration samples another round of `tokens_per_iteration` tokens of each answer, until one is.
+    Answers that are in flight at the end of a run are lost.
 
     ``rollout/groups_begun``; ``rollout/groups_carried`` over to the next iteration; ``rollout/versions``: the
     mean number of policies that sampled an answer that is trained on.
     """
 
     tokens_per_iteration: Annotated[int, Gt(0)]
-    """The largest number of tokens of an answer that an iteration samples."""
+    """The largest number of tokens of an answer that a round samples. An iteration has one round, or more if
+    no problem is ready after the first one."""
     groups: Annotated[int, Gt(0)] | None = None
     """The largest number of problems that an iteration trains on, the earliest begun first; the others wait.
-    If it is smaller than the number of problems in flight, iterations keep their size although some answers
-    take longer (over-sampling). null: all problems that are ready."""
+    If it is below `problems_per_iteration` (over-sampling), enough problems are ready in most iterations.
+    null: all problems that are ready."""
 
     carries = True
 
@@ -124,7 +125,8 @@ class PartialAnswers(RolloutAround):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         carry_over = required(context.carry_over, "carry-over")
-        # The carried answers of each problem, by their numbers. The problem that was begun first comes first.
+        # The carried answers of each problem, by `Trajectory.sample`. As in `carry_over.answers`, the problem
+        # that was begun first comes first.
         in_flight: dict[str, AnswersBySample] = {}
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
@@ -204,9 +206,11 @@ class PartialAnswers(RolloutAround):
     def _sample_further(
         self, context: RolloutContext, groups: Sequence[_GroupInFlight], sampling_round: int
     ) -> list[_GroupInFlight]:
-        """Returns the groups after up to `tokens_per_iteration` more tokens of every answer that has not
-        ended. The seeds derive from the iteration, the problem, the round and the answer's `sample`, so that
-        an answer does not depend on the others."""
+        """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended.
+
+        The seeds derive from the iteration, the problem, the round and the answer's `sample`, so that an
+        answer does not depend on the others.
+        """
         assert context.engine is not None, "a rollout that samples needs an engine"
         counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
 

@@ -1,7 +1,8 @@
 """Names and lists the files of an experiment, and reads from them what a run still has to do.
 
-A run is its directory: a restart knows nothing else. Each file appears whole or not at all. All packages find
-the files through `ExperimentDirectory`, so that only this module knows where they are.
+A run that is started again reads its progress from these files alone. Each file is written whole or not at
+all, except for files that grow by lines, such as ``metrics.jsonl``. All packages find the files through
+`ExperimentDirectory`, so that only this module knows where they are.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ JOURNALS = "journal"
 """In the folder of an iteration or of a measured set: the folder of the journals, a file for each rank."""
 
 SAMPLED_TOKENS, VALUE_TOKENS = "rollout/sampled_tokens", "credit/value_tokens"
-"""The metrics of tokens that an iteration sampled for answers and for continuations. A token that several
-answers share counts once."""
+"""The names of two metrics: how many tokens an iteration sampled for answers, and how many for continuations.
+A token that several answers share counts once."""
 
 PREDICTION = "plan.json"
 """In the experiment's folder: the metrics of an iteration as `plan` estimated them at the start."""
@@ -73,12 +74,13 @@ RESULT = "result.json"
 finished."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
-"""The purpose of a process: to change the run, to measure it, to analyse it, or to write a note."""
+"""What a process locks the experiment for: to run it, to evaluate it, to analyse it, or to write a note.
+``evaluation`` has no lock file here: several processes may evaluate, see `ExperimentDirectory.evaluator`."""
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
 _NUMBER = re.compile(r"\d{4,}")
-# Several processes may evaluate an experiment, so there is no lock "evaluation": see `evaluator`.
+
 _LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
@@ -142,8 +144,8 @@ class ExperimentDirectory:
         return self.iteration(i) / JOURNALS
 
     def candidate(self, i: int, point: int) -> Path:
-        """Returns the folder of the measurement of a candidate of `choose_checkpoint`: the weights after
-        `point` epochs or steps of iteration `i`."""
+        """Returns the folder where `choose_checkpoint` measures a candidate: the weights after `point` epochs
+        or steps of iteration `i`."""
         return self.iteration(i) / "candidates" / f"{point:02d}"
 
     # Evaluations and analyses
@@ -174,11 +176,11 @@ class ExperimentDirectory:
             if not path.is_file():
                 continue
             try:
-                summary = {**read_record(path, "delete its folder and evaluate again"), "iteration": i}
+                summary = {**read_record(path, MEASURE_AGAIN), "iteration": i}
                 float(summary["pass_at_1"])
             except (ValueError, KeyError, TypeError, OverflowError) as error:
                 raise ValueError(
-                    f"{path} is not an evaluation's summary ({error!r}): delete it and evaluate again"
+                    f"{path} is not an evaluation's summary ({error!r}): {MEASURE_AGAIN}"
                 ) from error
             summaries[i] = summary
         return summaries
@@ -240,7 +242,7 @@ class ExperimentDirectory:
         return [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
 
     def resumable(self) -> int | None:
-        """Returns the newest checkpoint that holds a trainer's state."""
+        """Returns the newest checkpoint that holds a trainer's state; None if there is none."""
         return next(reversed(self.resumables()), None)
 
     def has_work(self) -> bool:
@@ -263,10 +265,10 @@ class ExperimentDirectory:
         """Returns the rows of all whole lines. A last line that a crash cut short is left out.
 
         Args:
-            damaged: Gets a message for each damaged line, which is left out.
+            damaged: A list to which a message is added for each damaged line. The line is then left out.
 
         Raises:
-            Damaged: A line is damaged, and there is no list for it.
+            Damaged: A line is damaged, and `damaged` is None.
         """
         if not self.metrics.is_file():
             return []
@@ -277,11 +279,10 @@ class ExperimentDirectory:
             try:
                 rows.append(record_of(line))
             except Damaged as error:
-                # A line that was cut short has lost its end. A line with a flipped bit still has its newline,
-                # or, if the newline itself was flipped, the checksum before it.
+                # A crash cuts only the last line short, which then has neither a newline nor a checksum.
                 is_last_line = number == len(lines)
                 has_newline = content.endswith(b"\n")
-                # Without its last byte, which may be the newline with a flipped bit.
+                # If a bit of the newline is flipped, the line has one more byte after its checksum.
                 has_checksum = _END_OF_WHOLE_LINE.search(line[:-1]) is not None
                 was_cut_short = is_last_line and not has_newline and not has_checksum
                 if was_cut_short:
@@ -342,8 +343,7 @@ class ExperimentDirectory:
 
 
 def _numbers_in(folder: Path) -> list[int]:
-    """Returns the numbers that are names in a folder of iterations or evaluations, in ascending order."""
-    # Numbers have at least four digits.
+    """Returns the folder's entries whose names are numbers of four or more digits, as ascending numbers."""
     return sorted(int(name) for name in _names_in(folder) if _NUMBER.fullmatch(name))
 
 
@@ -404,15 +404,15 @@ def verify_answers(path: Path) -> None:
 
 
 def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Returns whether the run is over after `done` iterations: all are done, or its budget is spent.
+    """Returns whether the run ends after `done` iterations: there are no more, or the token budget is spent.
 
-    The last of these iterations may be generated and not yet trained.
+    With a token budget, all of these iterations must be sampled; the last one need not be trained yet.
     """
     return done >= iterations_of(config, directory, done)
 
 
 def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
-    """Returns the number of iterations of the run; an estimate from the first `done` if a budget ends it."""
+    """Returns the run's number of iterations; with a token budget, an estimate from the first `done`."""
     return expected_iterations(config.iterations, config.stop_after, directory, done)
 
 
@@ -440,8 +440,11 @@ def missing_sets(config: PolicyIteration, directory: ExperimentDirectory, done: 
 
 
 def needs_sampling(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
-    """Returns whether the iteration still has to be sampled: its episodes are not on disk, and the run is not
-    over before it."""
+    """Returns whether an engine still has to sample the iteration.
+
+    It doesn't if the rollout samples nothing, if the run is over before this iteration, or if its episodes
+    are on disk.
+    """
     return (
         config.rollout.needs_engine
         and not is_over_after(config, directory, iteration)
@@ -450,8 +453,8 @@ def needs_sampling(config: PolicyIteration, directory: ExperimentDirectory, iter
 
 
 def sampling_version(config: PolicyIteration, iteration: int) -> int:
-    """Returns the policy version that samples an iteration: the one that it begins with, or with an overlap
-    the one before."""
+    """Returns the policy version that samples an iteration: the newest one when the iteration begins, or with
+    the overlap ``one_step`` the version before it."""
     return max(0, iteration - 1) if config.overlap == "one_step" else iteration
 
 

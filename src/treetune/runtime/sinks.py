@@ -8,6 +8,7 @@ next to the manifest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -137,12 +138,20 @@ class TrackioSink(Sink):
         trackio = import_module("trackio")  # not among this project's dependencies
         state = _MirrorState.read(directory, "trackio", project=self.project, name=name)
         # trackio knows runs by their names alone. A run of this name that this directory did not begin
-        # belongs to another directory, and is not continued.
+        # belongs to another directory. So this directory gets a name of its own, and keeps it.
         was_begun_here = "first_missing" in state.values
         belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
-        resume = "never" if belongs_to_another else "allow"
+        if belongs_to_another:
+            digest = hashlib.blake2b(str(directory.resolve()).encode(), digest_size=4).hexdigest()
+            state.values["run"] = f"{name}-{digest}"
         # Not embedded: a notebook would otherwise show the dashboard below the cell.
-        run = trackio.init(project=self.project, name=name, config=dict(config), resume=resume, embed=False)
+        run = trackio.init(
+            project=self.project,
+            name=state.values.get("run", name),
+            config=dict(config),
+            resume="allow",
+            embed=False,
+        )
         # trackio writes in the background, so after a kill only it knows which steps it has.
         first_missing = getattr(run, "_next_step", state.values.get("first_missing", 0))
         state.write(first_missing=first_missing)

@@ -18,7 +18,7 @@ from treetune.tasks.steps import boundaries_if_continued, ends_of_lines
 from treetune.vocabulary import Problem
 
 Split = Literal["train", "validation", "test"]
-Params = TypeVar("Params")
+Params = TypeVar("Params")  # `engine.requests.SamplingParams`, which tasks don't import
 
 
 def check_split(split: str) -> None:
@@ -50,7 +50,7 @@ class Task(Registrable):
         return None
 
     def examples(self, count: int) -> Sequence[Problem]:
-        """Returns up to `count` problems of this kind, as many as can be made or read quickly."""
+        """Returns at most `count` sample problems for checks, without slow work. By default none."""
         return ()
 
     def drawing_rule(self) -> DrawingRule:
@@ -60,8 +60,10 @@ class Task(Registrable):
     # Answers
 
     def adjust_sampling(self, params: Params) -> Params:
-        """Returns the `SamplingParams` of answers, given the rollout's. In a mixture, a domain has stop
-        strings and a budget of tokens of its own."""
+        """Returns the `SamplingParams` of this task's answers, given the rollout's; by default the same.
+
+        A task of a mixture may set its own stop strings and its own limit on tokens.
+        """
         return params
 
     def step_boundaries(self, response: str) -> list[int]:
@@ -74,19 +76,24 @@ class Task(Registrable):
 
     @property
     def boundaries_look_back(self) -> bool:
-        """Whether no boundary of `answer_boundaries` depends on the text after it. Otherwise Monte Carlo
-        credit with these boundaries has a biased gradient."""
+        """True if each of `answer_boundaries` depends only on the text before it.
+
+        If this is False, Monte Carlo credit with these boundaries has a biased gradient.
+        """
         return True
 
     @final
     def answer_boundaries(self, response: str) -> list[int]:
         """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``.
 
-        They are the boundaries that the answer would have if another line followed. If there is a boundary at
-        the end of the answer, its offset is listed twice: the end token, which is not in `response`, is then
-        a step of its own. So the end token begins a step wherever another token in its place would begin one.
-        Credit needs this: the baseline that is subtracted from a token's return must not depend on the token
-        itself. Without `boundaries_look_back`, the end token belongs to the last step.
+        The end token is not in `response`, but it must begin a step wherever any other token in its place
+        would begin one, since the baseline of a token must not depend on the token itself. So the boundaries
+        are those of the answer followed by another line. If one of them is at the end of the answer, the
+        offset ``len(response)`` is listed twice, and the end token is a step of its own.
+
+        If `boundaries_look_back` is False, the end token belongs to the last step.
+
+        Example: ``[0, 4, 8, 8]`` for ``a=1\\nb=2\\n``, and ``[0, 4, 7]`` for ``a=1\\nb=2``.
         """
         if self.boundaries_look_back:
             return boundaries_if_continued(self.step_boundaries, response)
@@ -102,7 +109,7 @@ class Task(Registrable):
         return (TaskDemonstrations(),) if has_demonstrations else ()
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns a response to learn from. If its author (the teacher) makes errors, they depend on `seed`.
+        """Returns a response to imitate. `seed` decides its random errors, if demonstrations have any.
 
         Raises ValueError for a task without demonstrations.
         """
@@ -146,17 +153,18 @@ class GeneratedTask(Task):
                 raise ValueError(f"{name} is [{least}, {most}]: give the smaller one first")
 
     def generate(self, count: int) -> Sequence[Any]:
-        """Returns the values from which the first `count` problems of the sequence are made.
+        """Returns the raw data of the first `count` problems, such as their operands, for `problem`.
 
-        A value doesn't depend on `count`. Raises ValueError if there are fewer problems.
+        Each item is the same for every `count`. Raises ValueError if there are fewer than `count` problems.
         """
         raise NotImplementedError
 
     def problem(self, id: str, generated: Any) -> Problem:
-        """Returns the problem that is made from one of these values."""
+        """Makes a problem with this id from one item of `generate`."""
         raise NotImplementedError
 
     def sizes(self) -> dict[Split, int]:
+        """Returns the size of each split, in the order of the splits in the generated sequence."""
         return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
 
     @override
@@ -180,7 +188,8 @@ class GeneratedTask(Task):
 
     @override
     def examples(self, count: int) -> Sequence[Problem]:
-        return [self.problem(f"example/{index}", value) for index, value in enumerate(self.generate(count))]
+        generated = self.generate(min(count, sum(self.sizes().values())))
+        return [self.problem(f"example/{index}", value) for index, value in enumerate(generated)]
 
     @override
     def step_boundaries(self, response: str) -> list[int]:

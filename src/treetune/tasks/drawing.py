@@ -23,17 +23,16 @@ def nothing_recorded(iteration: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The iteration whose problems are drawn, the seed, and the rule of replacement."""
+    """What a `DrawingRule` may read: the iteration, the seed, and the results of earlier iterations."""
 
     seed: int
     iteration: int
     replacement: Replacement = "between_iterations"
     recorded: Callable[[int], Metrics] = nothing_recorded
-    """Returns the metrics of an earlier iteration's rollout, which are the same on all ranks. The call is
-    collective."""
+    """Reads the rollout metrics of an earlier iteration. They are the same on all ranks. Collective."""
     pass_rates: Callable[[int], Mapping[str, float]] = nothing_recorded
-    """Returns the share of right answers to each problem of an earlier iteration, if the rule
-    `reads_pass_rates`. The call is collective."""
+    """Reads the share of right answers to each problem of an earlier iteration, by the problem's id. Empty
+    unless the rule sets `reads_pass_rates`. Collective."""
 
 
 class DrawingRule:
@@ -66,14 +65,15 @@ def draw_problems(
     iteration: int,
     replacement: Replacement = "between_iterations",
 ) -> list[T]:
-    """Returns `count` different problems for `iteration` (from 0), the same for the same seed.
+    """Draws `count` different problems for an iteration (from 0). The result depends only on the arguments.
 
-    ``between_iterations`` shuffles all problems anew for each iteration and takes the first
-    `count`: no problem comes twice in an iteration, any may come again in the next one (VinePPO's
-    choice for policy gradients). ``epochs`` goes through one shuffle after the other in
-    consecutive slices: every problem comes once before any comes again (RestEM's and DPO's).
+    ``between_iterations`` shuffles all problems anew for each iteration, and takes the first `count`. A
+    problem may come again in the next iteration. VinePPO draws like this.
 
-    Raises ValueError for no problems, and for a `count` below 1 or above their number.
+    ``epochs`` takes consecutive slices of one shuffle after the other. Every problem comes once before any
+    problem comes again. ReST-EM and DPO draw like this.
+
+    Raises ValueError if there are no problems, or if `count` is below 1 or above their number.
     """
     if not problems:
         raise ValueError("there are no problems to draw from")
@@ -102,8 +102,8 @@ def further_problems(
 ) -> list[Problem]:
     """Returns the problems that are not `taken`, shuffled for this iteration.
 
-    A rollout takes further problems if it needs more than were drawn for the iteration. They don't depend on
-    `problem_sampling`: with ``epochs``, a problem that is taken here is also drawn in its epoch.
+    A rollout takes further problems if it needs more than were drawn for the iteration. These do not count
+    as drawn: with the replacement ``epochs``, such a problem is still drawn once in its epoch.
     """
     taken_ids = {problem.id for problem in taken}
     further = [problem for problem in problems if problem.id not in taken_ids]
@@ -118,13 +118,15 @@ def slice_of_epochs(
 
     The sequence is one shuffle of `size` indices after the other.
 
-    A slice may contain the end of a shuffle and the beginning of the next shuffle. Then the indices
-    that the slice already has are moved behind the slice in the next shuffle, so that no slice has an index
-    twice.
+    A slice may begin in one shuffle and end in the next one. No slice may have an index twice. So in the
+    next shuffle, the indices that the slice already has come after those that complete the slice.
+
+    Example: the shuffles ``2 0 1`` and ``1 0 2`` in slices of 2. The second slice begins with the 1 of the
+    first shuffle, so the 1 of the second shuffle moves behind its 0: ``2 0``, ``1 0``, ``1 2``.
 
     Args:
         size: The number of indices in each shuffle.
-        counts: The lengths of the slices.
+        counts: The lengths of all slices up to the returned one, each at most `size`.
         generator_of: Returns the generator of a shuffle, given its number.
     """
     ends = list(itertools.accumulate(counts))

@@ -17,12 +17,18 @@ class TaskWithDomains(Task):
     """A task whose problems belong to domains (`Problem.domain`), for which metrics are also reported."""
 
     def domain_names(self) -> Sequence[str] | None:
-        """Returns the domains of its problems: none if it has no domains; None if only the rows name them."""
+        """Returns the names of the domains.
+
+        Empty if the task has no domains, and None if the names are known only once the rows are read.
+        """
         raise NotImplementedError
 
 
 class MixedTask(TaskWithDomains):
-    """A task that consists of several tasks, each with its own grader, prompts, steps and demonstrations."""
+    """A task that consists of several tasks, each with its own grader, prompts, steps and demonstrations.
+
+    A sub-class overrides `of`, `parts`, `domain_names` and `problems`.
+    """
 
     def of(self, problem: Problem) -> Task:
         """Returns the task that a problem belongs to."""

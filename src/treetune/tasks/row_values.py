@@ -58,8 +58,14 @@ def plain_value(value: Any) -> Any:
     if type(value).__module__.partition(".")[0] == "numpy":
         # Times and durations: `tolist` would turn those in nanoseconds into numbers.
         if getattr(value.dtype, "kind", "") in "Mm":
-            return str(value) if value.ndim == 0 else value.astype(str).tolist()
-        return plain_value(value.tolist())
+            if value.ndim > 0:
+                return [plain_value(inner) for inner in value]
+            is_missing = value != value  # true for NaT alone
+            return None if is_missing else str(value)
+        converted = value.tolist()
+        if type(converted) is type(value):  # a `numpy.longdouble`, to which no type of Python is equal
+            return value
+        return plain_value(converted)
     return value
 
 

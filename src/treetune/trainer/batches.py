@@ -40,8 +40,8 @@ class Minibatch:
     """The sequences of an optimiser step, the same on every rank."""
 
     units: list[Unit]
-    """The rows that are computed, grouped by sequence or by pair. Sequences of weight 0 are left out. Empty
-    if there is nothing to learn; then no step is taken."""
+    """The rows that are computed: a unit for each sequence or pair whose weight isn't 0. Empty if there is
+    nothing to learn; then no step is taken."""
     keep_units: bool
     """Whether the rows of a unit must be in the same micro-batch."""
     weights_N: Tensor
@@ -76,13 +76,14 @@ class Minibatch:
 
     @staticmethod
     def of(sequences: Sequences, units: Sequence[Unit], objective: Objective) -> Minibatch:
-        """Makes the minibatch of these units of sequences.
-
-        A unit has the index of one sequence, or the two indices of a pair that the objective compares. In
-        the minibatch, a unit has the indices of the rows of these sequences.
+        """Makes the minibatch of some of the sequences.
 
         Sequences to which the objective gives the weight 0 aren't computed, but count in `sequence_weight`
         and `pair_weight`.
+
+        Args:
+            units: The sequences: the index of each one, or both indices of each pair that the objective
+                compares. The minibatch's own `units` have the indices of their rows instead.
         """
         starts = sequences.starts
         indices = list(itertools.chain.from_iterable(units))
@@ -98,7 +99,7 @@ class Minibatch:
         weighted_units = [unit for unit in units if weighted_sequences.intersection(unit)]
         return Minibatch(
             units=[sequences.rows_of(unit) for unit in weighted_units],
-            keep_units=objective.needs_whole_sequences,
+            keep_units=objective.needs_whole_sequences or objective.needs_pairs,
             weights_N=weights_N,
             weight_sum=float(weights_N.double().sum()),
             sequence_weight=1 / len(indices),
@@ -118,7 +119,8 @@ class MicroBatch:
     flat_index_N: Tensor
     """The indices of its trained tokens in the iteration's flat tensors, int64."""
     trained_tokens: tuple[int, ...]
-    """The number of trained tokens of each of its sequences; a sequence may be only in part in it."""
+    """The number of trained tokens of each of its sequences. Some rows of a sequence may be in another
+    micro-batch; their tokens don't count here."""
     computed_tokens: int
     """The number of tokens without padding."""
     is_dummy: bool
@@ -215,15 +217,15 @@ def micro_batches(
 
     Args:
         keep_units: Whether the rows of a unit must be in the same micro-batch.
-        with_gradient: Whether a backward pass follows, which leaves less memory for rows.
+        with_gradient: Whether a backward pass follows. Without one, a micro-batch may have twice the tokens.
         with_teacher: Whether a teacher runs over the same rows. Its prompts don't count in the limits of a
             micro-batch.
     """
     batches_by_group = _plan_rows(sequences, units, settings, ranks, keep_units, with_gradient)
     group = ranks.rank // settings.sequence_parallel_size
     for planned_at_once in zip(*batches_by_group, strict=True):  # the next micro-batch of each group
-        # Every rank computes the head in as many chunks as the rank with the most positions: see
-        # `PolicyModule`.
+        # The head is computed in chunks of positions. Every rank computes as many chunks as the rank with the
+        # most positions needs: see `PolicyModule`.
         positions_by_group = []
         for planned_of_group in planned_at_once:
             positions_by_group.append(sum(sequences.rows[row].trained for row in planned_of_group.indices))
@@ -328,8 +330,8 @@ def _with_tokens_of_rank(
 
 
 def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
-    """Returns the rows that this rank scores under the reference if no rank has scored them while
-    sampling."""
+    """Returns this rank's share of the rows that the reference scores after sampling. If a rank has scored a
+    row of them during sampling, it isn't scored again."""
     return set(range(ranks.rank, len(sequences.rows), ranks.world_size))
 
 
@@ -341,8 +343,10 @@ def _plan_rows(
     keep_units: bool,
     with_gradient: bool,
 ) -> list[list[PlannedBatch]]:
-    """Returns the micro-batches of each group of ranks that compute theirs together, with the indices of
-    their rows."""
+    """Plans the micro-batches of each group of ranks, with the indices of their rows.
+
+    A group is the `sequence_parallel_size` ranks that compute a micro-batch together; by default one rank.
+    """
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
         max_tokens *= 2  # no activations are kept for a backward pass
@@ -389,9 +393,8 @@ def micro_batch(
     """Makes the tensors of a micro-batch of rows, which `ranks_together` ranks compute together.
 
     Args:
-        max_positions: All ranks compute a micro-batch at the same time. This is the highest number of
-            trained positions in one of these micro-batches. It decides in how many chunks all ranks compute
-            the head (the output layer).
+        max_positions: The largest number of trained positions in the micro-batches that all ranks compute at
+            this time. It decides in how many chunks each of them computes the head (the output layer).
     """
     rows = [sequences.rows[i] for i in indices]
     inputs, computed_tokens = _lay_out(rows, layout)

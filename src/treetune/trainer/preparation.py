@@ -1,4 +1,4 @@
-"""Computes the values of each trained token that an iteration's first step needs: log-probs of policy and
+"""Computes what the first step of an iteration needs for each trained token: log-probs of policy and
 reference, the critic's values, advantages.
 
 The trainer uses it, and so do analyses that repeat the trainer's computation.
@@ -25,15 +25,17 @@ from treetune.trainer.tokens import EarlyReward, Sequences, flat_of_trained
 from treetune.vocabulary import Column, Episode, Metrics
 
 FromImplicitRewards = Callable[[Sequence[Column], Sequence[float]], Sequence[Column]]
-"""Computes the advantages of a problem's answers from the rewards that a reward model gives to their tokens,
-and the answers' rewards; see `RewardModelCredit.from_implicit_rewards`."""
+"""Computes the advantages of a problem's answers. Its arguments are, for each answer, the rewards that the
+reward model gives to its tokens, and the answer's reward; see `RewardModelCredit.from_implicit_rewards`."""
 
 
 @dataclass
 class IterationTensors:
-    """Values of the iteration's N trained tokens before the first update: float32 on the CPU, shape [N].
+    """Tensors over the iteration's N trained tokens before the first update: shape [N], on the CPU, float32
+    unless they are masks.
 
-    The first two come with the episodes. `prepare` computes those of the others that the method needs.
+    The first two come with the episodes. `prepare` computes those of the others that the configured method
+    needs, and leaves the rest None.
     """
 
     behaviour_logprobs_N: Tensor | None
@@ -54,8 +56,8 @@ class IterationTensors:
     entropies_N: Tensor | None = None
     """The entropies of these distributions."""
     log_mass_N: Tensor | None = None
-    """The log of the summed probability of the tokens that top-p and top-k leave (the mass); None if they
-    leave all."""
+    """The log of the mass: the total probability of the tokens that top-p and top-k keep. None if they keep
+    all."""
     old_logprobs_mask_N: Tensor | None = None
     """True for the tokens whose `old_logprobs_N` are known; None: all."""
     last_logprobs_N: Tensor | None = None
@@ -124,8 +126,8 @@ class IterationTensors:
 
         It is the mean of Schulman's estimator k3 over the sampled tokens whose old log-probs are known:
         ``r - 1 - log r`` with ``r = p_reference / p_old``. p_old is the policy before the iteration's first
-        update, so a jump of the KL is the work of the iteration before. No loss uses this number;
-        ``train/kl_loss`` is the KL penalty in the loss.
+        update, so a jump of this metric was caused by the previous iteration. No loss uses it; the KL penalty
+        in the loss is ``train/kl_loss``.
         """
         assert self.old_logprobs_N is not None
         if self.ref_logprobs_N is None:
@@ -161,8 +163,8 @@ class IterationTensors:
 
 
 class Models(Protocol):
-    """The models that `prepare` needs. Each method returns float32 for every trained token, shape [N],
-    without gradient. Collective.
+    """The models that `prepare` needs. Each method scores every trained token, and returns float32 tensors of
+    shape [N] without gradient: `old_logprobs` several (`PolicyScores`), the others one. Collective.
     """
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores: ...
@@ -219,6 +221,10 @@ def prepare(
     if not objective.needs_advantages:
         return tensors
 
+    # Advantages come from one of three sources:
+    # 1. `from_values` (gae): from the critic's values. A penalty on rewards is part of the rewards.
+    # 2. `learned_rewards` (prime): from the reward model. A penalty on rewards is subtracted afterwards.
+    # 3. Credit: the episodes have them. A penalty on rewards is subtracted afterwards.
     penalty = objective.kl_penalty
     penalties_N: Tensor | None = None
     if penalty is not None:
@@ -246,14 +252,12 @@ def prepare(
         else:
             advantages_N = _advantages_of_credit(tensors)
             if critic:
-                # Credit has used the critic's values as estimates of the score, in place of the mean scores
-                # of continuations. A score contains no KL penalty, so the critic learns rewards without KL
-                # penalties.
+                # This credit reads the critic's values in place of the mean rewards of continuations. Those
+                # contain no KL penalty, so the critic learns rewards without one.
                 tensors.returns_N = rewards_to_come(starts, rewards_N)
         if reward_penalties_N is not None:
-            # Neither credit nor the reward model has seen the penalties. A token is weighted by the rewards
-            # from itself on, its own penalty included. It has no influence on the penalties of tokens before
-            # it.
+            # These advantages don't contain the penalties yet. A token influences its own penalty and those
+            # of the tokens after it, so their sum is subtracted from its advantage.
             advantages_N = advantages_N - rewards_to_come(starts, reward_penalties_N)
 
     single_domain = [""] * len(sequences.domains)

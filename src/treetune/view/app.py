@@ -1,9 +1,8 @@
 """The viewer as a web application.
 
-request ──► Guard: host, method, origin, token ──► Starlette's routes ──► _answer, in a thread ──►
-Page.show
-              │ refuses with 403 or 405                                      │ 204 if the page is
-              unchanged
+request ──► Guard ──► Starlette's routes ──► _answer, in a thread ──► Page.show
+              │                                 └─ answers 204 if the page is unchanged
+              └─ checks host, method, origin and token; refuses with 403 or 405
 """
 
 from __future__ import annotations

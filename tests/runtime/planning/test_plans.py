@@ -15,12 +15,15 @@ import json
 import random
 import shlex
 import statistics
+from pathlib import Path
 
 import pytest
 
 from tests.runtime.planning.plans import PUBLISHED_RUNS, experiment, plan, seconds_of_published
 from treetune import main as command_line
-from treetune.cluster.commands import start_shape
+from treetune.cluster.commands import _configuration_that_makes, start_shape
+from treetune.config.catalogue import entries
+from treetune.config.layers import CONFIGS
 from treetune.contracts import Advantages, Continuations
 from treetune.credit.base import Credit
 from treetune.engine.settings import VllmSettings
@@ -470,6 +473,15 @@ def test_with_zero_3_the_host_has_the_whole_model_once_and_not_once_for_each_ran
 
     in_parts = read("{trainer+: {zero_stage: 3, offload_parameters: false}}")
     assert 4 * in_parts == pytest.approx(read("{trainer+: {zero_stage: 2, offload_parameters: false}}"))
+
+
+@pytest.mark.parametrize(
+    "name", [entry.name for entry in entries() if entry.kind == "experiments" and "/" in entry.name]
+)
+def test_a_checkpoint_of_a_shipped_experiment_has_its_configuration(name):
+    """Also of experiments with a dot in their names, such as countdown/qwen2.5-3b_grpo."""
+    checkpoint = Path("experiments", name.removesuffix(".jsonnet"), "checkpoints", "0100", "policy")
+    assert _configuration_that_makes(checkpoint) == CONFIGS / name
 
 
 def test_credit_of_a_users_own_that_continues_answers_is_planned():

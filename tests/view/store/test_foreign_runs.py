@@ -9,12 +9,14 @@ import re
 import struct
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.view.conftest import Shown, Viewer
 from tests.view.hostile import KINDS
+from treetune.view.store.index import _foreign_sources
 
 QUESTION, ANSWER = "What is 1+1?", "1+1 is 2. #2"
 
@@ -139,6 +141,14 @@ def test_steps_of_a_dump_follow_each_other_and_numbers_can_be_asked_for(viewer: 
     assert "<b>4</b> answers" in viewer.page(
         "/answers", run="dump", of="everything", where="number.numbers/acc = 1"
     )
+
+
+def test_files_whose_paths_differ_in_a_hyphen_alone_have_names_of_their_own() -> None:
+    folder = Path("dump")
+    paths = [folder / path for path in ("step_1/b-c.jsonl", "step_1-b/c.jsonl", "step_2/c.jsonl", "c.jsonl")]
+    run: Any = SimpleNamespace(path=folder, files=paths)
+    names = [source.name for source in _foreign_sources(run)]
+    assert len(set(names)) == 4 and names[2:] == ["e-step_2-c.jsonl", "e3-c.jsonl"]
 
 
 class RunsCode:

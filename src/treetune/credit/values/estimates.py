@@ -1,4 +1,4 @@
-"""Estimates of states: each distinct state is continued once, and the ranks share the work.
+"""Estimates the values of states from continuations. Each distinct state is continued once, by one rank.
 
     every rank's states ── exchange ──> the distinct states of all ranks, in one order
                                         each is given to one rank ── StateRule.estimate ──> estimates
@@ -55,7 +55,7 @@ class ProblemStates(NamedTuple):
         return self._replace(paths=paths)
 
     def prefixes(self) -> Iterator[AnswerPrefix]:
-        """Yields the states as they are continued."""
+        """Yields each state as a prompt with the first tokens of an answer, in the order of `states`."""
         for state in self.states:
             yield AnswerPrefix.of(self.problem, self.prompt_ids, self.paths[state.path], state.length)
 
@@ -67,9 +67,7 @@ def estimate_states(
     plan: ContinuationPlan,
     balanced: bool = True,
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
-    """Continues states and returns their estimates. Collective.
-
-    An estimate does not depend on the rank that makes it.
+    """Continues the states of all ranks, and returns their estimates. Collective.
 
     Args:
         context: The context of the phase.
@@ -89,8 +87,9 @@ def estimate_states(
     local_estimates = rule.estimate(context, local_prefixes, plan)
     estimates_by_rank = ranks.exchange("value-estimates", local_estimates)
 
-    # Each rank has estimated its keys in the order of `prefix_of_key`. `rank_of_key` has the same order, so
-    # the next estimate of a rank belongs to the next key of that rank.
+    # Each rank has returned its estimates in the order of `prefix_of_key`, which `rank_of_key` has, too.
+    # So the next key takes the next estimate of its rank. Example: if the ranks of the keys a, b, c are 0, 1,
+    # 0, then rank 0 has returned the estimates of a and c, and rank 1 that of b.
     next_estimates = [iter(estimates_of_rank) for estimates_of_rank in estimates_by_rank]
     estimate_of_key = {key: next(next_estimates[rank]) for key, rank in rank_of_key.items()}
     estimates_by_problem = []
@@ -102,9 +101,9 @@ def estimate_states(
 def _assign_to_ranks(
     problems_by_rank: Sequence[Sequence[ProblemStates]], world_size: int, balanced: bool
 ) -> tuple[dict[bytes, int], dict[bytes, AnswerPrefix]]:
-    """Returns the rank that continues each distinct state, and the state itself, by the state's key.
+    """Assigns each distinct state to a rank. Returns its rank and the state itself, each by the state's key.
 
-    All ranks compute the same: the order does not depend on the rank that wants a state.
+    All ranks compute the same dictionaries, in the same order.
     """
     problems: list[tuple[int, ProblemStates]] = []
     for rank, problems_of_rank in enumerate(problems_by_rank):

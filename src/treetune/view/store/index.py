@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import bisect
 import functools
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -120,6 +122,7 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
 
 def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
     """Yields the files of another program's run."""
+    paths_by_name = Counter(_name_in_folders(path.relative_to(run.path)) for path in run.files)
     for index, path in enumerate(run.files):
         step, relative_path = step_of(path, run.path), path.relative_to(run.path)
         # Files in folders often have the same file name, such as traces.jsonl. So a file in folders is named
@@ -127,7 +130,9 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
         # that the two can't be confused: a-b.jsonl is `e0-a-b.jsonl`.
         is_in_folders = len(relative_path.parts) > 1
         if is_in_folders:
-            name = f"e-{'-'.join(relative_path.parts)}"
+            name = f"e-{_name_in_folders(relative_path)}"
+            if paths_by_name[_name_in_folders(relative_path)] > 1:  # of a/b-c.jsonl and a-b/c.jsonl
+                name += "-" + hashlib.blake2b(str(relative_path).encode(), digest_size=4).hexdigest()
             if step.number is None:
                 title = str(relative_path)
             else:
@@ -136,6 +141,11 @@ def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
             name, title = f"e{index}-{path.name}", path.name
         number = index if step.number is None else step.number
         yield AnswerFile("evaluation", number, name, title, path, label=step.label, is_foreign=True)
+
+
+def _name_in_folders(relative_path: Path) -> str:
+    """Returns ``a-b.jsonl`` for the file ``a/b.jsonl``."""
+    return "-".join(relative_path.parts)
 
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
