@@ -173,12 +173,12 @@ class _Builder:
     def issues(self) -> list[ConfigIssue]:
         """Returns all mistakes, in the order of their keys."""
         issues = list(self._issues)
-        misspelled: set[KeyPath] = set()  # the keys that were probably meant by unknown ones
+        meant: set[KeyPath] = set()  # the valid keys of which unknown keys are probably misspellings
         for key, owner in self._unknown:
             issues.append((key, remedies.issue_of_unknown_key(key, owner, self._keys_at, self._explanation)))
-            misspelled.add((*key[:-1], remedies.meant_key(key, owner) or ""))
+            meant.add((*key[:-1], remedies.meant_key(key, owner) or ""))
         for key, declared in self._missing:
-            if key not in misspelled:  # one misspelling is one mistake, not an unknown and a missing key
+            if key not in meant:  # one misspelling is one mistake, not an unknown and a missing key
                 issues.append((key, remedies.issue_of_missing_key(key, declared, self._explanation)))
         return [issue for _, issue in sorted(issues, key=lambda key_and_issue: key_and_issue[0])]
 

@@ -290,7 +290,7 @@ class Mixture(MixedTask):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        """`TaskDemonstrations`, with the first trained domain that has none as the reason if one has none."""
+        """Returns `TaskDemonstrations`. If trained domains lack them, its reason names the first of these."""
         for task in self.trained_parts():
             demonstrations = [given for given in task.gives if isinstance(given, TaskDemonstrations)]
             if not demonstrations:

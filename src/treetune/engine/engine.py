@@ -467,8 +467,8 @@ class VllmEngine(Engine):
                 for (prompt, completion), row in zip(update.sampled, rows, strict=True)
                 if completion.logprobs is not None
             ]
-            # `verified` has the probes of the weights before. If the log-probs fit those weights better, the
-            # server still has them.
+            # `replica.verified` holds the probes of the previous weights. If the log-probs fit those better,
+            # the server still has the previous weights.
             gaps[replica] = judge(probes, replica.verified, tolerance)
             if not (update.problem or gaps[replica].problem):
                 replica.verified = probes

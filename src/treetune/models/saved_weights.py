@@ -80,7 +80,7 @@ class Architecture:
         return all_names - self.names
 
     def refuse_other_weights(self, names: Iterable[str], where: object) -> None:
-        """Raises ValueError unless the weights with these names are those of the architecture.
+        """Raises ValueError unless `names` are the names of the architecture's weights.
 
         Args:
             names: The names of the weights in memory. Those of `self.tied` may be among them, and need not

@@ -183,9 +183,9 @@ class Session:
 
     @property
     def nucleus(self) -> Nucleus | None:
-        """The cut by the rollout's top-p and top-k of the distribution whose log-probs the trainer computes.
+        """The rollout's top-p and top-k, with which the engine cuts the distribution before it samples.
 
-        None if top-p and top-k cut nothing.
+        None if they cut nothing. The trainer's log-probs are of the distribution before the cut.
         """
         from treetune.models.logprobs import Nucleus
 
@@ -193,8 +193,7 @@ class Session:
         if sampling is None or sampling.temperature == 0:
             return None  # nothing is sampled, or always the most probable token
         nucleus = Nucleus(sampling.top_p, sampling.top_k)
-        cuts_nothing = nucleus.is_all
-        return None if cuts_nothing else nucleus
+        return None if nucleus.is_all else nucleus
 
 
 def _silence_libraries() -> None:

@@ -347,7 +347,7 @@ def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], f
 
 
 def blocks_of(answer: Trajectory) -> list[Block]:
-    """Returns the blocks on the main text of an answer, in their order.
+    """Returns the blocks in the main text of an answer, in their order.
 
     A block is a place where the answer splits into parallel threads. A thread may have blocks of its own,
     which aren't returned.

@@ -111,7 +111,7 @@ class PolicyTrainer:
         refuse_unlike_model(self.policy, settings, ranks)
         self.reference: Reference | None = None
         if settings.keeps_reference:
-            # By a function, since `restart` replaces the policy.
+            # A function and not the model itself, since `restart` replaces `self.policy`.
             self.reference = self.factory.reference(lambda: self.policy)
         self.average: MovingAverage | None = None
         """The moving average of the policy's weights, if it is the teacher."""
@@ -137,12 +137,12 @@ class PolicyTrainer:
             self.reward_model = RewardModelTraining(model, reward_model, self.scorer, seed)
 
     def _teacher(self, settings: Teacher) -> TeacherModel:
-        """Returns the model that is the teacher. Loads the start model for a moving average."""
+        """Returns the teacher. If it is a moving average, loads another copy of the start model for it."""
         if settings.weights == "reference":
             assert self.reference is not None, "the objective needs the reference then"
             return TeacherModel(self.reference)
         if settings.weights == "policy":
-            # By a function, since `restart` replaces the policy.
+            # A function and not the model itself, since `restart` replaces `self.policy`.
             return TeacherModel(lambda: nullcontext(self.policy))
         assert settings.decay is not None, "checked when the objective is built"
         self.average = average = MovingAverage(self.factory.frozen_policy(), settings.decay)

@@ -292,7 +292,7 @@ def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
 def _advantages_and_returns(
     from_values: FromValues, starts: Sequence[int], rewards_N: Tensor, values_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Applies `from_values` to each answer by itself."""
+    """Applies `from_values` to each answer separately."""
     advantages, returns = [], []
     for start, end in pairwise(starts):
         advantages_of_answer, returns_of_answer = from_values(

@@ -102,11 +102,11 @@ class Sequences:
 
     @staticmethod
     def empty() -> Sequences:
-        """Makes a value without sequences, to append to."""
+        """Returns empty `Sequences`, to which sequences are appended."""
         return Sequences(
             rows=[],
-            first_rows=[0],  # both begin with a 0, the beginning of the first sequence
-            starts=[0],
+            first_rows=[0],  # the first sequence begins at row 0
+            starts=[0],  # and at trained token 0
             rewards=[],
             early_rewards=[],
             scores=[],

@@ -60,7 +60,10 @@ def read_steps(setting: str | Mapping[str, Any]) -> StepSplitter:
 def _read_part(
     family: type[Family], setting: str | Mapping[str, Any], name: str, allowed: Collection[str]
 ) -> Family:
-    """Returns the part that a setting describes: its `type` alone, or an object. `name` is for messages."""
+    """Returns the part that a setting describes. The setting is an object, or the part's `type` as a text.
+
+    Messages call the setting `name`.
+    """
     # A client's text is only the name of a part here. In a configuration file, a text may also be a Jsonnet
     # program, and a client must not run programs.
     configuration = {"type": setting} if isinstance(setting, str) else dict(setting)

@@ -52,7 +52,7 @@ class HierarchyAware(OverAnotherCredit):
 
 
 def mark_phrases(token_ids: TokenIds, codec: TextCodec, phrases: Sequence[str]) -> Column:
-    """Returns a mask of the tokens that have a character of a phrase, shape [T]."""
+    """Returns a mask of the tokens that overlap a phrase, ignoring case, shape [T]."""
     import numpy as np
 
     text = codec.decode(token_ids)

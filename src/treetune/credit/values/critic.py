@@ -79,8 +79,10 @@ class CriticEstimator(ValueEstimator):
 
 
 def critic_values(valuation: Valuation) -> list[list[float | None]]:
-    """Returns the critic's values of each answer, one for each of its states; None after the last sampled
-    token. Collective."""
+    """Returns the critic's value of each state of each answer. Collective.
+
+    The value of a state after the last sampled token is None.
+    """
     critic = required(valuation.context.model_scores.critic, "critic")
     values_of_tokens = critic.values([answer.trajectory for answer in valuation.answers])
     values_of_states = []

@@ -183,7 +183,7 @@ class LibraryScorer:
             self._start()
 
     def score(self, answer: str, problem: Mapping[str, Any]) -> LibraryScore:
-        """Scores an answer to a problem, which is in the form that the score module reads (JSON).
+        """Scores an answer. `problem` must be JSON data in the form that the score module reads.
 
         Raises SandboxUnavailable if the sandbox failed for a reason that isn't the answer's.
         """

@@ -561,12 +561,12 @@ def enumerate_single_branchings(
 def score_trees(
     table: TurnTable, outcomes: Sequence[RootOutcome], roots: int, credit: TreeCredit
 ) -> TurnScore:
-    """Returns the score of the credit `tree` for trees with so many independent roots.
+    """Returns the score of the credit `tree` for trees with `roots` independent roots.
 
     Args:
         table: The language.
-        outcomes: What may grow from one root.
-        roots: The number of answers from the prompt.
+        outcomes: Every tree that may grow from one root, with its probability.
+        roots: The number of independent starts at the prompt in each tree.
         credit: The credit. Its weight is `reach` or `once`. (With `each`, several answers would train the
             same turn, and the audit would count this turn several times.)
     """

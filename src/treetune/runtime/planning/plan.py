@@ -462,7 +462,7 @@ def remedy(plan: Plan) -> Remedy | None:
     fewest GPUs of the same kind, with changes if needed. Returns None if nothing helps."""
     if plan.fits:
         return Remedy(())
-    if (changes := _changes(plan)) is not None:
+    if (changes := _find_changes(plan)) is not None:
         return Remedy(changes)
     if plan.machine.device == "cpu":
         return None
@@ -475,19 +475,20 @@ def remedy(plan: Plan) -> Remedy | None:
         on_more = replace(plan, machine=larger)
         if on_more.fits:
             return Remedy((), gpus, nodes)
-        if (changes := _changes(on_more)) is not None:
+        if (changes := _find_changes(on_more)) is not None:
             return Remedy(changes, gpus, nodes)
     return None
 
 
-def _changes(plan: Plan) -> tuple[Change, ...] | None:
+def _find_changes(plan: Plan) -> tuple[Change, ...] | None:
     """Returns the cheapest change with which the plan fits, or else the cheapest two, or else a larger set
-    from which none can be left out; None if nothing helps.
+    from which none can be left out. Returns None if nothing helps.
 
-    All sets of one and two changes are tried. There are too many larger sets, so these begin with the
-    strongest change of every key, and leave one after the other out.
+    All sets of one and two changes are tried. There are too many larger sets, so `_smallest_set` begins with
+    the strongest change of every key, and then removes or weakens one after the other.
 
-    As many servers as the GPUs hold are added to the changes, so that no GPU is idle while a server samples.
+    If more servers fit on the GPUs, a change to as many as possible is added. Otherwise the other GPUs would
+    be idle while one server samples.
     """
     candidates = sorted(_candidates(plan), key=lambda change: change.cost)
     for count in (1, 2):
@@ -495,7 +496,7 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
             changes for changes in itertools.combinations(candidates, count) if _of_different_keys(changes)
         ]
         for changes in sorted(sets, key=_cost):
-            if _fitting(plan, changes):
+            if _plan_if_it_fits(plan, changes):
                 return _with_more_servers(plan, changes)
     shares = [change for change in candidates if change.key == SHARE]
     others = [change for change in candidates if change.key != SHARE]
@@ -512,7 +513,7 @@ def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change,
     The plan fits with `changes` alone, too. But while a single server samples, the other GPUs are idle. If no
     more servers fit, or if the configuration sets the servers itself, returns `changes` as they are.
     """
-    changed = _fitting(plan, changes)
+    changed = _plan_if_it_fits(plan, changes)
     if changed is None or changed.engine is None:
         return changes
     settings = changed.engine.settings
@@ -521,7 +522,7 @@ def _with_more_servers(plan: Plan, changes: tuple[Change, ...]) -> tuple[Change,
     most_servers = plan.machine.ranks // settings.tensor_parallel_size
     for replicas in range(most_servers, settings.replicas_on("cuda"), -1):
         with_replicas = (*changes, Change("engines.policy.replicas", replicas, 0))
-        if _fitting(plan, with_replicas):
+        if _plan_if_it_fits(plan, with_replicas):
             return with_replicas
     return changes
 
@@ -542,7 +543,7 @@ def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) ->
     chosen = list(strongest.values())
     if share is not None:
         chosen.append(share)
-    if not _fitting(plan, tuple(chosen)):
+    if not _plan_if_it_fits(plan, tuple(chosen)):
         return None
     for change in sorted(strongest.values(), key=lambda change: -change.cost):
         without = [other for other in chosen if other is not change]
@@ -555,7 +556,7 @@ def _smallest_set(plan: Plan, share: Change | None, candidates: list[Change]) ->
         for candidate in weaker:
             alternatives.append([*without, candidate])
         for alternative in alternatives:
-            if _fitting(plan, tuple(alternative)):
+            if _plan_if_it_fits(plan, tuple(alternative)):
                 chosen = alternative
                 break
     return tuple(chosen)
@@ -570,7 +571,7 @@ def _cost(changes: Iterable[Change]) -> int:
     return sum(change.cost for change in changes)
 
 
-def _fitting(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
+def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
     """Returns the plan with these changes; None if it doesn't fit then."""
     changed: Plan | None = plan
     # ZeRO's stage is changed first, since some other changes are refused without it.

@@ -176,8 +176,8 @@ class LogTokenizer:
             raise ValueError("a prompt that the chat template refuses") from error
 
     def _restore_chat(self, text: str) -> TokenIds | None:
-        """Returns the ids of a prompt whose special tokens are missing in its text; None for other texts, and
-        for prompts that may have several turns."""
+        """Returns the token ids of a prompt whose text lacks its special tokens. Returns None for any other
+        text, and for a prompt that may have several turns."""
         is_ambiguous = False
         # A form is what the chat template writes around one or two messages, without special tokens.
         for form in self._forms:
@@ -185,7 +185,8 @@ class LogTokenizer:
             if messages is None:
                 continue
             if form.may_have_more_turns(messages):
-                # Special tokens between these turns would be lost, and the decoded text would not show it.
+                # With several turns, the ids would lack the special tokens between them. The check below
+                # would not notice, since the stored text has no special tokens either.
                 is_ambiguous = True
                 continue
             try:

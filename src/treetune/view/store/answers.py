@@ -323,7 +323,7 @@ class AnswerStore:
     def _clauses(self, question: RowQuery) -> tuple[str, list[Any], str]:
         """Returns the SQL after WHERE, the values of its `?`, and the SQL after ORDER BY.
 
-        The text that the question searches for is not in the SQL.
+        The SQL leaves out the text search (`question.search`), which `ask` adds as a join.
         """
         all_types, chosen_types = self.columns(), self.columns(question.sources)
         where, values = condition_sql(question.filters, all_types, chosen_types)

@@ -507,7 +507,7 @@ class _Body:
         self._give_up(node, "calls a method that no parent class has")
 
     def _examine_method(self, node: ast.Call, method: Any) -> bool:
-        """Examines a method of the class, given the arguments of a call.
+        """Examines a method of `self._owner` as the call `node` uses it.
 
         Returns whether the method's result may be a lasting object or a part of one. A lasting object
         outlives the call.
@@ -519,7 +519,7 @@ class _Body:
         return self._examine_call(node, function, None if is_static else self._owner)
 
     def _examine_call(self, node: ast.Call, function: Any, owner: type | None) -> bool:
-        """Examines a function, given the arguments of a call.
+        """Examines a function as the call `node` uses it.
 
         Returns whether the result may be a lasting object or a part of one. A lasting object outlives the
         call.
