@@ -1,0 +1,8 @@
+// To append to an experiment of this folder: all problems of GSM8K and MATH-500, with up to 512 tokens for an answer.
+local sets = (import 'benchmarks.libsonnet').evaluation.sets;
+{
+  context_length: 1280,
+  evaluation: {
+    sets: [set { problems: null, max_tokens: 512 } for set in sets if set.name != 'test_greedy'],
+  },
+}
