@@ -1,7 +1,9 @@
 // To append to an experiment of this folder: all problems of GSM8K and MATH-500, with up to 512 tokens for an answer.
 local sets = (import 'benchmarks.libsonnet').evaluation.sets;
 {
-  context_length: 1280,
+  context_length: 1536,
+  // On a CPU, bfloat16 takes about half the time of float32.
+  engines+: { policy: { type: 'vllm', replicas: 1, dtype: 'bfloat16' } },
   evaluation: {
     sets: [set { problems: null, max_tokens: 512 } for set in sets if set.name != 'test_greedy'],
   },
