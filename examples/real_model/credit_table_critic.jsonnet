@@ -4,7 +4,6 @@ local bench = (import 'analyzers/credit_bench_critic.jsonnet').analyzers[0].meth
 {
   analyzers: [
     table {
-      problems: 9,
       truth+: { samples: 256 },
       methods+: {
         critic: bench.critic,

@@ -1,4 +1,4 @@
-// A critic for credit_table.jsonnet, trained next to the policy. The policy learns from siblings, whose baselines the critic
+// A critic for credit_table_critic.jsonnet, trained next to the policy. The policy learns from siblings, whose baselines the critic
 // improves as far as it is right: a critic that still knows nothing does no harm.
 (import 'shared.libsonnet') + (import 'methods/ppo_group_credit.jsonnet') + {
   experiment_name: 'critic',

@@ -14,6 +14,7 @@ Promises that these tests hold:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +89,20 @@ def servers(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
 
 
 # Samples
+
+
+def test_answers_that_arrive_together_after_a_pause_have_the_rate_of_the_pause(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = servers.engine(servers.serve().url)
+    engine.generate([request(1)])
+    now = time.monotonic() + 60.0
+    monkeypatch.setattr("treetune.engine.engine.time", SimpleNamespace(monotonic=lambda: now))
+    tokens_before = engine.tokens
+    for seed in range(2, 5):
+        engine._count(answers(seed))
+        now += 0.001
+    assert engine.tokens_per_second == pytest.approx((engine.tokens - tokens_before) / 60.0, rel=0.01)
 
 
 @pytest.mark.parametrize("route", ["tokens", "completions"])

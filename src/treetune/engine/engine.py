@@ -322,7 +322,10 @@ class VllmEngine(Engine):
         self._recent.append((now, count))
         # Old entries are dropped only after two windows, so that the list isn't copied at each arrival.
         if self._recent[0][0] < now - 2 * RATE_WINDOW_S:
-            self._recent = [entry for entry in self._recent if entry[0] >= now - RATE_WINDOW_S]
+            number_of_old = sum(arrived < now - RATE_WINDOW_S for arrived, _ in self._recent)
+            # The newest of the old entries stays, since the rate begins with it. Without it, answers that
+            # arrive together after a pause would seem to have been sampled in the milliseconds between them.
+            self._recent = self._recent[number_of_old - 1 :]
 
     # Weights
 
