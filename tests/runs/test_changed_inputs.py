@@ -102,7 +102,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_is_pinned_from_then_o
     config = started(tmp_path)
     stored = manifest.read_manifest(directory_of(config))
     older = {key: value for key, value in stored.items() if key not in ("inputs", "checksum")}
-    write_record(directory_of(config).path / manifest.MANIFEST, older)
+    write_record(directory_of(config).manifest_file, older)
     (remark,) = begin(config)
     assert "recorded no digest of the start model" in remark
     assert begin(config) == []
@@ -111,7 +111,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_is_pinned_from_then_o
         begin(config)
     assert older["data"]["train"]
     write_record(
-        directory_of(config).path / manifest.MANIFEST, {**older, "data": {**older["data"], "train": "0" * 16}}
+        directory_of(config).manifest_file, {**older, "data": {**older["data"], "train": "0" * 16}}
     )
     with pytest.raises(ValueError, match=r"the problems of train have changed \(fingerprint 0{16}"):
         begin(config)
