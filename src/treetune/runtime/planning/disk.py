@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,9 @@ def _room(folder: Path, experiment: Path) -> int:
     """
     # The folder may not exist yet, but one of its parents does, on the same disk.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
-    files = (experiment / CHECKPOINTS).rglob("*")
-    taken = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
+    taken = 0
+    for file in (experiment / CHECKPOINTS).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a run that is under way deletes old checkpoints
+            if file.is_file() and not file.is_symlink():
+                taken += file.stat().st_size
     return shutil.disk_usage(existing).free + taken
