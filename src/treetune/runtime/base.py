@@ -313,6 +313,7 @@ class StopAfter(Part):
 
 Overlap = Literal["none", "one_step"]
 WITHOUT_OVERLAP = "or leave overlap at 'none'"
+"""The other way out, at the end of the remedies of `check_overlap`."""
 
 
 @Runtime.register("policy_iteration")
@@ -404,8 +405,8 @@ class PolicyIteration(Runtime):
         return tasks
 
     def missing_for_grades(self) -> list[str]:
-        """Returns the requirements of all tasks' graders and environments that this machine doesn't have,
-        such as a package or bubblewrap, each as a message."""
+        """Returns a message for each requirement of graders, rollouts and environments, such as a package or
+        bubblewrap, that this machine doesn't have. The graders are those of all tasks."""
         graders = list(itertools.chain.from_iterable(task.grader.parts() for task in self.all_tasks))
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
@@ -612,8 +613,11 @@ def check_unique(
 
 
 def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
-    """Yields a finding for each setting that doesn't work with an overlap of one step: those that use trainer
-    and engine in turn, or the weights that are being trained, while the engine samples."""
+    """Yields a finding for each setting that doesn't work with ``overlap: 'one_step'``.
+
+    Such a setting samples nothing, learns from stale answers without a correction, reads the weights that are
+    being trained, or uses trainer and engine in turn.
+    """
     if not experiment.rollout.needs_engine:
         yield Finding(
             "overlap 'one_step' samples while it trains, and this rollout samples nothing",

@@ -77,10 +77,10 @@ class RunResources:
         # out from here on. The trainer's models are made later and can still be freed.
         gc.collect()
         gc.freeze()
-        # Evaluation answers fixed problems, so that its rollout draws no further problems.
+        # Evaluation answers fixed problems, so its rollout must draw no further problems.
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.check_at_start(session.model.codec)
-        # A run without an engine grades too: its demonstrations.
+        # A run without an engine grades, too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
             environments: EnvironmentPool | None = None
@@ -118,7 +118,7 @@ class RunResources:
         self._judge_was_checked = True
 
     def for_thread(self) -> RunResources:
-        """Returns a copy for a second thread of each rank; only one of the two may sample at a time.
+        """Returns a copy for a second thread of each rank. Only one of the two threads may sample at a time.
         Collective."""
         resources = copy.copy(self)
         resources.session = self.session.for_thread()
