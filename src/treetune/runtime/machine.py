@@ -77,7 +77,7 @@ class Machine:
     """Bytes of /dev/shm; 0 if this user can't write there; None: unknown."""
     nodes: int = 1
     gpus: int | None = None
-    """The GPUs that the machine sees; None: one for each rank."""
+    """The number of GPUs that are visible on the machine; None: one for each rank."""
     is_here: bool = False
     """Whether it is the machine of this process, whose disk can be looked at."""
 

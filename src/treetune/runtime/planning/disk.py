@@ -14,7 +14,7 @@ WHOLE = 3
 """Checkpoints with weights and trainer's state that exist at once: the two newest, and one that is being
 written."""
 KEPT_WHOLE = 2
-"""Those that remain."""
+"""The number of these checkpoints that remain once the new one is written."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CheckpointSpace:
 
     @property
     def at_once(self) -> int:
-        """Bytes without which a checkpoint can't be written in addition to the two before it."""
+        """Bytes of all checkpoints that exist at once: the two newest, and the one that is being written."""
         return self.number * (self.weights + self.state)
 
     @property

@@ -47,8 +47,8 @@ assumed for a GPU."""
 LARGEST_SHARE = 0.9
 """The largest share of a GPU that a server gets by default, about vLLM's default."""
 SPARE = 2 * GIB
-"""Assumed bytes of a GPU that such a server leaves free: for CUDA graphs, chunks of new weights, and the
-canary's passes."""
+"""Assumed bytes of a GPU that a server with a default share leaves free: for CUDA graphs, chunks of new
+weights, and the canary's passes."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Plan:
     def sequences_at_once(self) -> int:
         """The number of sequences that a server samples at the same time.
 
-        Each counts with its mean length at its end. As many as fit into the KV cache with this length are
-        sampled at once, so that none is evicted and computed again.
+        Each sequence counts with the mean length of a prompt and a whole answer. As many sequences of this
+        length as fit into the KV cache are sampled at once, so that none is evicted and computed again.
         """
         assert self.engine is not None
         length = self.work.prompt_tokens + self.work.answer_tokens
@@ -389,7 +389,7 @@ MORE_GPUS = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4))
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one setting, which doesn't change the update.
+    """A change of one setting that affects memory and speed, and leaves the update of the weights the same.
 
     Example: ``Change("trainer.gradient_checkpointing", True, cost=6)``.
     """
@@ -397,7 +397,7 @@ class Change:
     key: str
     value: Any
     cost: int
-    """The rank of the change by the time that it costs."""
+    """A rank: a change of a lower cost slows the run down less."""
 
     @property
     def text(self) -> str:
