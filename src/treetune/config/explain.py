@@ -2,9 +2,9 @@
 
 Jsonnet merges lazily and keeps no record of it. So each file is evaluated alone, with an empty object that
 has a mark in place of each of its imports, also of those of the libraries that it calls. An import was merged
-into the object in which its mark appears. The mark's number is the import's place in the order of merging. All
-other keys are set by the file itself. A file that needs others (``$``, ``super``) may fail alone. Its value is
-then reported as *computed*; nothing is guessed.
+into the object in which its mark appears. The mark's number is the import's place in the order of merging.
+All other keys are set by the file itself. A file that needs others (``$``, ``super``) may fail alone. Its
+value is then reported as *computed*; nothing is guessed.
 """
 
 from __future__ import annotations
