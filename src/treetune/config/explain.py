@@ -57,6 +57,8 @@ local keys(x) =
 
 
 class _Computed:
+    """The class of `COMPUTED`, which messages show as "(computed)"."""
+
     @override
     def __repr__(self) -> str:
         return "(computed)"
@@ -149,8 +151,9 @@ class Explanation:
     def _in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
         """Returns everything that sets the key in a file and its imports, in the order of merging.
 
-        `active` are the files whose imports are being followed, so that a file that imports itself ends the
-        recursion.
+        Args:
+            active: The files whose imports are being followed. A file among them imports itself, and nothing
+                is returned for it, which ends the recursion.
         """
         if layer in active:
             return []

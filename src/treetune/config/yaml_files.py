@@ -261,12 +261,16 @@ class _YamlReader:
 
 
 class _Key(NamedTuple):
+    """A key in a YAML file: ``trainer+:`` is ``_Key("trainer", True)``."""
+
     name: str
     merges: bool
     """Whether its object is merged into the one of earlier files."""
 
 
 class _Field(NamedTuple):
+    """A key of an object with its value, and the line on which the key is."""
+
     key: _Key
     value: yaml.Node
     line: int

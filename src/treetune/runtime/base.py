@@ -282,7 +282,7 @@ class StopAfter(Part):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        # `length_matters` says why the iterations so far depend on how many the run has; None if they don't.
+        # `length_matters` says why the results of iterations depend on the run's number of iterations.
         if experiment.length_matters is not None:
             yield Finding(
                 "stop_after ends the run at an iteration that is not known beforehand, and"
@@ -429,7 +429,7 @@ class PolicyIteration(Runtime):
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
             # By getattr, since not every type of engine has these settings. The servers at `addresses` run
-            # already, perhaps on other machines, so that their sleep needs no GPU here.
+            # already, perhaps on other machines, so their sleep needs no GPU here.
             named_devices = getattr(engine, "devices", None)
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:
@@ -488,8 +488,8 @@ class PolicyIteration(Runtime):
 
     @property
     def length_matters(self) -> str | None:
-        """The reason why the iterations so far depend on how many the run has, for messages; None if they
-        don't."""
+        """The reason, for messages, why the results of the iterations so far depend on the run's number of
+        iterations, as with a learning rate that decays to the run's end. None if they don't depend on it."""
         return None if self.restart == "every_iteration" else self.trainer.length_matters
 
     @override

@@ -115,7 +115,7 @@ class ExperimentDirectory:
 
     @property
     def notes(self) -> Path:
-        """Returns the folder of people's notes on answers."""
+        """The folder of people's notes on answers."""
         return self.path / NOTES
 
     @property
@@ -124,7 +124,7 @@ class ExperimentDirectory:
 
     @property
     def run_log(self) -> Path:
-        """Returns the file with the messages of `treetune run`."""
+        """The file with the messages of `treetune run`."""
         return self.logs / "run.log"
 
     # Iterations

@@ -384,11 +384,11 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     right_votes = sum(is_right for _, is_right in answers)
     first_right_index = next((i for i, (_, is_right) in enumerate(answers) if is_right), len(answers))
     wrong_votes = Counter(answer for answer, is_right in answers if not is_right)
-    # Backwards, so that the first of equal spellings is the one that stays.
+    # In reverse, since a later entry replaces an earlier one: the first of equal spellings then stays.
     first_index = {answer: i for i, (answer, _) in reversed(list(enumerate(answers)))}
 
     def beats_right_answers(answer: str, votes: int) -> bool:
-        # Of equally frequent answers the first one wins.
+        # Among equally frequent answers the first one wins.
         comes_first = first_index[answer] < first_right_index
         return votes > right_votes or (votes == right_votes and comes_first)
 

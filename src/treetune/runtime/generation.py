@@ -192,8 +192,8 @@ def _run_rollout_phase(
         # The services of graders count, for example, the questions to a judge.
         metrics |= resources.service_metrics(context.grader)
         if config.rollout.needs_engine:
-            # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
-            # grader again.
+            # `refuse_only_none` raises if no answer could be graded. No answer has been written yet, so the
+            # next start asks the grader again.
             unavailable.report_ungraded(context, f"iteration {iteration + 1}", answers_of(trees))
             unavailable.refuse_only_none(context, answers_of(trees))
     if early is not None:

@@ -216,6 +216,7 @@ class Lookahead:
         engine = self._resources.server.engine
         is_sampling = any(not in_flight.done() for in_flight in self._in_flight.values())
         if engine is not None and is_sampling:
-            # The run ends early. Whatever the thread waits for in the engine then raises, so that it ends.
+            # The run ends early. If the thread waits for the engine, its call then raises, and the thread
+            # ends.
             engine.close()
         self._thread.join(END_S)

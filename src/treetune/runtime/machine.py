@@ -118,7 +118,8 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     nvidia-smi, since importing PyTorch takes seconds.
 
     Args:
-        started: Whether this process is the run already, so that without a launcher it is the only rank.
+        started: Whether this process is a rank of the run already. Without a launcher, it is then the only
+            rank.
 
     Raises:
         ValueError: nvidia-smi fails.

@@ -279,7 +279,7 @@ def refuse_another(
     Args:
         plain: The present configuration, before it was built.
         config: The present configuration.
-        same_model: Whether the start model has the same content, so that its path may have changed.
+        same_model: Whether the start model has the same content as before. Its path may then have changed.
 
     Raises:
         ValueError: A changed key would have changed the results so far.
@@ -393,7 +393,8 @@ def _describe_rows(rows: Mapping[str, Any] | None) -> str:
 
 
 def _is_same_model(earlier_inputs: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> bool:
-    """Returns whether the start model has the digest that the run began with. False if that is unknown."""
+    """Returns whether the start model has the digest that the manifest recorded last. Returns False if one of
+    the two digests is unknown."""
     before, now = (earlier_inputs or {}).get("model", {}), inputs.get("model", {})
     return "digest" in before and before["digest"] == now.get("digest")
 
@@ -439,7 +440,8 @@ def data_hash(task: Task, split: Any) -> str | None:
 
 
 def code_commit() -> str | None:
-    """Returns the code's git commit, with ``+changes`` where files differ from it; None outside of git."""
+    """Returns the git commit of this code, with ``+changes`` if tracked files differ from it. Returns None if
+    the code is not in a git checkout."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:

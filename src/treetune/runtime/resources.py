@@ -62,8 +62,8 @@ class RunResources:
         self._environments = environments
         self._judge_was_checked = False
         self.model_scores = ModelScores()
-        """What the run's trainer computes for the credit, as far as the credit asks for it
-        (`training.open_trainer`)."""
+        """The functions by which the run's trainer computes the scores that the credit asks for. Set by
+        `training.open_trainer`."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 

@@ -45,7 +45,8 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """What a process knows of its run: ranks, the experiment's directory, the console, the start model."""
+    """A process's knowledge of its run: the ranks, the experiment's directory, the console, the start model,
+    and how far the run is."""
 
     config: PolicyIteration
     plain_config: Mapping[str, Any]

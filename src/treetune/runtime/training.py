@@ -155,6 +155,7 @@ def critic_for_credit(
     prompts = CriticPrompts(codec, settings.template, context_length)
 
     def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
+        """Returns a column of values for each of this rank's answers: NaN for tokens that weren't sampled."""
         import numpy as np
 
         from treetune.trainer.tokens import Sequences
@@ -189,6 +190,7 @@ def reference_for_credit(
     """
 
     def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
+        """Returns the log-probs of each of this rank's texts."""
         from treetune.trainer.tokens import Sequences
 
         rows_of_rank = [_row_of_text(text) for text in texts]
@@ -276,6 +278,7 @@ def divergences_for_credit(
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
         def score(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor]:
+            """Returns a tuple with one column, since `_score_rows` expects a tuple of columns."""
             import numpy as np
             import torch
 

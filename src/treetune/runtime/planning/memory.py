@@ -532,7 +532,7 @@ class TrainerMemory:
 
     @cached_property
     def moving_average_weights(self) -> int:
-        """The number of weights of which a moving average is the objective's teacher; 0 if none is."""
+        """The number of weights of the moving average that is the objective's teacher; 0 without one."""
         teacher = teacher_of(self.trainer.objective)
         if teacher is None or teacher.weights != "average":
             return 0
@@ -622,7 +622,7 @@ class TrainerMemory:
         entropy = objective.entropy_coef != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
-            # The reward model has no adapters, so that its head is trained also if the policy's isn't.
+            # The reward model has no adapters, so its head is trained even if the policy's isn't.
             is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=entropy,
             terms=isinstance(objective, DistributionObjective),

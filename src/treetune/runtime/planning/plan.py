@@ -500,7 +500,8 @@ def _find_changes(plan: Plan) -> tuple[Change, ...] | None:
                 return _with_more_servers(plan, changes)
     shares = [change for change in candidates if change.key == SHARE]
     others = [change for change in candidates if change.key != SHARE]
-    # A larger share of the GPU for the engine leaves less for the trainer, so that all shares are tried.
+    # A larger share of the GPU for the engine leaves less for the trainer, so neither the largest nor the
+    # smallest share is always the best one, and all are tried.
     smallest_sets = [_smallest_set(plan, share, others) for share in [None, *shares]]
     helpful = [changes for changes in smallest_sets if changes is not None]
     best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
@@ -572,7 +573,8 @@ def _cost(changes: Iterable[Change]) -> int:
 
 
 def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
-    """Returns the plan with these changes; None if it doesn't fit then."""
+    """Returns the plan with these changes. Returns None if the changed plan doesn't fit the machine, or if
+    the configuration refuses a change."""
     changed: Plan | None = plan
     # ZeRO's stage is changed first, since some other changes are refused without it.
     for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
@@ -626,7 +628,7 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
     configured_share = plan.experiment.engines.policy.gpu_memory_utilization
     if configured_share is not None:
         yield from (Change(SHARE, share, 3) for share in SHARES if share > configured_share)
-        # A smaller cache makes sampling slower, so that smaller shares cost more.
+        # A smaller cache makes sampling slower, so smaller shares cost more.
         for number, share in enumerate(SHARES):
             if share < configured_share:
                 yield Change(SHARE, share, 3 + number)

@@ -252,7 +252,7 @@ def trained_tokens(work: IterationWork, layout: Layout) -> float:
     if layout != "tree":
         return work.rows * work.row_tokens
     answer_tokens = min(work.answer_tokens, work.row_tokens)
-    # Rows are shuffled, so that the answers to a problem lie in several steps. Each of these steps computes
+    # Rows are shuffled, so the answers to a problem lie in several steps. Each of these steps computes
     # the prompt. `steps_with_problem` is their expected number, with a step drawn for each row by itself.
     steps_of_epoch = max(1.0, work.steps / work.epochs)
     rows_of_problem = work.rows / min(work.problems, work.rows)
@@ -287,7 +287,7 @@ def _sampling(
     plan: Plan, phase: str, samples: int, tokens: float, context: float, prompt_tokens: float = 0.0
 ) -> PhaseSeconds:
     """Returns the seconds of sampling with all servers. Device, engine process and HTTP process work at the
-    same time, so that the slowest of them decides. On a CPU, they share the cores.
+    same time, so the slowest of them decides. On a CPU, they share the cores.
 
     Args:
         samples: The number of samples.
@@ -349,7 +349,7 @@ def predicted(plan: Plan) -> dict[str, float]:
     metrics: dict[str, float] = defaultdict(float)
     for estimate in estimates(plan):
         metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
-    # Where sampling has no estimate, the sum would be too small.
+    # If the run samples and the seconds of sampling are not estimated, the sum would be too small.
     if not plan.work.is_sampled or _can_estimate_sampling(plan):
         metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
