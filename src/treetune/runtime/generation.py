@@ -374,9 +374,9 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
-    # A call is one call of the engine, in which it sampled answers and continuations. Its span begins when
-    # the last rank has its last answer, and ends with the slowest rank's call. A rank may have made fewer
-    # calls than others; a missing call has the times 0, which change no maximum.
+    # A call (`CallTimes`) is one program, a coroutine that requests samples, which the engine ran. Its span
+    # begins when the last rank has its last answer, and ends with the slowest rank's call. A rank may have
+    # made fewer calls than others; a missing call has the times 0, which change no maximum.
     spans = []
     for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
         answers_end = max(call.answers_end for call in calls)
