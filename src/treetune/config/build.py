@@ -143,7 +143,8 @@ class _Builder:
             return None
         parts = [member for member in alternatives if schema.holds_parts(member)]
         plain = [member for member in alternatives if member not in parts and member is not type(None)]
-        # Of `str | Part`, a text is the plain alternative. Parts are objects, or lists of them.
+        # With `str | Part`, a text belongs to the plain alternative, since parts are objects, or lists or
+        # objects of parts.
         if plain and not isinstance(data, dict | list):
             return self._plain_value(functools.reduce(operator.or_, plain), data, key)
         families = [member for member in parts if schema.is_family(member)]
@@ -294,7 +295,8 @@ class _Builder:
     def _fits_constraints(
         self, annotation: Any, constraints: tuple[Any, ...], data: Any, key: KeyPath
     ) -> bool:
-        """Returns whether a list or object of parts fits its constraints (its length); else notes it."""
+        """Returns whether a list or object of parts fits its constraints, which bound its length. If it
+        doesn't, notes the mistake."""
         if not isinstance(data, list | dict):
             return True  # its type is checked where it is built
         # The items are checked where they are built. So here they have the type Any.

@@ -59,7 +59,7 @@ def _rank(path: Path) -> tuple[int, str]:
 
 
 def kind_of(name: Path) -> str:
-    """Returns the kind of a configuration, whose path is below configs/."""
+    """Returns the kind of a configuration. `name` is its path relative to configs/."""
     folder = str(name.parent)
     return next((kind for kind, folders in KINDS.items() if folder in folders), FRAGMENTS)
 

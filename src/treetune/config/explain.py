@@ -2,9 +2,9 @@
 
 Jsonnet merges lazily and keeps no record of it. So each file is evaluated alone, with an empty object that
 has a mark in place of each of its imports, also of those of the libraries that it calls. An import was merged
-into the object in which its mark appears, and the mark's number tells after how many other imports. All other
-keys are set by the file itself. A file that needs others (``$``, ``super``) may fail alone. Its value is then
-reported as *computed*; nothing is guessed.
+into the object in which its mark appears. The mark's number is the import's place in the order of merging.
+All other keys are set by the file itself. A file that needs others (``$``, ``super``) may fail alone. Its
+value is then reported as *computed*; nothing is guessed.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ local keys(x) =
 
 
 class _Computed:
+    """The class of `COMPUTED`, which messages show as "(computed)"."""
+
     @override
     def __repr__(self) -> str:
         return "(computed)"
@@ -132,7 +134,8 @@ class Explanation:
         for layer in self._config.layers:
             settings += self._in_layer(layer, key, active=())
         final = self.value(key)
-        # Evaluated alone, `$.x * 2` uses the file's own x. The result may have another one.
+        # If the file is evaluated alone, `$.x * 2` uses the file's own x. The whole configuration may have
+        # another x.
         is_value = final is not MISSING and not isinstance(final, dict)
         if settings and is_value and settings[-1].value != final:
             settings[-1] = replace(settings[-1], value=COMPUTED)
@@ -148,8 +151,9 @@ class Explanation:
     def _in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
         """Returns everything that sets the key in a file and its imports, in the order of merging.
 
-        `active` are the files whose imports are being followed, so that a file that imports itself ends the
-        recursion.
+        Args:
+            active: The files whose imports are being followed. A file among them imports itself, and nothing
+                is returned for it, which ends the recursion.
         """
         if layer in active:
             return []
@@ -456,7 +460,7 @@ def _without_marks(value: Any) -> Any:
 def key_paths(data: Any, prefix: KeyPath = ()) -> list[KeyPath]:
     """Returns every key of an evaluated object, parents before children.
 
-    Of ``{"trainer": {"rate": 0.5}}`` these are ("trainer",) and ("trainer", "rate").
+    For ``{"trainer": {"rate": 0.5}}``, they are ("trainer",) and ("trainer", "rate").
     """
     if not isinstance(data, dict):
         return []

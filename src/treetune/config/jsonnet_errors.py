@@ -118,7 +118,7 @@ def _describe_computed_key(
 def _describe_setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
     """Returns what sets a key, or else what sets an object around the key; None if nothing is found.
 
-    The whole configuration can't be evaluated, so that only the single files are looked at.
+    The whole configuration can't be evaluated, so the single files are looked at.
     """
     explanation = Explanation(Config({}, tuple(layers), variables))
     while key:

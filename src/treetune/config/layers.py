@@ -26,6 +26,7 @@ TOTAL = "--configs"
 """The name, in Jsonnet's messages, of the text that adds the layers."""
 
 DEADLINE_S = 60.0
+"""The seconds after which an evaluation is given up, since it may be an endless loop."""
 
 Importer = Callable[[str, str], tuple[str, bytes]]
 """Finds an import: takes the importing file's folder and the name in the import, and returns the file's name
@@ -100,7 +101,7 @@ def _no_such_file(name: str, searched: Sequence[Path]) -> ConfigIssue:
     similar_names: list[str] = []
     for stem in nearest(Path(name).stem, by_stem, count=2):
         similar_names += by_stem[stem]
-    # Of a name without a folder, only the file's name says what was meant, in whatever folder it is.
+    # If the name has no folder, files of a similar name in any folder come first. Otherwise similar paths do.
     has_folder = Path(name).parent != Path(".")
     similar = similar_paths + similar_names if has_folder else similar_names + similar_paths
     near = list(dict.fromkeys(similar))[:3]

@@ -21,7 +21,9 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 Read = Callable[[Path], str]
+"""Returns the text of a file, as Jsonnet."""
 Find = Callable[[str, Path], Path]
+"""Returns the file of an import, from the name in the import and the folder of the importing file."""
 
 _IMPORTS = {"import", "importstr", "importbin"}
 _FIELD_COLONS = {":", "::", ":::", "+:", "+::", "+:::"}
@@ -29,10 +31,15 @@ _FIELD_COLONS = {":", "::", ":::", "+:", "+::", "+:::"}
 
 @dataclass(frozen=True)
 class Token:
+    """A token of a Jsonnet text: a literal, a name or a sign."""
+
     kind: str
+    """The name of its group in `_TOKEN`: ``name``, ``string``, ``block`` or ``other``."""
     text: str
     line: int
+    """The number of the line on which it begins, from 1."""
     start: int
+    """The index of its first character in the whole text."""
 
     @property
     def is_field_name(self) -> bool:
@@ -154,7 +161,8 @@ class _OpenKeys:
 def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
     """Returns the key path (relative to the file's own object) of the field whose value is at this place.
 
-    It is without the numbers of list items: an item may be that of a comprehension, ``[{ … } for x in …]``.
+    The path leaves out the numbers of list items, since an item may be that of a comprehension: ``[{ … } for
+    x in …]``.
     """
     length_of_earlier_lines = sum(map(len, text.splitlines(keepends=True)[: line - 1]))
     position = length_of_earlier_lines + column - 1
@@ -198,8 +206,8 @@ def flattened(operands: list[tuple[str, Path]], find: Find, read_text: Read) -> 
     all of the time of a configuration of thirty fragments.
 
     Every imported file is a local variable, which Jsonnet evaluates once and only if it is needed, as it
-    does an import. Raises RuntimeError where a file asks for its own name; what `find` and `read_text` raise
-    goes through.
+    does an import. Raises RuntimeError if a file asks for its own name, and passes on the errors of `find`
+    and `read_text`.
     """
     files = _ImportedFiles(find, read_text)
     total = " + ".join(files.without_imports(text, folder) for text, folder in operands)

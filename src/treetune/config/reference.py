@@ -27,7 +27,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[^a-z\s])")
 
 @dataclass(frozen=True)
 class KeyEntry:
-    """A key of a part. `default` is as Jsonnet has it; None where the key must be given."""
+    """A key of a part. `default` is the default in Jsonnet; None if the key must be given."""
 
     name: str
     type: str
@@ -142,12 +142,12 @@ def describable() -> dict[str, list[PartEntry]]:
 
 
 def as_word(name: str) -> str:
-    """A family's name in one word: ``model source`` → ``model_source``."""
+    """Returns a name as one word: ``model_source`` for ``model source``."""
     return re.sub(r"[\s_-]+", "_", name.strip().lower())
 
 
 def as_jsonnet(value: Any) -> str:
-    """A default as a configuration would say it."""
+    """Returns a default value as a configuration would write it."""
     return json.dumps(value, ensure_ascii=False, default=as_plain)
 
 

@@ -46,7 +46,8 @@ class Registrable(Part):
         if Registrable in cls.__bases__:
             cls._parts = {}
             cls.root = root
-        # The package's own classes are the ones that have these names now.
+        # Only classes of users are refused. The package's own classes may define these names: `MixedTask`,
+        # for example, has the method `of`, which every task could have in earlier versions.
         elif cls.__module__.partition(".")[0] != __name__.partition(".")[0]:
             for base in cls.__mro__:
                 if Registrable in base.__bases__:
@@ -54,8 +55,11 @@ class Registrable(Part):
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:
-        """Class decorator: ``@Credit.register("group")``. Raises ValueError for a name that is taken, and
-        TypeError for a part that doesn't say what its family declares."""
+        """Returns a class decorator that registers a part: ``@Credit.register("group")``.
+
+        The decorator raises ValueError for a name that is taken. It raises TypeError for a part that doesn't
+        set an attribute in `to_declare`, or that has a method in `NO_LONGER_ASKED`.
+        """
 
         def add(part: T) -> T:
             earlier = cls._parts.get(name)

@@ -217,7 +217,7 @@ def override_option(key: KeyPath, value: str = "…") -> str:
     """Returns the option that sets a key, quoted for a shell.
 
     Example: ``--override '{trainer+: {learning_rate: 1e-4}}'``. Jsonnet can't change an item of a list, so
-    that the override sets the first list on the path as a whole.
+    the override sets the first list on the path as a whole.
 
     Args:
         key: The key's path.

@@ -19,7 +19,7 @@ from pydantic import PydanticSchemaGenerationError, TypeAdapter
 from treetune.config.registrable import Registrable
 
 GROUP = "treetune.parts"
-"""Entry points of packages that have parts."""
+"""The group of entry points in which installed packages name their modules with parts."""
 
 OWN_PACKAGE = "treetune"
 
@@ -52,6 +52,7 @@ _BOUNDS: dict[type, tuple[str, str]] = {
     annotated_types.MinLen: ("min_length", "of length at least"),
     annotated_types.MaxLen: ("max_length", "of length at most"),
 }
+"""For each kind of constraint: the attribute that has the bound, and the words before the bound."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +108,16 @@ def check_annotation(annotation: Any) -> None:
 
 
 def is_family(annotation: Any) -> bool:
-    """Returns whether values are chosen by `type`: a family, or a part of one."""
+    """Returns whether the annotation is a family, or a part of one. Its values have a `type`, which chooses
+    the part."""
     return (
         isinstance(annotation, type) and issubclass(annotation, Registrable) and annotation is not Registrable
     )
 
 
 def is_plain_part(annotation: Any) -> bool:
-    """Returns whether values are objects of one class, without `type`."""
+    """Returns whether the annotation is a dataclass outside of all families. Its values are objects without
+    `type`."""
     return isinstance(annotation, type) and dataclasses.is_dataclass(annotation) and not is_family(annotation)
 
 
@@ -160,7 +163,7 @@ def family_word(family: type) -> str:
 def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
     """Returns an annotation without its constraints, and the constraints.
 
-    Of ``Annotated[int, Gt(0)]`` these are ``int`` and ``(Gt(0),)``.
+    For ``Annotated[int, Gt(0)]``, they are ``int`` and ``(Gt(0),)``.
     """
     if typing.get_origin(annotation) is Annotated:
         inner, *constraints = typing.get_args(annotation)

@@ -23,10 +23,11 @@ LARGEST_WHOLE = 2**53 - 1
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
 MOST_VALUES, MOST_CHARACTERS = 100_000, 10_000_000
-"""Values of one file and their characters, with those that aliases repeat. A configuration has a few hundred
-values; ten aliases of ten aliases, eight times over, are a hundred million."""
+"""The most values of one file, and the most characters of its values, those included that aliases repeat. A
+configuration has a few hundred values. Ten aliases of ten aliases, eight times over, are a hundred million
+values."""
 DEEPEST = 100
-"""Objects and lists within each other."""
+"""The most values within each other."""
 
 # The core schema, section 10.3.2 of the specification of YAML 1.2.2.
 _NULL = re.compile(r"null|Null|NULL|~|")
@@ -260,12 +261,16 @@ class _YamlReader:
 
 
 class _Key(NamedTuple):
+    """A key in a YAML file: ``trainer+:`` is ``_Key("trainer", True)``."""
+
     name: str
     merges: bool
     """Whether its object is merged into the one of earlier files."""
 
 
 class _Field(NamedTuple):
+    """A key of an object with its value, and the line on which the key is."""
+
     key: _Key
     value: yaml.Node
     line: int
@@ -281,6 +286,7 @@ class _Writer:
     line: int = 1
     """The line on which the text ends so far."""
     values: int = 0
+    """The number of values that were written so far, those included that aliases repeat."""
     characters: int = 0
     """Characters of all single values."""
 

@@ -36,7 +36,8 @@ ANALYSE_AGAIN = "delete its folder, and run the analysis again"
 def write_result(
     folder: Path, result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str
 ) -> None:
-    """Writes the rows of an analysis into the file `name`, and its numbers with the digest of that file."""
+    """Writes the rows of an analysis into the file `name`, and then its numbers (`result`), with the digest
+    of that file, into `result.json`."""
     with whole_file(folder / name) as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     # Last, since an analysis with a result counts as finished.
@@ -121,12 +122,15 @@ class Analyzer(Registrable):
         raise NotImplementedError
 
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Computes the numbers from the states of several experiments together. Raises ValueError if that
-        isn't possible."""
+        """Computes the numbers of an analysis from the states (`Findings.states`) of several experiments
+        together. Raises ValueError if the analyzer can't do that."""
         raise ValueError(f"analyses by {self.type_name} can't be combined: give each another name")
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        """Returns one figure of the results of one or several experiments: of the contents of their
-        ``result.json``, by the experiments' names."""
+        """Returns one figure of the results of one or several experiments.
+
+        Args:
+            results: The content of each experiment's ``result.json``, by the experiment's name.
+        """
         raise NotImplementedError

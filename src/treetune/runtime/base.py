@@ -282,7 +282,7 @@ class StopAfter(Part):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        # `length_matters` says why the iterations so far depend on how many the run has; None if they don't.
+        # `length_matters` says why the results of iterations depend on the run's number of iterations.
         if experiment.length_matters is not None:
             yield Finding(
                 "stop_after ends the run at an iteration that is not known beforehand, and"
@@ -313,6 +313,7 @@ class StopAfter(Part):
 
 Overlap = Literal["none", "one_step"]
 WITHOUT_OVERLAP = "or leave overlap at 'none'"
+"""The other way out, at the end of the remedies of `check_overlap`."""
 
 
 @Runtime.register("policy_iteration")
@@ -404,8 +405,8 @@ class PolicyIteration(Runtime):
         return tasks
 
     def missing_for_grades(self) -> list[str]:
-        """Returns the requirements of all tasks' graders and environments that this machine doesn't have,
-        such as a package or bubblewrap, each as a message."""
+        """Returns a message for each requirement of graders, rollouts and environments, such as a package or
+        bubblewrap, that this machine doesn't have. The graders are those of all tasks."""
         graders = list(itertools.chain.from_iterable(task.grader.parts() for task in self.all_tasks))
         rollouts = [rollout for rollout in (self.rollout, self.evaluation.rollout) if rollout is not None]
         # A rollout in turns uses its own environment, which is a part of it, or else those of the tasks.
@@ -428,7 +429,7 @@ class PolicyIteration(Runtime):
             engines["engines.judge.server"] = self.engines.judge.server
         for key, engine in engines.items():
             # By getattr, since not every type of engine has these settings. The servers at `addresses` run
-            # already, perhaps on other machines, so that their sleep needs no GPU here.
+            # already, perhaps on other machines, so their sleep needs no GPU here.
             named_devices = getattr(engine, "devices", None)
             sleeps_here = getattr(engine, "sleep", False) and getattr(engine, "addresses", None) is None
             if not named_devices and not sleeps_here:
@@ -487,8 +488,8 @@ class PolicyIteration(Runtime):
 
     @property
     def length_matters(self) -> str | None:
-        """The reason why the iterations so far depend on how many the run has, for messages; None if they
-        don't."""
+        """The reason, for messages, why the results of the iterations so far depend on the run's number of
+        iterations, as with a learning rate that decays to the run's end. None if they don't depend on it."""
         return None if self.restart == "every_iteration" else self.trainer.length_matters
 
     @override
@@ -612,8 +613,11 @@ def check_unique(
 
 
 def check_overlap(experiment: PolicyIteration) -> Iterator[Finding]:
-    """Yields a finding for each setting that doesn't work with an overlap of one step: those that use trainer
-    and engine in turn, or the weights that are being trained, while the engine samples."""
+    """Yields a finding for each setting that doesn't work with ``overlap: 'one_step'``.
+
+    Such a setting samples nothing, learns from stale answers without a correction, reads the weights that are
+    being trained, or uses trainer and engine in turn.
+    """
     if not experiment.rollout.needs_engine:
         yield Finding(
             "overlap 'one_step' samples while it trains, and this rollout samples nothing",

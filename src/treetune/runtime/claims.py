@@ -30,6 +30,7 @@ BEAT_S = 10.0
 """The seconds between two signs of life."""
 
 _NUMBER = "[0-9]" * 4
+"""The glob pattern of the claims' file names."""
 
 
 class Claim:
@@ -168,7 +169,9 @@ def _own_identity() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Identifies the machine, its present boot and the PID namespace (container), within which process ids
-    mean the same."""
+    """Returns a text that identifies the machine, its present boot and the PID namespace (container).
+
+    A process id means the same process only where this text is the same.
+    """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{platform.node()} {boot} {os.readlink('/proc/self/ns/pid')}"

@@ -77,7 +77,8 @@ class Console:
     def note(self, message: str) -> None:
         """Writes a message to the log file only."""
         if self._file is not None:
-            # Handed to the file's handler alone: the logger would pass it to standard error as well.
+            # The message goes to the file's handler directly: the logger would also pass it to standard
+            # error.
             self._file.handle(self.log.makeRecord(self.log.name, logging.INFO, "", 0, message, (), None))
 
     def for_thread(self) -> Console:
@@ -220,7 +221,7 @@ def _live_line(title: str, unit: str, describe: Callable[[], str]) -> Iterator[P
 
 
 class _LiveLine:
-    """A line with a progress bar, which is not updated too often."""
+    """A line with a progress bar, which is updated at most every `REFRESH_EVERY_S`."""
 
     def __init__(self, progress: RichProgress, title: str, describe: Callable[[], str]) -> None:
         self._progress, self._describe = progress, describe
@@ -317,7 +318,10 @@ class Clock:
         self._earlier += seconds
 
     def metrics(self) -> Metrics:
-        """Returns the seconds of each phase, the others and the total, with those of earlier processes."""
+        """Returns the seconds of each phase, those outside of all phases (``other``), and the total.
+
+        The seconds of phases that earlier processes finished are included.
+        """
         total = time.perf_counter() - self._start + self._earlier
         by_phase = {f"seconds/{name}": self.seconds[name] for name in PHASES}
         return {**by_phase, "seconds/other": total - sum(by_phase.values()), "seconds/total": total}

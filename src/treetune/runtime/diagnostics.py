@@ -139,7 +139,8 @@ class CollapseSign:
 
     sign: Sign
     since: int | None = None
-    """The first of the iterations in a row, up to now, that show the sign, from 0; None if it isn't shown."""
+    """The number, from 0, of the first of the iterations in a row up to the last one that show the sign. None
+    if the last iteration doesn't show it."""
     counts: bool = False
     """Whether enough iterations in a row show it."""
     description: str = ""
@@ -290,8 +291,8 @@ def _answers_short(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Me
 
 
 def _answers_at_limit(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
-    """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have; None
-    if it doesn't."""
+    """Returns a text if the mean answer of the last row has almost as many tokens as an answer may have.
+    Returns None if it is shorter."""
     assert watched.max_tokens is not None and settings.limit_share is not None
     tokens = rows[-1]["episodes/response_tokens"]
     if tokens <= settings.limit_share * watched.max_tokens:
@@ -326,8 +327,8 @@ def _no_spread(settings: Diagnostics, watched: WatchedRun, rows: Sequence[Metric
 
 
 def _gradient_noise(settings: Diagnostics, watched: WatchedRun, rows: Sequence[MetricsRow]) -> str | None:
-    """Returns a text if the gradient norms of the last `window` iterations vary too much; None if they don't,
-    or if there are fewer iterations."""
+    """Returns a text if the gradient norms of the last `window` iterations vary too much. Returns None if
+    they vary less, if there are fewer iterations, or if the mean norm is 0 or NaN."""
     ceiling = settings.gradient_variation_ceiling
     assert ceiling is not None
     norms = [row["train/grad_norm"] for row in rows[-settings.window :]]

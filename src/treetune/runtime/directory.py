@@ -74,8 +74,9 @@ RESULT = "result.json"
 finished."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
-"""What a process locks the experiment for: to run it, to evaluate it, to analyse it, or to write a note.
-``evaluation`` has no lock file here: several processes may evaluate, see `ExperimentDirectory.evaluator`."""
+"""The purpose for which a process locks the experiment: to run it, to evaluate it, to analyse it, or to write
+a note. ``evaluation`` is not in `_LOCKS`, since several processes may evaluate at a time: each has its own
+lock file (`ExperimentDirectory.evaluator`)."""
 
 _END_OF_WHOLE_LINE = re.compile(rb'"checksum": "[0-9a-f]+"\}\Z')
 """The end of a line of metrics that was not cut short: ``"checksum": "5be1…"}``."""
@@ -114,7 +115,7 @@ class ExperimentDirectory:
 
     @property
     def notes(self) -> Path:
-        """Returns the folder of people's notes on answers."""
+        """The folder of people's notes on answers."""
         return self.path / NOTES
 
     @property
@@ -123,7 +124,7 @@ class ExperimentDirectory:
 
     @property
     def run_log(self) -> Path:
-        """Returns the file with the messages of `treetune run`."""
+        """The file with the messages of `treetune run`."""
         return self.logs / "run.log"
 
     # Iterations
@@ -385,7 +386,8 @@ def refuse_misplaced(record: Mapping[str, Any], path: Path, i: int) -> None:
 
 
 def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str, Any]:
-    """Returns a line of `metrics.jsonl`: flat, sorted, with 7 significant digits."""
+    """Returns the content of a line of `metrics.jsonl`: the iteration, the time, and then all metrics, sorted
+    by name and rounded to 7 significant digits."""
     rounded = {name: float(f"{value:.7g}") for name, value in sorted(metrics.items())}
     return {"iteration": iteration, "wall_time": round(wall_time, 3), **rounded}
 
@@ -406,7 +408,8 @@ def verify_answers(path: Path) -> None:
 def is_over_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Returns whether the run ends after `done` iterations: there are no more, or the token budget is spent.
 
-    With a token budget, all of these iterations must be sampled; the last one need not be trained yet.
+    With a token budget, the `done` iterations must have been sampled, since their tokens are counted. The
+    last one need not be trained yet.
     """
     return done >= iterations_of(config, directory, done)
 
@@ -417,7 +420,8 @@ def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done:
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
-    """Returns whether the iteration's episodes are on disk, which says that its credit is finished."""
+    """Returns whether the iteration's episodes are on disk. They are written last, so rollout and credit are
+    then finished."""
     return (directory.iteration(iteration) / EPISODES).is_file()
 
 

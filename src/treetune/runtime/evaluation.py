@@ -147,8 +147,8 @@ def measure(
     rollout = evaluation_set.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
-    # `number` is how often the claim was taken over. A process that takes the claim over writes a journal of
-    # its own, under this number, and reads the journals of the processes before.
+    # `number` is how often the claim was taken over. A process that takes the claim over writes a new journal
+    # under this number, and reads the journals of the claim's earlier holders.
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / JOURNALS / f"{number}-{session.ranks.rank}.jsonl"
     # The grader is needed until the summary, whose majority vote asks it which answers are equal.
@@ -233,8 +233,11 @@ def _find_wrong_count(
 def by_domain(
     trajectories: Sequence[Trajectory], seed: int, same_answer: SameAnswer | None = None
 ) -> dict[str, Any]:
-    """Returns the summary of each domain with a graded answer, as ``{"domains": {…}}``; empty if the answers
-    have fewer than two domains, since a single one would only repeat the summary of all answers."""
+    """Returns the summary of each domain that has a graded answer: ``{"domains": {"math": {…}, …}}``.
+
+    Returns an empty dictionary if the answers are of fewer than two domains, since a single domain would only
+    repeat the summary of all answers.
+    """
     answers_by_domain: dict[str, list[Trajectory]] = {}
     for answer in trajectories:
         if answer.problem.domain:
@@ -257,7 +260,7 @@ def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterab
 
 
 def _describe(summary: dict[str, Any]) -> str:
-    """Returns a summary in a line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
+    """Returns a summary as one line for people: ``pass@1 0.480 [0.431, 0.529] on 500 problems``."""
     note = f", {summary['too_long']} of them with too long a prompt" if summary["too_long"] else ""
     by_domain = ", ".join(
         f"{domain} {summary_of_domain['pass_at_1']:.3f}"
@@ -360,7 +363,8 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 MOST_COMPARISONS = 200
-"""The most comparisons of a problem's wrong answers. The others then count as they are spelled."""
+"""The most comparisons among a problem's wrong answers. After them, answers count as equal only if they are
+spelled alike."""
 
 
 def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | None) -> bool:
@@ -380,11 +384,11 @@ def majority_is_right(group: Sequence[Trajectory], same_answer: SameAnswer | Non
     right_votes = sum(is_right for _, is_right in answers)
     first_right_index = next((i for i, (_, is_right) in enumerate(answers) if is_right), len(answers))
     wrong_votes = Counter(answer for answer, is_right in answers if not is_right)
-    # Backwards, so that the first of equal spellings is the one that stays.
+    # In reverse, since a later entry replaces an earlier one: the first of equal spellings then stays.
     first_index = {answer: i for i, (answer, _) in reversed(list(enumerate(answers)))}
 
     def beats_right_answers(answer: str, votes: int) -> bool:
-        # Of equally frequent answers the first one wins.
+        # Among equally frequent answers the first one wins.
         comes_first = first_index[answer] < first_right_index
         return votes > right_votes or (votes == right_votes and comes_first)
 
@@ -423,7 +427,7 @@ def _are_comparable(answers: Sequence[tuple[str, bool]], same_answer: SameAnswer
 
 
 def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) -> list[int]:
-    """Returns the checkpoints on which a set has not been measured.
+    """Returns the numbers of the checkpoints on which at least one of the sets has not been measured.
 
     Only checkpoints that were due by iterations are measured, not those that were written by time or because
     of a signal. If the run has ended, its newest checkpoint is measured, too.
@@ -460,8 +464,8 @@ def follow(resources: RunResources, claims: Claims, every_s: float = FOLLOW_EVER
         if not numbers and not is_running:
             return
         claimed_by_others = [pair for pair, verdict in verdicts.items() if verdict == "another's"]
-        # After a measurement of its own, or with no set left to others, this process looks again at once:
-        # time has passed, in which new checkpoints may have come.
+        # If this process has measured a set, or if none was left to others, it looks again at once: there may
+        # be new checkpoints by now.
         if numbers and (not claimed_by_others or "ours" in verdicts.values()):
             continue
         if claimed_by_others:

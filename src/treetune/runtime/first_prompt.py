@@ -28,7 +28,8 @@ def describe_first_prompt(model: ModelSource, task: Task, stop_strings: Sequence
     For the same reason, yields no prompt for a task that can't make a problem at once.
 
     Raises:
-        ValueError: The start of the run would fail with this message.
+        ValueError: The tokenizer can't be used, or a stop string can never be found. The start of the run
+            would fail with the same message.
     """
     if not isinstance(model, PretrainedModel):
         return

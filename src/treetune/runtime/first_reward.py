@@ -14,7 +14,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Problem
 
 EXAMPLES = 8
-"""The number of problems among which one is looked for that a function of the user grades."""
+"""The number of problems that are searched for one whose grader is a function of the user."""
 
 FORMS = ("\\boxed{{{gold}}}", "#### {gold}", "<answer>{gold}</answer>")
 """Forms in which reward functions often look for an answer. A function that looks for one of them finds no

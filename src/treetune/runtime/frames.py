@@ -55,7 +55,8 @@ class RunFrames:
     def answers(self) -> pd.DataFrame:
         """A row for each graded answer. `set` is ``sampled``, or the name of the evaluation set.
 
-        `correct` is True for full reward. `reward` is None if the answer could not be graded.
+        `correct` is True if the reward is at least 1 (`CORRECT_SCORE`). `reward` is None if the answer could
+        not be graded; `correct` is then False.
         """
         return _frame(self._answers())
 
@@ -88,8 +89,8 @@ class RunFrames:
 
         A step covers the response tokens from `start` up to and without `end`. `value` is the value of the
         state before the step (NaN if the credit has no values). `error` is the standard error of this value.
-        The error is infinite for a step that is credited as one with the step before. `advantage` is the mean
-        over the step's trained tokens.
+        The error is infinite for a step that is credited together with the step before it. `advantage` is the
+        mean over the step's trained tokens (NaN if there are none).
         """
         rows: list[dict[str, Any]] = []
         for iteration, episode in self._episodes():

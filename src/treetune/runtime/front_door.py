@@ -128,9 +128,12 @@ def start_ranks(
     this_process = os.getpid()
 
     def end_with_this_process() -> None:
-        """Has the launcher get SIGTERM if this process is killed, so that no ranks stay behind."""
+        """Makes the kernel send the launcher SIGTERM when this process dies, so that no ranks stay behind.
+
+        It runs in the launcher's process, before the launcher itself.
+        """
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != this_process:  # it was killed before the call above, so that no signal comes
+        if os.getppid() != this_process:  # the parent died before the call above, so no signal will come
             os._exit(1)
 
     launcher = subprocess.Popen(
@@ -181,8 +184,8 @@ class SignalsOfRun:
 
     def exit_code(self, code: int) -> int:
         """Returns the run's exit code from the node launcher's."""
-        # After a request for a checkpoint alone, all ranks end at the same boundary, with 138. Another code
-        # is that of a failure before that.
+        # If only a checkpoint was requested (CHECKPOINT), all ranks end at the same boundary with exit code
+        # 138 (128 + SIGUSR1), which needs no change. Any other code is that of a failure before the boundary.
         was_ended = any(number in ENDING for number in self._received)
         if code and was_ended:
             # The ranks' exit codes depend on where the signal met each rank. So the run's exit code is made
@@ -209,8 +212,8 @@ def _code_of_run(code: int) -> int:
         # A signal ended the launcher: Popen returns its number with a minus.
         return 128 - code
     if code > 256 - signal.NSIG:
-        # A signal ended a rank: the launcher exits with minus its number, which is 256 less the number in an
-        # exit code's eight bits.
+        # A signal ended a rank: the launcher exits with minus the signal's number. In the eight bits of an
+        # exit code, this is 256 minus the number.
         return 128 + 256 - code
     return code
 

@@ -83,6 +83,7 @@ CARRIED = "carried.arrow"
 """In an iteration's folder: the answers that a rollout carries over to the next iteration."""
 
 BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
+"""The remedy for a record of an earlier iteration that is gone or damaged."""
 
 FILE_POLL_S = 0.2
 """Seconds between two checks for a file that another machine writes."""
@@ -131,7 +132,7 @@ def generate(resources: RunResources, iteration: int, clock: Clock) -> tuple[Col
             write_episodes(path, selected, model.codec, iteration)
         episodes = selected if ranks.world_size == 1 else wait_for_stored_episodes(ranks, path)
     if config.rollout.needs_engine:
-        # Of the phases that sampled: credit without continuations takes seconds and samples nothing.
+        # Only the seconds of phases that sampled count: credit without continuations samples no tokens.
         sampling_s = sum(clock.seconds[phase] for phase, tokens in clock.tokens.items() if tokens)
         metrics["engine/tokens_per_second"] = sum(clock.tokens.values()) / sampling_s if sampling_s else 0.0
     return episodes, metrics
@@ -143,7 +144,8 @@ def _run_rollout_phase(
     """Samples and grades the answers of the iteration, or reads them from disk.
 
     Returns:
-        This rank's trees, the metrics of all ranks, and the continuations that credit has begun meanwhile.
+        This rank's trees; the metrics of all ranks; and the continuations that credit has begun while answers
+        were sampled. The continuations are None if credit begins none, or if the trees were read from disk.
     """
     session = resources.session
     config, ranks, folder = session.config, session.ranks, session.directory.iteration(iteration)
@@ -187,11 +189,11 @@ def _run_rollout_phase(
         rollout_context = context if early is None else early.attach(context)
         trees, metrics = config.rollout.run(rollout_context, problems)
         metrics |= drawing_rule.metrics(all_problems, drawing)
-        # What the graders' services have counted, such as the questions to a judge
+        # The services of graders count, for example, the questions to a judge.
         metrics |= resources.service_metrics(context.grader)
         if config.rollout.needs_engine:
-            # Raises if no answer could be graded. Nothing is written before, so that the next start asks the
-            # grader again.
+            # `refuse_only_none` raises if no answer could be graded. No answer has been written yet, so the
+            # next start asks the grader again.
             unavailable.report_ungraded(context, f"iteration {iteration + 1}", answers_of(trees))
             unavailable.refuse_only_none(context, answers_of(trees))
     if early is not None:
@@ -341,8 +343,8 @@ def _check_answered(resources: RunResources, request: Request, completions: Sequ
         ValueError: The answers were sampled with other parameters than `rollout.sampling`. The trainer would
             compute their log-probs under another distribution than the one that they were sampled from.
     """
-    # A rollout without `sampling` should sample with the defaults of the three parameters. `max_tokens` has
-    # no default, and is not compared.
+    # A rollout without `sampling` should sample with the default temperature, top_p and top_k. `max_tokens`
+    # has no default and is not compared, so its value here doesn't matter.
     expected = resources.session.config.rollout.sampling or SamplingParams(max_tokens=1)
     for key in ("temperature", "top_p", "top_k"):
         requested_value, expected_value = getattr(request.sampling, key), getattr(expected, key)
@@ -372,9 +374,9 @@ def _move_to_credit(ranks: Ranks, clock: Clock, engine: JournaledEngine) -> Metr
     calls_by_rank = [calls for _, calls in by_rank]
     # The times of calls are seconds since the engine was made; the clock wants seconds since 1970.
     engine_made_at = time.time() - engine.now()
-    # A call is one program that the engine ran. Its span begins with the last answer of all ranks, and ends
-    # with the slowest rank's call. A rank may have made fewer calls than others; a missing call has the
-    # times 0, which change no maximum.
+    # A call (`CallTimes`) is one program, a coroutine that requests samples, which the engine ran. Its span
+    # begins when the last rank has its last answer, and ends with the slowest rank's call. A rank may have
+    # made fewer calls than others; a missing call has the times 0, which change no maximum.
     spans = []
     for calls in zip_longest(*calls_by_rank, fillvalue=CallTimes(0.0, 0.0, 0.0)):
         answers_end = max(call.answers_end for call in calls)

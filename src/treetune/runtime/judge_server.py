@@ -45,7 +45,7 @@ def judge_server(session: Session) -> Iterator[RunningJudge | None]:
     # The judge's weights stay in the folder of its model. Only the folder in which the ranks find the judge's
     # servers is needed.
     _, rendezvous_folder, _ = make_weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
-    # The first rank downloads it, if that is needed.
+    # The first rank downloads the model if it isn't on this machine.
     model = ranks.from_first("the judge's model", str(model_folder(settings)) if ranks.is_first else "")
     logs = session.directory.logs
     launch = EngineLaunch(
@@ -146,7 +146,7 @@ def _place(address: Address) -> Place:
 
 
 def model_folder(settings: JudgeModel) -> Path:
-    """Returns the model's folder, for a model on the hub after a download. Raises ValueError if that
+    """Returns the model's folder. Downloads a model of the hub first, and raises ValueError if the download
     fails."""
     path = Path(resolve_policy(settings.model))
     if path.is_dir():

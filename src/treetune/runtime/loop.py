@@ -95,12 +95,13 @@ class Lookahead:
           thread.join(END_S)
 
     The threads never use the engine at the same time: the main thread samples (evaluation) and loads weights
-    only while the other one waits. The second threads of all ranks communicate in a process group of their
-    own, so that their collective calls don't mix with those of training.
+    only while the other one waits. The second threads of all ranks communicate in a separate process group,
+    so that their collective calls don't mix with those of training.
 
-    Which weights sample an iteration depends on its number alone (`directory.sampling_version`), never on
-    time. The next iteration's episodes are on disk before this iteration is committed. So a run that starts
-    from this checkpoint never has to sample with older weights, which it no longer has.
+    The weights that sample an iteration follow from its number (`directory.sampling_version`), and not from
+    the speed of the threads. An iteration that was not sampled ahead is the only exception (`_generate_now`).
+    The episodes of iteration i + 1 are on disk before iteration i is committed. So a run that resumes from
+    checkpoint i + 1 needs no samples from weights i, which it may no longer have.
     """
 
     def __init__(self, resources: RunResources) -> None:
@@ -129,7 +130,8 @@ class Lookahead:
             lookahead._end()
 
     def take_episodes(self, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
-        """Returns the iteration's episodes and metrics, and makes them if the thread has not. Collective."""
+        """Returns the iteration's episodes and metrics. Makes them now if the second thread has not begun to
+        make them. Collective."""
         if not self._overlaps:
             return generate(self._resources, iteration, clock)
         in_flight = self._in_flight.pop(iteration, None)
@@ -151,7 +153,7 @@ class Lookahead:
         """
         session = self._resources.session
         is_on_disk = is_generated(session.directory, iteration)
-        # Whether this iteration should have been sampled while the iteration before was trained.
+        # Whether this iteration was to be sampled while the previous iteration was trained.
         was_to_overlap = sampling_version(session.config, iteration) != iteration
         if not is_on_disk and was_to_overlap:
             session.console.say(
@@ -159,7 +161,7 @@ class Lookahead:
                 " was to end there, or its episodes were deleted): it is sampled from the weights that"
                 " it begins with"
             )
-        # Episodes on disk were made while the iteration before was trained. So their seconds go to a clock
+        # Episodes on disk were made while the previous iteration was trained. So their seconds go to a clock
         # that counts for no iteration.
         was_made_meanwhile = is_on_disk and iteration > 0
         generation_clock = self._clock_of_thread(iteration) if was_made_meanwhile else clock
@@ -207,13 +209,14 @@ class Lookahead:
             work()
 
     def _end(self) -> None:
-        """Ends the thread. Does nothing if there is none."""
+        """Ends the second thread. Does nothing if it wasn't started or has ended."""
         if not self._thread.is_alive():
             return
         self._work.put(None)  # ends the thread's loop, once it has finished what it does now
         engine = self._resources.server.engine
         is_sampling = any(not in_flight.done() for in_flight in self._in_flight.values())
         if engine is not None and is_sampling:
-            # The run ends early. Whatever the thread waits for in the engine then raises, so that it ends.
+            # The run ends early. If the thread waits for the engine, its call then raises, and the thread
+            # ends.
             engine.close()
         self._thread.join(END_S)

@@ -77,7 +77,7 @@ class Machine:
     """Bytes of /dev/shm; 0 if this user can't write there; None: unknown."""
     nodes: int = 1
     gpus: int | None = None
-    """The GPUs that the machine sees; None: one for each rank."""
+    """The number of GPUs that are visible on the machine; None: one for each rank."""
     is_here: bool = False
     """Whether it is the machine of this process, whose disk can be looked at."""
 
@@ -118,7 +118,8 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
     nvidia-smi, since importing PyTorch takes seconds.
 
     Args:
-        started: Whether this process is the run already, so that without a launcher it is the only rank.
+        started: Whether this process is a rank of the run already. Without a launcher, it is then the only
+            rank.
 
     Raises:
         ValueError: nvidia-smi fails.

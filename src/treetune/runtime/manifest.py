@@ -46,6 +46,7 @@ SPLITS = ("train", "validation", "test")
 MODEL_PATH = ("model", "name_or_path")
 
 NOT_SET = object()
+"""Stands for the value of a key that is left out and has no known default."""
 SHOWN = 60
 """Most characters of a value in a message."""
 
@@ -194,8 +195,8 @@ def read_config(path: Path) -> dict[str, Any]:
     remedy = f"put it back from `treetune print_config …` into {path / CONFIG}"
     config = read_record(path / CONFIG, remedy)
     manifest = read_manifest(ExperimentDirectory(path))
-    # A start that changes the configuration adds its hash before it writes the configuration. If it is killed
-    # in between, the stored configuration still has an earlier hash.
+    # A start that changes the configuration adds the new hash to the manifest before it writes the
+    # configuration. If it is killed in between, the stored configuration still has an earlier hash.
     hashes = [entry["config"] for entry in _entries_of(manifest) if "config" in entry]
     # Every new manifest has `config_is_sealed`. Without it, an earlier version wrote the
     # manifest, and the hash isn't checked.
@@ -278,7 +279,7 @@ def refuse_another(
     Args:
         plain: The present configuration, before it was built.
         config: The present configuration.
-        same_model: Whether the start model has the same content, so that its path may have changed.
+        same_model: Whether the start model has the same content as before. Its path may then have changed.
 
     Raises:
         ValueError: A changed key would have changed the results so far.
@@ -392,7 +393,8 @@ def _describe_rows(rows: Mapping[str, Any] | None) -> str:
 
 
 def _is_same_model(earlier_inputs: Mapping[str, Any] | None, inputs: Mapping[str, Any]) -> bool:
-    """Returns whether the start model has the digest that the run began with. False if that is unknown."""
+    """Returns whether the start model has the digest that the manifest recorded last. Returns False if one of
+    the two digests is unknown."""
     before, now = (earlier_inputs or {}).get("model", {}), inputs.get("model", {})
     return "digest" in before and before["digest"] == now.get("digest")
 
@@ -416,7 +418,7 @@ def rows_digest(task: Task, split: Any) -> dict[str, Any] | None:
 
 
 def _stable(value: Any) -> str:
-    """Returns a text for a value that JSON can't hold, which is the same in every process."""
+    """Returns a text for a value that JSON can't hold. The text is the same in every process."""
     # The order of a set differs between processes, and so does an address in memory.
     text = repr(sorted(value, key=repr)) if isinstance(value, set | frozenset) else repr(value)
     return type(value).__qualname__ if " at 0x" in text else text
@@ -438,7 +440,8 @@ def data_hash(task: Task, split: Any) -> str | None:
 
 
 def code_commit() -> str | None:
-    """Returns the code's git commit, with ``+changes`` where files differ from it; None outside of git."""
+    """Returns the git commit of this code, with ``+changes`` if tracked files differ from it. Returns None if
+    the code is not in a git checkout."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:

@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class Mirrors:
-    """The sinks of one run. When it is opened, each sink gets the points that are missing there, of the first
-    `done` iterations (None: of all)."""
+    """The sinks of one run. A sink that is opened gets the points that it lacks, of the first `done`
+    iterations (of all iterations if `done` is None)."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Mirrors:
         done: int | None = None,
     ) -> None:
         self._open: list[tuple[Sink, Any]] = []
-        rows = _rows_of(directory, done) if sinks else {}  # of the first `done` iterations
+        rows = _rows_of(directory, done) if sinks else {}  # by iteration
         for sink in sinks:
             try:
                 handle = sink.open(directory, name, config)

@@ -273,7 +273,7 @@ def stored_logprobs(
     """
     pairs_of_rank = [(tuple(map(int, prompt)), tuple(map(int, answer))) for prompt, answer in pairs]
     by_rank = ranks.exchange("samples of a checkpoint", pairs_of_rank)
-    # Each once: all ranks use the same prompts, and their servers often give the same answers.
+    # Each pair is scored once: all ranks use the same prompts, and their servers often give the same answers.
     all_pairs = list(dict.fromkeys(itertools.chain.from_iterable(by_rank)))
     scores: dict[Any, list[float]] = {}
     if ranks.is_first and all_pairs:
@@ -289,7 +289,7 @@ def stored_logprobs(
                 trust_remote_code=trust_remote_code,
                 device_map="sequential",
                 max_memory={"cpu": SCORED_WITH_BYTES},
-                offload_folder=offload_folder,  # for weights that are merged from several in the files
+                offload_folder=offload_folder,  # gets weights that are merged from several ones in the files
             ).eval()
             # Padding on the right changes no logits before it.
             longest = max(len(prompt) + len(answer) for prompt, answer in all_pairs)

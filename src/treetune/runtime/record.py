@@ -7,9 +7,9 @@ The commit of iteration i, in this order::
     iterations/i/metrics.json    again, with the seconds of the checkpoint
     metrics.jsonl                one line more; sinks (W&B, trackio) get it too
 
-A kill before the checkpoint repeats the training after the checkpoint before it. A kill after it repeats
-nothing: `resume` writes metrics.jsonl anew from the iterations' own files, so that no line is lost or
-doubled.
+If the run is killed before checkpoints/i+1/ is written, the next start repeats the training since the
+previous checkpoint. If it is killed later, the next start repeats nothing: `resume` writes metrics.jsonl anew
+from the iterations' own files, so that no line is lost or doubled.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         with server.asleep():  # the trainer needs the accelerator's memory while it loads
             trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
-    # The first rank alone writes messages.
+    # Only the first rank writes messages, so only it reads the files for them.
     repetition = describe_repetition(directory, start) if session.ranks.is_first else ""
     is_new = not start and not repetition
     session.console.say(
@@ -219,7 +219,7 @@ class Record:
         """Ends the run before an iteration's training if a signal asks for the end. Collective.
 
         The block samples the iteration. Until training begins, the weights are still those that the iteration
-        began with. A checkpoint of them loses nothing, since samples are on disk already.
+        began with. A run that ends here with a checkpoint of them loses nothing, since samples are on disk.
 
         A single rank stops within the block. Several ranks have to stop at the same point, so they agree at
         the end of the block. So does a run with an `overlap`, where a second thread samples while the first
@@ -468,7 +468,10 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
 
 
 def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
-    """Returns the mean reward of each domain in one text; nothing without domains, or with too many."""
+    """Returns a list with one text, the mean rewards of all domains: ``["(math 0.500, code 0.324)"]``.
+
+    The list is empty if there are no domains, or more than `MOST_DOMAINS`.
+    """
     texts = []
     for key, value in row.items():
         domain_and_name = split_domain(key)

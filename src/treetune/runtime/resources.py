@@ -62,8 +62,8 @@ class RunResources:
         self._environments = environments
         self._judge_was_checked = False
         self.model_scores = ModelScores()
-        """What the run's trainer computes for the credit, as far as the credit asks for it
-        (`training.open_trainer`)."""
+        """The functions by which the run's trainer computes the scores that the credit asks for. Set by
+        `training.open_trainer`."""
         self.reference: ReferencePrefetch | None = None
         """The reference of the run's trainer, if it scores answers while others are sampled."""
 
@@ -77,10 +77,10 @@ class RunResources:
         # out from here on. The trainer's models are made later and can still be freed.
         gc.collect()
         gc.freeze()
-        # Evaluation answers fixed problems, so that its rollout draws no further problems.
+        # Evaluation answers fixed problems, so its rollout must draw no further problems.
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.check_at_start(session.model.codec)
-        # A run without an engine grades too: its demonstrations.
+        # A run without an engine grades, too: its demonstrations.
         grades_answers = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
             environments: EnvironmentPool | None = None
@@ -118,7 +118,7 @@ class RunResources:
         self._judge_was_checked = True
 
     def for_thread(self) -> RunResources:
-        """Returns a copy for a second thread of each rank; only one of the two may sample at a time.
+        """Returns a copy for a second thread of each rank. Only one of the two threads may sample at a time.
         Collective."""
         resources = copy.copy(self)
         resources.session = self.session.for_thread()

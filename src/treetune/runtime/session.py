@@ -45,10 +45,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Session:
-    """What a process knows of its run: ranks, the experiment's directory, the console, the start model."""
+    """A process's knowledge of its run: the ranks, the experiment's directory, the console, the start model,
+    and how far the run is."""
 
     config: PolicyIteration
     plain_config: Mapping[str, Any]
+    """The same configuration before it was built, in JSON's types, as `config.json` has it."""
     directory: ExperimentDirectory
     ranks: Ranks
     console: Console
@@ -71,9 +73,12 @@ class Session:
     def open(
         config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
     ) -> Iterator[Session]:
-        """Joins the ranks, and takes the lock of a purpose. Collective.
+        """Joins the ranks, takes the experiment's lock for a purpose, and yields the session. Collective.
 
         An experiment may have one process that runs it, one that analyses it, and several that evaluate it.
+
+        Args:
+            lock: The purpose: ``run``, ``analysis`` or ``evaluation``.
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory.of(config)
@@ -219,7 +224,8 @@ class StartModel:
     """The experiment's start model: its tokenizer and codec, and fresh copies of its weights.
 
     Raises:
-        ValueError: Tokens were added to a model whose embeddings are not trained.
+        ValueError: Tools are called natively and the model has no chat; a stop string can never be found; or
+            tokens were added to a model whose embeddings are not trained.
     """
 
     def __init__(self, config: PolicyIteration, device: torch.device) -> None:
@@ -228,8 +234,8 @@ class StartModel:
         self.source: ModelSource = config.model
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
-        # Training and evaluation use the same prompts. Demonstrations have no rollout that samples, so they
-        # get the tools of the evaluation's rollout.
+        # Training and evaluation use the same prompts, so the codec gets the tools of one rollout: the run's
+        # or, if that has none (as with demonstrations, where it samples nothing), the evaluation's.
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
             if tools := for_fixed_problems(rollout).tools(config.task):
                 if self.codec.with_tools is None:
@@ -307,7 +313,7 @@ class StartModel:
         return model
 
     def load_weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
-        """Loads the weights by name, on the CPU, and the architecture."""
+        """Returns a fresh copy of the weights by name, on the CPU, and the model's configuration."""
         from treetune.models.saved_weights import saved_weights
 
         model = self.load_on_cpu()

@@ -60,15 +60,19 @@ class Facts:
     """Facts of one rank's machine, for comparison with the others'."""
 
     machine: int
+    """The machine's number, which all of its ranks share."""
     name: str
+    """The machine's host name."""
     interface: str
     address: str
     port: int
+    """The port on which this rank listens, at `address` of the network interface `interface`."""
     clock: float
     """Seconds since 1970."""
     code: str
     """A hash of the sources."""
     own_modules: Mapping[str, str]
+    """A hash of each of the user's modules, by the module's name."""
     python: str
     packages: Mapping[str, str]
     configuration: str

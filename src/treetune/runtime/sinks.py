@@ -1,9 +1,9 @@
 """Mirrors of the metrics: W&B, trackio and TensorBoard.
 
-`metrics.jsonl` is the source. A mirror that is opened gets the points of it that are missing there: all if
-the mirror was switched on late, or those that a kill kept from it. It gets no point twice. To know which
-points a mirror has, a run keeps the id of the mirror's run and its first missing iteration in `mirrors.json`,
-next to the manifest.
+`metrics.jsonl` is the source. A mirror that is opened gets those points of `metrics.jsonl` that it lacks: all
+earlier ones if the mirror was switched on late, or those that it didn't get because the run was killed. It
+gets no point twice. To know which points a mirror has, a run keeps the id of the mirror's run and its first
+missing iteration in `mirrors.json`, next to the manifest.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Sink(Registrable):
         raise NotImplementedError
 
     def first_missing(self, handle: Any) -> int | None:
-        """Returns the first iteration that is missing in the mirror. The mirror then gets the points of that
-        iteration and later ones; None if it gets no earlier points."""
+        """Returns the first iteration that is missing in the mirror, which then gets the points from that
+        iteration on. Returns None if the mirror gets no points of earlier iterations."""
         return None
 
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
@@ -77,8 +77,8 @@ class _MirrorState:
     def read(directory: Path, kind: str, **identity: Any) -> _MirrorState:
         """Returns the entry of a mirror (a copy of the metrics at W&B or trackio) in `mirrors.json`.
 
-        Returns a new entry with `identity` alone if the file has no entry for the mirror, or if the entry
-        belongs to another run of the mirror.
+        Returns a new entry, which has only `identity`, if the file has no entry for the mirror, or if the
+        entry belongs to another run of the mirror.
 
         Args:
             kind: The key of the mirror's entry, such as "wandb".
@@ -137,8 +137,8 @@ class TrackioSink(Sink):
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         trackio = import_module("trackio")  # not among this project's dependencies
         state = _MirrorState.read(directory, "trackio", project=self.project, name=name)
-        # trackio knows runs by their names alone. A run of this name that this directory did not begin
-        # belongs to another directory. So this directory gets a name of its own, and keeps it.
+        # trackio knows runs only by their names. A run of this name that was not begun in this directory
+        # belongs to another directory. So the run of this directory gets another name, and keeps it.
         was_begun_here = "first_missing" in state.values
         belongs_to_another = not was_begun_here and name in _trackio_runs(trackio, self.project)
         if belongs_to_another:
@@ -225,7 +225,8 @@ class WandbSink(Sink):
             first_missing = _first_missing_offline(directory, state.values)
         folder = Path(str(getattr(run, "dir", ""))).parent
         relative_folder = str(folder.relative_to(directory)) if folder.is_relative_to(directory) else None
-        # `began` stays the first iteration that this process logs, and `first_missing` grows with each one.
+        # `began` stays the first iteration that this process logs. `first_missing` grows with each iteration
+        # that it logs.
         state.write(began=first_missing, first_missing=first_missing, folder=relative_folder)
         return _CountedRun(run, state, first_missing)
 
@@ -384,8 +385,7 @@ class TensorboardSink(Sink):
 
     @override
     def log(self, handle: _EventFiles, iteration: int, metrics: Metrics) -> None:
-        # Each metric has its own name, and some have a further name in addition: from the name to the
-        # metric's key.
+        # The metric's key, by each name under which it is written: its own and perhaps a further one.
         names = {key: key for key in metrics} | dict(self.further_names)
         for name, key in names.items():
             steps = handle.points.setdefault(name, set())  # the iterations whose points are written already

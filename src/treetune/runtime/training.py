@@ -155,6 +155,7 @@ def critic_for_credit(
     prompts = CriticPrompts(codec, settings.template, context_length)
 
     def critic_values(answers: Sequence[Trajectory]) -> list[Column]:
+        """Returns a column of values for each of this rank's answers: NaN for tokens that weren't sampled."""
         import numpy as np
 
         from treetune.trainer.tokens import Sequences
@@ -189,6 +190,7 @@ def reference_for_credit(
     """
 
     def reference_logprobs(texts: Sequence[ScoredText]) -> list[Column]:
+        """Returns the log-probs of each of this rank's texts."""
         from treetune.trainer.tokens import Sequences
 
         rows_of_rank = [_row_of_text(text) for text in texts]
@@ -276,6 +278,7 @@ def divergences_for_credit(
 
     def divergences_along(episodes: Sequence[Episode]) -> list[Column]:
         def score(sequences: Sequences, rows: Sequence[Episode]) -> tuple[Tensor]:
+            """Returns a tuple with one column, since `_score_rows` expects a tuple of columns."""
             import numpy as np
             import torch
 
@@ -394,9 +397,10 @@ def train(
     else:
         choice = _EpochChoice(resources, trainer, iteration, config.choose_checkpoint)
         metrics = _train_and_choose(choice, episodes, clock, on_signals)
-    # These metrics replace training's. The distances to reference and engine must be those of the policy that
-    # sampled the episodes. After a restart, training measures the distances of the start weights: under an
-    # objective with a reference, the KL of the start weights to themselves, which is 0.
+    # `metrics_of_abandoned` replaces metrics of training that have the same names. The distances to reference
+    # and engine must be those of the policy that sampled the episodes. But after a restart, training measures
+    # the distances of the start weights: under an objective with a reference, the KL of the start weights to
+    # themselves, which is 0.
     metrics |= metrics_of_abandoned
     if (problem := gap_problem(session, iteration, episodes, metrics)) is not None:
         if stops_at_gap(session):
@@ -536,8 +540,9 @@ class _EpochChoice:
         sets = self.session.config.evaluation.sets
         self.set = next(candidate for candidate in sets if candidate.label == settings.set)
         self.points: list[int] = []
-        """The number of epochs, or of steps, of each candidate."""
+        """The number of epochs, or of steps, after which each candidate was measured."""
         self.accuracies: list[float] = []
+        """The pass@1 of each candidate on the set."""
         self._measurements: list[Path] = []
         """The folder of each candidate's measurement."""
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
@@ -558,13 +563,13 @@ class _EpochChoice:
 
     @property
     def chosen(self) -> int:
-        """Returns the number of the best candidate so far."""
+        """The index, in `points` and `accuracies`, of the best candidate so far by the rule."""
         return choose(self.accuracies, self.rule)
 
     @property
     def is_made(self) -> bool:
-        """Returns whether no later candidate can change the choice: with ``first_maximum``, whether the last
-        candidate is not the best one. With ``best``, a later one may always be better."""
+        """Whether no later candidate can change the choice. With ``first_maximum``, none can once a candidate
+        is not better than the one before it. With ``best``, a later one may always be better."""
         return self.rule == "first_maximum" and self.chosen < len(self.accuracies) - 1
 
     def consider(self, point: int, is_last: bool = False) -> None:
@@ -655,7 +660,7 @@ def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
     Example: ``choose([0.41, 0.46, 0.45, 0.48], "first_maximum")`` is 1, and with ``best`` it is 3.
     """
     if rule == "best":
-        # Of equally good candidates the earliest, since `-number` is largest for it.
+        # Among equally good candidates the earliest wins, since `-number` is largest for it.
         return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
     # Each candidate up to the chosen one is strictly better than the one before it.
     number = 0

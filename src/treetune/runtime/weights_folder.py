@@ -71,11 +71,12 @@ START_MODEL = "start-model"
 class WeightsFolder:
     """A folder with one subfolder for each version of the policy.
 
-    In memory, each machine has its own, which its first rank writes; on disk, all share one, which the first
-    rank writes.
+    In memory, each machine has its own folder, which the machine's first rank writes. On disk, all machines
+    share one folder, which the first rank of all writes.
 
     Attributes:
         adapters: The settings of the adapters that the engine is sent; None if it is sent whole weights.
+        transfer: The way in which new weights reach the engine; see `send`.
         meeting: The folder in which the engines of all ranks agree.
     """
 
@@ -312,8 +313,8 @@ def make_weights_folder(
 
     With `in_memory`, each machine has a folder of its own in /dev/shm; without it, all ranks share one in the
     experiment's folder. Any user can make files in /dev/shm, so the folder there has a random name, which no
-    other user can have taken before. A file in the experiment's folder has the name, so that the next start
-    can delete the folder of a killed run.
+    other user can have taken before. A file in the experiment's folder records this name, so that the next
+    start can delete the folder of a killed run.
 
     Returns:
         The folder; the folder by whose files the engines of all ranks exchange values; and whether this rank
@@ -334,8 +335,9 @@ def make_weights_folder(
     identity = [str(experiment.resolve()), purpose]
     if purpose != "run":
         identity.append(machines[0])
-    # In memory each machine has a folder of its own, and a file with its name in the experiment's folder. The
-    # machines of a run share the experiment's folder. So the name of this file contains the machine.
+    # In memory, each machine has its own folder, and the experiment's folder has a file that records its
+    # name. The machines of a run share the experiment's folder, so the name of this file depends on the
+    # machine.
     folder_name = make_name(*identity, *([this_machine] if has_several_machines and in_memory else []))
     writes = machines.index(this_machine) == ranks.rank if in_memory else ranks.is_first
     folder: Path | None = None

@@ -15,7 +15,7 @@ WHOLE = 3
 """Checkpoints with weights and trainer's state that exist at once: the two newest, and one that is being
 written."""
 KEPT_WHOLE = 2
-"""Those that remain."""
+"""The number of these checkpoints that remain once the new one is written."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class CheckpointSpace:
     kept_weights: int
     """Checkpoints whose weights are kept to the end of the run."""
     room: int | None
-    """Bytes that are free on the folder's disk, and those that this run's checkpoints take already; None: not
-    known."""
+    """Bytes that are free on the folder's disk, plus those that this run's checkpoints take already; None if
+    unknown."""
 
     @property
     def at_once(self) -> int:
-        """Bytes without which a checkpoint can't be written in addition to the two before it."""
+        """Bytes of all checkpoints that exist at once: the two newest, and the one that is being written."""
         return self.number * (self.weights + self.state)
 
     @property
@@ -53,7 +53,8 @@ class CheckpointSpace:
 
     @property
     def problem(self) -> str | None:
-        """The message about a disk that is too small for the run; None if it isn't."""
+        """The message about a disk that is too small for the run; None if the disk is large enough, or if its
+        size is unknown."""
         if self.room is None or self.room >= self.at_once:
             return None
         return (
@@ -64,7 +65,8 @@ class CheckpointSpace:
 
     @property
     def warning(self) -> str | None:
-        """The message about a disk that the run fills before its end; None if it doesn't."""
+        """The message about a disk that the run fills before its end. None if it won't fill the disk, if that
+        is unknown, or if there is a `problem`, which says more."""
         if self.room is None or self.problem is not None or self.room >= self.by_the_end:
             return None
         return (

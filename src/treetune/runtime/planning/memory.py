@@ -58,6 +58,7 @@ class IterationWork:
     continuations: int
     """The expected number of continuations that credit samples."""
     most_continuations: int
+    """The most continuations that credit may sample."""
     rows: int
     """The most sequences (or pairs) that are trained in an epoch."""
     steps: int
@@ -82,9 +83,11 @@ class IterationWork:
 
     @property
     def continued_context(self) -> float:
-        """The same for continuations. If they begin evenly along an answer and end where it ends, more of
-        them have a token near the end, so that the mean position of their tokens is two thirds of the
-        answer."""
+        """The tokens before a sampled token of a continuation, in the mean over all continuations.
+
+        If continuations begin evenly along an answer and end where it ends, more of them have a token near
+        the end. So the mean position of their tokens is at two thirds of the answer.
+        """
         return self.prompt_tokens + self.answer_tokens * 2 / 3
 
     @property
@@ -136,19 +139,21 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> IterationWor
 
 
 LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
-"""The values of `models.logprobs`, which can't be imported here, since it imports PyTorch. A test compares
-them."""
+"""The most logits of a chunk of the head, by device. They are the values in `models.logprobs`, which can't be
+imported here, since it imports PyTorch. A test compares both."""
 
 BYTES_PER_LOGIT, OF_A_NUCLEUS, OF_A_SORT = 16, 33, {"cpu": 0, "cuda": 20}
-"""Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
-nucleus also what is sorted, with int64 order, and summed up. A sort on CUDA also has second buffers of keys
-and order, and an int64 order of its own (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
+"""Bytes of a chunk in the forward pass, for each logit. `BYTES_PER_LOGIT`: float32 logits, log-probs,
+probabilities and their product. `OF_A_NUCLEUS`: the same with a nucleus, whose probabilities are sorted (with
+an int64 order) and summed up. `OF_A_SORT`: further bytes of this sort. On CUDA, a sort has second buffers of
+keys and order, and one more int64 order (PyTorch's ATen/native/cuda/Sort.cu, cub's SortPairs)."""
 OF_A_COMPARISON = {"reference": 24, "group": 32}
-"""Bytes of a chunk in the forward pass that compares its distributions with the reference's, or with the mean
-of the group's (`trainer.scoring`)."""
+"""Bytes of a chunk, for each logit, in a forward pass that compares its distributions with the reference's,
+or with the mean of the group's (`trainer.scoring`)."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
-"""Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
-them; more where the entropy has a gradient, and where the objective has terms of its own."""
+"""Bytes of a chunk in the backward pass, for each logit. `BACKWARD_PER_LOGIT`: the log-probs, which are
+computed again, and two gradients of their size. `WITH_ENTROPY`: the same if the entropy has a gradient.
+`WITH_TERMS`: the same if the objective has terms of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +164,7 @@ class Passes:
     itemsize: int
     """The bytes of a number."""
     tokens: int
+    """The number of tokens of the micro-batch."""
     trained: int
     """The number of trained tokens."""
     device: str
@@ -319,7 +325,7 @@ class EngineMemory:
 
     @property
     def share(self) -> int:
-        """The bytes of a GPU that it uses while it is awake, with keys and values."""
+        """The bytes of a GPU that the server uses while it is awake, keys and values included."""
         assert self.settings.gpu_memory_utilization is not None, "`Plan.engine` has set it"
         return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
 
@@ -353,7 +359,8 @@ class EngineMemory:
 
 
 def servers_on_a_machine(settings: Any, machine: Machine) -> int:
-    """Returns the number of servers on a machine, for servers that all ranks share on the first machine."""
+    """Returns the number of servers on a machine: the replicas of each rank's server or, if all ranks share
+    one, its replicas on the first machine."""
     return settings.replicas_on(machine.device) * (machine.ranks if settings.servers == "per_rank" else 1)
 
 
@@ -525,7 +532,7 @@ class TrainerMemory:
 
     @cached_property
     def moving_average_weights(self) -> int:
-        """The number of weights of which a moving average is the objective's teacher; 0 if none is."""
+        """The number of weights of the moving average that is the objective's teacher; 0 without one."""
         teacher = teacher_of(self.trainer.objective)
         if teacher is None or teacher.weights != "average":
             return 0
@@ -536,7 +543,8 @@ class TrainerMemory:
 
     @property
     def moving_average(self) -> int:
-        """The bytes of the moving average: in float32, and in bfloat16 also as the weights of passes."""
+        """The bytes of the moving average: a copy in float32 and, if passes run in bfloat16, one more copy in
+        bfloat16 for them."""
         bytes_of_weight = 4 if self.trainer.precision == "float32" else 4 + itemsize(self.trainer)
         return bytes_of_weight * self.moving_average_weights
 
@@ -614,7 +622,7 @@ class TrainerMemory:
         entropy = objective.entropy_coef != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
-            # The reward model has no adapters, so that its head is trained also if the policy's isn't.
+            # The reward model has no adapters, so its head is trained even if the policy's isn't.
             is_trained=self.trainer.lora is None or self.reward_model is not None,
             entropy_gradient=entropy,
             terms=isinstance(objective, DistributionObjective),
@@ -677,8 +685,9 @@ class TrainerMemory:
         models = [self.policy, *self.learned_models]
         # Gradients are there from the backward pass to the end of the step. Policy and critic have theirs at
         # the same time. The reward model's steps are over before the policy's first step, but its gradients
-        # are counted as well. The models run their passes one after the other, and so their steps: of these
-        # further bytes, the largest number counts. Activations are freed before the step.
+        # are counted as well. The models run their passes one after the other, and also their steps. So of
+        # the further bytes of passes (`passing`) and of steps (`stepping`), only those of the model that
+        # needs most are counted. Activations are freed before the step.
         gradients = sum(model.gradients for model in models)
         during_pass = max(model.passing for model in models) + self.micro_batch_pass
         during_step = max(model.stepping for model in models)
@@ -691,7 +700,7 @@ class TrainerMemory:
 
     @property
     def put_aside(self) -> int:
-        """The bytes that are moved to the host meanwhile."""
+        """The bytes that are moved to the host while the engine is awake on the trainer's GPU."""
         return self.models - self.scorable
 
 

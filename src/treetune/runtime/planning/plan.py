@@ -47,8 +47,8 @@ assumed for a GPU."""
 LARGEST_SHARE = 0.9
 """The largest share of a GPU that a server gets by default, about vLLM's default."""
 SPARE = 2 * GIB
-"""Assumed bytes of a GPU that such a server leaves free: for CUDA graphs, chunks of new weights, and the
-canary's passes."""
+"""Assumed bytes of a GPU that a server with a default share leaves free: for CUDA graphs, chunks of new
+weights, and the canary's passes."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Plan:
     def sequences_at_once(self) -> int:
         """The number of sequences that a server samples at the same time.
 
-        Each counts with its mean length at its end. As many as fit into the KV cache with this length are
-        sampled at once, so that none is evicted and computed again.
+        Each sequence counts with the mean length of a prompt and a whole answer. As many sequences of this
+        length as fit into the KV cache are sampled at once, so that none is evicted and computed again.
         """
         assert self.engine is not None
         length = self.work.prompt_tokens + self.work.answer_tokens
@@ -389,7 +389,7 @@ MORE_GPUS = ((2, 1), (4, 1), (8, 1), (8, 2), (8, 4))
 
 @dataclass(frozen=True)
 class Change:
-    """A change of one setting, which doesn't change the update.
+    """A change of one setting that affects memory and speed, and leaves the update of the weights the same.
 
     Example: ``Change("trainer.gradient_checkpointing", True, cost=6)``.
     """
@@ -397,7 +397,7 @@ class Change:
     key: str
     value: Any
     cost: int
-    """The rank of the change by the time that it costs."""
+    """A rank: a change of a lower cost slows the run down less."""
 
     @property
     def text(self) -> str:
@@ -500,7 +500,8 @@ def _find_changes(plan: Plan) -> tuple[Change, ...] | None:
                 return _with_more_servers(plan, changes)
     shares = [change for change in candidates if change.key == SHARE]
     others = [change for change in candidates if change.key != SHARE]
-    # A larger share of the GPU for the engine leaves less for the trainer, so that all shares are tried.
+    # A larger share of the GPU for the engine leaves less for the trainer, so neither the largest nor the
+    # smallest share is always the best one, and all are tried.
     smallest_sets = [_smallest_set(plan, share, others) for share in [None, *shares]]
     helpful = [changes for changes in smallest_sets if changes is not None]
     best = min(helpful, key=lambda changes: (len(changes), _cost(changes)), default=None)
@@ -572,7 +573,8 @@ def _cost(changes: Iterable[Change]) -> int:
 
 
 def _plan_if_it_fits(plan: Plan, changes: tuple[Change, ...]) -> Plan | None:
-    """Returns the plan with these changes; None if it doesn't fit then."""
+    """Returns the plan with these changes. Returns None if the changed plan doesn't fit the machine, or if
+    the configuration refuses a change."""
     changed: Plan | None = plan
     # ZeRO's stage is changed first, since some other changes are refused without it.
     for change in sorted(changes, key=lambda change: change.key != "trainer.zero_stage"):
@@ -626,7 +628,7 @@ def _for_the_engine(plan: Plan) -> Iterator[Change]:
     configured_share = plan.experiment.engines.policy.gpu_memory_utilization
     if configured_share is not None:
         yield from (Change(SHARE, share, 3) for share in SHARES if share > configured_share)
-        # A smaller cache makes sampling slower, so that smaller shares cost more.
+        # A smaller cache makes sampling slower, so smaller shares cost more.
         for number, share in enumerate(SHARES):
             if share < configured_share:
                 yield Change(SHARE, share, 3 + number)

@@ -47,8 +47,8 @@ and 3.4 s for a credit, from which the seconds of the model's operations are sub
 GPU: a number between the one that fits CASPO's answers (4 s) and the one that fits its continuations
 (152 s)."""
 AROUND_SAMPLE = 0.6e-3
-"""Seconds of a core for each sample outside of its server: the client, the journal, the grade, and what
-processes lose that share cores (fitted to 0.75 and 2.5 s with two servers)."""
+"""Seconds of a core for each sample outside of its server: for the client, the journal and the grade, and
+lost because processes share cores (fitted to 0.75 and 2.5 s with two servers)."""
 HTTP_TOKEN, HTTP_SAMPLE = 2.5e-6, 0.1e-3
 """Seconds of a server's one HTTP process for each token with a log-prob and each sample
 (benchmarks/http_side.py: 2.8 s for a million tokens with log-probs in 3,900 samples, 0.7 s for one without
@@ -59,7 +59,8 @@ disk. The four threads that write weights for the engine are assumed to be twice
 DEVICE_BYTES = 40e9
 """Bytes a second from GPU to GPU: 14 GB by NCCL took CASPO 0.3 s, 2.2 GB by CUDA IPC less than 0.5."""
 RELOAD = 4.0
-"""Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
+"""Seconds in which a server reads 7 billion weights again (published: 3.3). Other numbers of weights take
+proportionally long."""
 CANARY, CANARY_PROMPTS, CANARY_TOKENS = 0.09, 4, 16
 """A canary is a few answers that the engine samples to verify the new weights. `CANARY` is the seconds of a
 sync for requests and for the canary of a tiny model (docs/results/plan.md). The others are the number of the
@@ -198,7 +199,7 @@ def _can_estimate_sampling(plan: Plan) -> bool:
 
 
 def _prompt_tokens(work: IterationWork, problems: int) -> float:
-    """Returns the tokens of the prompts of so many problems. The tokens with which all prompts begin are
+    """Returns the tokens of the prompts of `problems` problems. The tokens with which all prompts begin are
     computed once, and count once."""
     own_tokens = work.prompt_tokens - work.shared_prompt_tokens
     return work.shared_prompt_tokens + problems * own_tokens
@@ -251,7 +252,7 @@ def trained_tokens(work: IterationWork, layout: Layout) -> float:
     if layout != "tree":
         return work.rows * work.row_tokens
     answer_tokens = min(work.answer_tokens, work.row_tokens)
-    # Rows are shuffled, so that the answers to a problem lie in several steps. Each of these steps computes
+    # Rows are shuffled, so the answers to a problem lie in several steps. Each of these steps computes
     # the prompt. `steps_with_problem` is their expected number, with a step drawn for each row by itself.
     steps_of_epoch = max(1.0, work.steps / work.epochs)
     rows_of_problem = work.rows / min(work.problems, work.rows)
@@ -286,14 +287,14 @@ def _sampling(
     plan: Plan, phase: str, samples: int, tokens: float, context: float, prompt_tokens: float = 0.0
 ) -> PhaseSeconds:
     """Returns the seconds of sampling with all servers. Device, engine process and HTTP process work at the
-    same time, so that the slowest of them decides. On a CPU, they share the cores.
+    same time, so the slowest of them decides. On a CPU, they share the cores.
 
     Args:
         samples: The number of samples.
         tokens: The mean tokens of a sample.
         context: The mean number of tokens before a sampled token.
-        prompt_tokens: The tokens before the samples that an engine with a prefix cache computes, used on a
-            CPU alone. They are 0 for continuations, since the cache has the beginnings of their answers.
+        prompt_tokens: The tokens before the samples that an engine with a prefix cache computes. They count
+            only on a CPU, and are 0 for continuations, since the cache has the beginnings of their answers.
     """
     machine, device = plan.machine, plan.machine.device
     operations_of_token = 2 * plan.shape.parameters
@@ -348,7 +349,7 @@ def predicted(plan: Plan) -> dict[str, float]:
     metrics: dict[str, float] = defaultdict(float)
     for estimate in estimates(plan):
         metrics[f"seconds/{SECONDS[estimate.phase]}"] += estimate.seconds
-    # Where sampling has no estimate, the sum would be too small.
+    # If the run samples and the seconds of sampling are not estimated, the sum would be too small.
     if not plan.work.is_sampled or _can_estimate_sampling(plan):
         metrics["seconds/total"] = sum(metrics.values())
     if plan.work.is_sampled:
@@ -490,7 +491,7 @@ def as_data(plan: Plan) -> dict[str, Any]:
 
 
 def _use_as_data(use: MemoryUse) -> dict[str, Any]:
-    """Returns what a phase needs of a place's memory; sizes are in bytes."""
+    """Returns a phase's use of one memory as data for programs; sizes are in bytes."""
     return {
         "phase": use.phase,
         "where": use.where,
