@@ -65,7 +65,7 @@ class Meeting:
         """
 
         def read_number(*names: str, default: int) -> int:
-            """Returns the value of the first of these variables that is set."""
+            """Returns the value of the first of these variables that is set, or else the default."""
             return next((int(environment[name]) for name in names if name in environment), default)
 
         rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -194,7 +194,7 @@ def _private_folder(port: str, rank: int) -> Path:
     """Returns a folder for the ranks of one launcher, which no other user can access.
 
     Raises:
-        ValueError: Something else, or another user's folder, has its name.
+        ValueError: The folder belongs to another user, is open to other users, or is not a folder.
     """
     if held_folders.MEETING in os.environ:  # `treetune run` has made the folder
         folder = Path(os.environ[held_folders.MEETING])
@@ -223,6 +223,7 @@ def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_ava
 
     Args:
         cuda: The version of CUDA that PyTorch was built for; None for a CPU.
+        is_available: Whether PyTorch can use a GPU.
     """
     is_hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
     if is_available or is_hidden or not has_gpu():
@@ -322,8 +323,10 @@ class Ranks:
         return groups[self.rank // size]
 
     def for_thread(self) -> Ranks:
-        """Returns the same ranks for a second thread of each, with a process group of these threads. `sum`
-        and `group` remain for the first threads alone. Collective.
+        """Returns these ranks for the second thread of each process.
+
+        The second threads get a process group of their own for objects and barriers, so that they can
+        communicate while the first threads do. Only the first threads may call `sum` and `group`. Collective.
         """
         if self.world_size == 1:
             return self
