@@ -58,10 +58,11 @@ class ModelInputs(NamedTuple):
     """The position of each token for the model; None: its index in the row. They begin again with each packed
     sequence; in a prefix tree they are depths."""
     subtree_last_1T: Tensor | None = None
-    """In a prefix tree, the last node among the descendants of each node; see `models.attention`."""
+    """For each node of a prefix tree, the last node of its subtree, which for a leaf is the leaf itself; see
+    `models.attention`."""
     max_positions: int = 0
-    """The largest N that any rank has in its micro-batch of the same number, since all ranks compute their
-    heads in equally many chunks."""
+    """The largest N in the micro-batches that all ranks compute at the same time. All ranks compute the head
+    in the number of chunks that this N needs."""
 
 
 class Nucleus(NamedTuple):
@@ -107,9 +108,10 @@ class Nucleus(NamedTuple):
 
 
 LOGITS_PER_CHUNK = 2**24
-"""The float32 logits of a chunk: 64 MiB, whatever the vocabulary."""
+"""The most logits of a chunk, whatever the vocabulary. In float32 they take 64 MiB."""
 LOGITS_PER_CHUNK_ON_A_GPU = 2**27
-"""512 MiB. Fewer chunks are faster: each one reads the whole head, and adds a whole gradient of it."""
+"""The most logits of a chunk on a GPU: 512 MiB. Fewer chunks are faster, since each chunk reads the whole
+head, and adds a gradient of the whole head."""
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Computes tensors of shape [C] from logits of shape [C, V] and labels of shape [C]."""
@@ -153,7 +155,8 @@ class PolicyModule(nn.Module):
         turn_dropout_off(model)
         # `terms` computes numbers of the whole next-token distributions, which some losses need.
         self.model, self.parallel, self.terms = model, parallel, terms
-        # The rule by which a batch's longest row changes how other rows are computed; None for most models.
+        # The rule by which a batch's longest row changes how the other rows are computed. Most models have
+        # none.
         self._length_rule = length_rule(model.config.to_dict())
         self._keeps_packed_apart = False
         """True once a probe has shown that packed sequences don't influence each other."""
@@ -187,7 +190,8 @@ class PolicyModule(nn.Module):
             whole: Whether to compute only log-probs, by the model's own forward pass. Before training, the
                 log-probs of the usual pass are compared with these.
             teacher: The teacher whose distributions are compared with this model's.
-            hidden_only: Whether to return only the last hidden states, [N, D] in a tuple, of a teacher.
+            hidden_only: Whether to return only the last hidden states, [N, D] in a tuple. A teacher is called
+                in this way.
 
         Returns:
             The log-probs of the labels, the entropies of the distributions, the objective's terms, the
@@ -436,10 +440,10 @@ class _BackboneResult:
 
 
 class _FinishedBackbone:
-    """Replaces a backbone, and returns the same result whatever its inputs.
+    """Replaces a backbone, and returns the same result for any inputs.
 
-    So do its submodules, because some models call their backbone's decoder. All other attributes are those of
-    the backbone.
+    Its submodules return this result, too, because some models call their backbone's decoder. All other
+    attributes are those of the backbone.
     """
 
     def __init__(self, backbone: nn.Module, result: _BackboneResult) -> None:
@@ -480,9 +484,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
-    """Raises ValueError if a longer row in the batch would change how the other rows are computed.
+    """Raises ValueError if the batch has several rows, and one of them is longer than the rule's limit.
 
-    Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`).
+    Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`). Such a row
+    would change how the other rows are computed.
     """
     if rule is None or inputs.input_ids_BT.numel() <= rule.limit:  # then no row can be longer
         return
@@ -511,7 +516,7 @@ def _hidden_at_positions_of_rank(
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """Returns the transformer under the language-model head."""
+    """Returns the transformer under the language-model head. Raises ValueError if the model has none."""
     backbone = model.base_model
     if backbone is model:
         raise ValueError(f"{type(model).__name__} has no backbone under a language-model head")

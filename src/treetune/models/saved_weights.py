@@ -46,14 +46,15 @@ def saved_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Architecture:
-    """Knows what the files of a model with this configuration contain, from a model without memory (on the
-    meta device)."""
+    """Describes the weights in the files of a model with this configuration. It reads them off a model on the
+    meta device, whose weights take no memory."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = config
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:
+        """The model on the meta device, whose weights have shapes but no values."""
         import torch
 
         with torch.device("meta"):
@@ -61,7 +62,7 @@ class Architecture:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names in memory of all weights; of tied weights, one name."""
+        """The names in memory of all weights that transformers saves. Tied weights have one name."""
         ignored = set(self.skeleton._keys_to_ignore_on_save or ())
         return frozenset(saved_weights(self.skeleton)) - ignored
 
@@ -149,7 +150,7 @@ class Architecture:
     def convert_to_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Converts weights to those of files, as `save_pretrained` writes them, and yields them by name.
 
-        Weights that are converted together are kept until all of them have come.
+        A weight that is converted together with others is kept until all of them have come.
         """
         incomplete: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, weight in weights:
@@ -162,7 +163,8 @@ class Architecture:
             members[name] = weight if len(group) == 1 else weight.clone()
             if len(members) == len(group):
                 yield from self._convert(incomplete.pop(group)).items()
-        # Tied weights come under one name only, so that their groups never become complete.
+        # Some groups never become complete: those with several names of a tied weight, which comes under one
+        # name only.
         for members in incomplete.values():
             yield from self._convert(members).items()
 

@@ -56,11 +56,13 @@ class Shape:
         attention = 2 * self.hidden * self.query + 2 * self.hidden * self.key
         biases = self.query + 2 * self.key if self.biases else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        # A gated MLP has three matrices.
         return attention + biases + norms + 3 * self.hidden * self.intermediate
 
     @property
     def backbone(self) -> int:
-        """The number of weights without the language-model head."""
+        """The number of weights without the language-model head: the embeddings, the blocks and the last
+        norm."""
         return self.vocabulary * self.hidden + self.layers * self.layer + self.hidden
 
     @property
@@ -75,12 +77,17 @@ class Shape:
 
     @property
     def served(self) -> int:
-        """The number of weights in the engine, which has a head that is not tied."""
+        """The number of weights in the engine, whose head is never tied to the embeddings."""
         return self.backbone + self.head
 
 
 def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
-    """Returns the shape of the model of a config.json; None for other `ARCHITECTURES`."""
+    """Returns the shape of the model that a config.json describes; None for an architecture that is not in
+    `ARCHITECTURES`.
+
+    Args:
+        source: The origin of the configuration, for messages.
+    """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return None
@@ -108,7 +115,8 @@ def published_shape(name: str) -> Shape | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str):  # and not the mark for a file that the hub doesn't have
+    # Otherwise it is None, or the object that stands for a file that the hub doesn't have.
+    if isinstance(cached, str):
         described = json.loads(Path(cached).read_text())
         return shape_of(described, f"config.json of {name} in the Hugging Face cache")
     published = PUBLISHED.get(name)

@@ -118,7 +118,8 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> Non
     the same text again. New tokens get the next ids.
 
     Raises:
-        ValueError: One of `tokens` is a special token of the tokenizer. Decoded text doesn't contain these.
+        ValueError: One of `tokens` is a special token of the tokenizer. Decoded text doesn't contain special
+            tokens.
     """
     from tokenizers import AddedToken
 
@@ -219,7 +220,8 @@ def codec_of(
         end_ids: Further tokens that end a sample.
 
     Raises:
-        ValueError: The tokenizer has no end token, or not the token or the chat template that is asked for.
+        ValueError: The tokenizer has no end token, or lacks the begin-of-text token or the chat template that
+            the arguments ask for.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
@@ -365,7 +367,8 @@ def step_ends(
     * A step in which no token begins is dropped.
 
     Args:
-        boundaries: Rise from 0 to the length of the text (`Task.step_boundaries`).
+        boundaries: The character offsets at which steps begin and end. They rise from 0 to the length of the
+            text (`Task.step_boundaries`).
 
     Returns:
         Offsets that rise strictly and end with the number of tokens; empty only if there are no tokens.
@@ -413,7 +416,8 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
 
 @lru_cache(maxsize=4)
 def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
-    """Returns a dictionary for the text of each token by itself, which the caller fills."""
+    """Returns a dictionary for the text of each token by itself, which the caller fills. The next call with
+    the same function returns the same dictionary."""
     return {}
 
 
@@ -430,9 +434,9 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     """
     offsets: list[int] = []
     window_start = 0  # the first token of the window
-    n_decoded = 0  # the tokens of all finished runs
-    decoded_chars = 0  # their characters
-    shown_chars = 0  # the characters of all tokens so far, without a part of a character
+    n_decoded = 0  # the number of tokens in all finished runs
+    decoded_chars = 0  # the number of characters of these tokens
+    shown_chars = 0  # the number of whole characters of all tokens so far
     first_run = window = ""  # the text of the window's first run, and of the whole window
     for end in range(1, len(token_ids) + 1):
         offsets.append(shown_chars)

@@ -82,8 +82,8 @@ class IterationTensors:
         self.old_logprobs_N, self.entropies_N, self.log_mass_N = scores
 
     def metrics(self) -> Metrics:
-        """Returns the mean and the mean size of the advantages, and the mean of the critic's targets. Leaves
-        out what is None."""
+        """Returns the mean and the mean absolute value of the advantages if there are advantages, and the
+        mean of the critic's targets if there is a critic."""
         metrics: Metrics = {}
         if self.advantages_N is not None:
             metrics["train/advantage_mean"] = float(self.advantages_N.mean())
@@ -147,8 +147,9 @@ class IterationTensors:
         assert self.old_logprobs_N is not None and self.entropies_N is not None
         columns = {"logprobs": self.old_logprobs_N, "entropies": self.entropies_N}
         if (gap_N := self.gap_N()) is not None:
-            columns["gaps"] = gap_N  # to the engine's log-probs
-        if self.last_logprobs_N is not None:  # those at the last step that trained each token
+            columns["gaps"] = gap_N  # the difference from the engine's log-probs
+        if self.last_logprobs_N is not None:
+            # How far each token's log-prob has moved until the last step that trained the token
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
         if self.ref_logprobs_N is not None:
             columns["ref_logprobs"] = self.ref_logprobs_N

@@ -49,7 +49,7 @@ Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one.
 
 A policy returns, for each trained token of a micro-batch, the log-prob, the entropy, and what the function
-`statistics` computes from the logits of its position, if there is one.
+`statistics` computes from the logits of its position, if there is one. A critic returns the values.
 """
 
 AHEAD = "train/reference_ahead"
@@ -68,7 +68,8 @@ class PolicyScores(NamedTuple):
 
 
 def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
-    """Returns the log-probs of the whole vocabulary, for the argument `statistics` of a policy."""
+    """Returns the log-probs of the whole vocabulary, [C, V]. They are in a tuple of one, since this function
+    is passed to a policy as `statistics`, which may return several tensors."""
     return (logits_CV.log_softmax(-1),)
 
 
@@ -271,9 +272,8 @@ class Scorer:
     def group_divergences(self, policy: Forward, sequences: Sequences, positions_N: Tensor) -> Tensor:
         """Returns the divergence of every trained token's distribution from its group's mean, float32 [N].
 
-        The group of a token are the tokens at the same position in all answers to the same problem. The
-        divergence is the Jensen-Shannon divergence, and is 0 if no other answer has a token at this position.
-        Collective.
+        A group has the tokens at one position in all answers to a problem. The divergence is the
+        Jensen-Shannon divergence, and is 0 if no other answer has a token at this position. Collective.
 
         All answers to a problem are in one micro-batch, which may therefore exceed `tokens_per_micro_batch`.
 
@@ -296,9 +296,9 @@ class Scorer:
             for batch in micro_batches(
                 sequences, units, self.settings, self.ranks, keep_units=True, with_gradient=False
             ):
-                # The model runs over the rows as they are. Its head then takes the tokens of a group one
-                # after the other, and not those of an answer, so that a group's distributions are there
-                # together and can be freed after it.
+                # The model runs over the rows as they are. Then the head gets the positions ordered by group,
+                # and not by answer. So the distributions of a group are computed together, and can then be
+                # freed.
                 order_N = group_N[batch.flat_index_N].argsort(stable=True)
                 index_N = batch.flat_index_N[order_N]  # the indices of these tokens in the iteration
                 _, sizes = group_N[index_N].unique_consecutive(return_counts=True)
@@ -428,7 +428,7 @@ class ReferencePrefetch:
         self._failed: BaseException | None = None
         """The first exception of the thread."""
         self._has_hung = False
-        """Whether the thread didn't score its rows in time."""
+        """Whether the thread has failed to score its rows in time."""
         self._is_closed = False
         self.metrics: Metrics = {AHEAD: 0.0, SECONDS: 0.0}
         """The metrics of the last `logprobs`."""
@@ -461,8 +461,8 @@ class ReferencePrefetch:
         for content_hash in self._pending.keys() - trained:
             self._pending.pop(content_hash).cancel()
         submitted, self._pending = self._pending, {}
-        # If several ranks have submitted a row, only the first one's result counts, since ranks are summed
-        # below.
+        # If several ranks have submitted a row, only the result of the first of these ranks counts, since the
+        # results of all ranks are summed below.
         rank_of_hash: dict[bytes, int] = {}
         for rank, content_hashes in enumerate(ranks.exchange("reference ahead", list(submitted))):
             for content_hash in content_hashes:
@@ -476,7 +476,7 @@ class ReferencePrefetch:
         for number, row in rows.items():
             if row.content_hash not in rank_of_hash and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
-        # The thread has scored its rows while this one scored the others.
+        # Meanwhile the thread has scored submitted rows. This waits for those that remain.
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
         self._refuse_failed()
         if not_done:
@@ -498,7 +498,8 @@ class ReferencePrefetch:
         return logprobs_N
 
     def close(self) -> None:
-        """Ends the thread, which drops the rows that it has not begun. Doesn't wait for it if it hangs."""
+        """Ends the thread, which drops the rows that it has not begun. Waits for the row that it has begun,
+        `rank_deadline` at most, unless `logprobs` has given up on the thread."""
         self._is_closed = True
         self._work.put(None)
         if not self._has_hung:

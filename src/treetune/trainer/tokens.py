@@ -83,9 +83,11 @@ class Sequences:
     first_rows: list[int]
     starts: list[int]
     rewards: list[float]
+    """The reward of each sequence, with the bonus of shaping (`Episode.reward`)."""
     early_rewards: list[list[EarlyReward]]
     """For each sequence the parts of its reward that are earned before its end."""
     scores: list[float]
+    """The grader's reward of each sequence (`Episode.score`)."""
     groups: list[str]
     """The problem of each sequence."""
     domains: list[str]
@@ -151,8 +153,8 @@ class Sequences:
             result.groups.append(episode.group)
             result.domains.append(episode.domain)
         if teacher_has_prompts:
-            # The teacher runs over the same rows in the same micro-batches as the policy, so that this rank
-            # needs the tokens of the same rows.
+            # The teacher runs over the same rows in the same micro-batches as the policy, so this rank needs
+            # the tokens of the same rows.
             result = replace(result, of_teacher=Sequences.of(EpisodesOfTeacher(episodes), rows_with_tokens))
         if not critic_has_prompts:
             return result
@@ -252,7 +254,10 @@ class EpisodesOfTeacher(_EpisodesOfModel):
 def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     """Returns a hash that is equal for rows with the same tokens and the same trained tokens.
 
-    It is a hash and not the tokens, because ranks exchange it for rows whose tokens they don't hold.
+    The function returns a hash, because ranks exchange it to compare rows whose tokens they don't hold.
+
+    Args:
+        predicting: The positions whose next token is trained.
     """
     # With the length first, since two different pairs of arrays may have the same bytes one after the other.
     digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
@@ -262,7 +267,8 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
 
 
 def _early_rewards(episode: Episode) -> list[EarlyReward]:
-    """Returns the rewards of all steps but the last."""
+    """Returns the rewards of all steps but the last. The rest of the sequence's reward is earned at its
+    end."""
     if not episode.step_rewards:
         return []
     trained_so_far = np.cumsum(episode.trained)
@@ -322,13 +328,11 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
 def flat_of_trained(
     episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
-    """Returns the values of the trained tokens of all episodes, float32 of shape [N].
+    """Returns the values of the trained tokens of all episodes, float32 of shape [N]. Returns None if an
+    episode has no values.
 
     Args:
         values: Returns an episode's values, one for each response token, or None if it has none.
-
-    Returns:
-        None if any episode has no values.
     """
     rows = []
     for episode in episodes:

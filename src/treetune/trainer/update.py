@@ -109,15 +109,17 @@ def micro_batch_loss(
 class StepRecorder:
     """Keeps the scores that a step's forward passes give, which are those of the weights before its update.
 
-    In an iteration with a single step they are the old log-probs, so that no other pass computes those. In an
-    iteration with several steps they show how far each token's probability has moved from the old one.
+    In an iteration with a single step, the recorded log-probs are the old ones, so no other pass has to
+    compute these. In an iteration with several steps, they show how far each token's probability has moved
+    from the old one.
     """
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
         self._n_tokens, self._with_mass = n_tokens, with_mass
         self._recorded: list[tuple[Tensor, list[Tensor]]] = []
-        """The index and the scores of each micro-batch. They stay on their device until the end of the step,
-        since each copy to the CPU would make the next micro-batch wait."""
+        """For each micro-batch, the indices of its tokens in the flat tensors, and its scores. Scores stay on
+        their device until the end of the step, since each copy to the CPU would make the next micro-batch
+        wait."""
 
     def add(self, batch: MicroBatch, scored: PolicyScores) -> None:
         columns = [column_N.detach() for column_N in scored if column_N is not None]
@@ -139,7 +141,8 @@ class StepRecorder:
 
 
 class CriticTraining:
-    """Learns the iteration's returns, in the same micro-batches and steps as the policy."""
+    """Trains the critic on the iteration's returns, in the same steps as the policy. The micro-batches are
+    the policy's, too, unless the critic has prompts of its own."""
 
     def __init__(self, model: DeepSpeedModel, settings: CriticSettings) -> None:
         self.model, self.settings = model, settings
@@ -147,8 +150,8 @@ class CriticTraining:
     def backward(
         self, minibatch: Minibatch, batch: MicroBatch, tensors: IterationTensors
     ) -> dict[str, Tensor]:
-        """Accumulates the gradient of a micro-batch's part of the loss, which is a mean over the minibatch's
-        tokens. Returns its part of the metrics."""
+        """Accumulates the gradient of a micro-batch's part of the loss, and returns the micro-batch's part of
+        the metrics. The loss is a mean over the minibatch's tokens."""
         assert tensors.values_N is not None and tensors.returns_N is not None
         # The K outputs of the critic's head for each token. The loss says how to read values from them.
         outputs_NK = self.model(batch.inputs, with_outputs=True)
@@ -177,6 +180,11 @@ class CriticTraining:
 
         The critic's own learning rate follows the policy's schedule: it is multiplied by
         ``policy_rate / configured_rate``.
+
+        Args:
+            policy_rate: The policy's learning rate for this step.
+            configured_rate: The policy's learning rate before the schedule. The critic has the same one if
+                its settings give none.
         """
         rate = policy_rate * (self.settings.learning_rate or configured_rate) / configured_rate
         return self.model.step(rate)
@@ -224,8 +232,8 @@ class EntropyCoefficient:
         self.start, self.target, self.value = start, target, start
 
     def observe(self, entropy: float) -> None:
-        """Moves the coefficient by the mean entropy of the last step's minibatch, which is the same on every
-        rank."""
+        """Adjusts the coefficient to the mean entropy of the last step's minibatch, which is the same on
+        every rank."""
         if self.target is not None:
             moved = self.value + self.target.rate * (self.target.target - entropy)
             self.value = min(max(moved, self.target.lowest), self.target.highest)
