@@ -75,8 +75,8 @@ class ModelSource(Registrable):
     def check_at_start(self) -> None:
         """Raises ValueError if the model certainly can't be loaded. It imports nothing slow.
 
-        The reasons are those that `check` reports at the level "missing". This method is for callers without
-        an experiment to pass to `check`: commands that only need the model, and models that credit names.
+        The reasons are those that `check` reports at the level "missing". Commands call this method before
+        they load anything, for the experiment's model and for the models that credit names.
         """
 
     def identity(self) -> Mapping[str, str]:
