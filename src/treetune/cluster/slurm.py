@@ -307,7 +307,7 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
     Raises SlurmRefused if the job isn't accepted, or if it isn't known in time whether it is.
     """
     deadline = time.monotonic() + patience_s
-    # By these jobs, the new one can be told from others of the same name.
+    # These jobs are needed to tell the new job from others of the same name.
     jobs_before = _jobs_in_queue(arguments, deadline, pause_s)
     # Whether sbatch has accepted the job without telling its number. Then the job is only looked for in the
     # queue, and not submitted again.
@@ -340,8 +340,8 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
 
 def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) -> set[str] | None:
     """Returns the numbers of this user's jobs in the queue that have the name of the job that `arguments`
-    submit. If that name isn't known, returns those of all of this user's jobs. Returns None if this machine
-    has no squeue.
+    submit. If that name isn't known or contains a comma, returns those of all of this user's jobs. Returns
+    None if this machine has no squeue.
 
     A busy controller is asked again after `pause_s` seconds, until `deadline`. Then SlurmBusy is raised.
     """

@@ -58,7 +58,7 @@ def chat_frame(
 
     Raises:
         ValueError: There is no template, it doesn't use one of the arguments, it leaves out the question or
-            the system message, or it writes today's date, so that prompts would differ tomorrow.
+            the system message, or it writes today's date, which would change the prompts tomorrow.
     """
     refuse_no_template(tokenizer)
     name = repr(tokenizer.name_or_path)

@@ -80,11 +80,13 @@ class Nucleus(NamedTuple):
         0.
 
         The engine reports ``log(p / mass)`` of a sampled token, since it normalises the remaining
-        probabilities. The cut is vLLM's: first top-k, then of these the most likely tokens whose sum reaches
-        `top_p`. The label always counts, since the engine has sampled it, even if rounding would cut it off.
+        probabilities. The cut is vLLM's: top-k keeps the k most likely tokens, and top-p then keeps the most
+        likely of these, until their share of the kept probability reaches `top_p`. The label always counts,
+        since the engine has sampled it, even if rounding would cut it off.
 
-        Of tokens that are as likely as the k-th, as many are kept as make k, as on GPUs in vLLM's Triton
-        kernel. On CPUs vLLM keeps all of them, and log-probs then differ from the engine's.
+        If several tokens are as likely as the k-th, top-k still keeps k tokens in total, as in vLLM's Triton
+        kernel on GPUs. On CPUs, vLLM keeps all tokens that are as likely as the k-th, and log-probs then
+        differ from the engine's.
         """
         with torch.no_grad():
             probs_CV = logits_CV.softmax(-1)
@@ -125,8 +127,8 @@ def squared_probabilities(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
 class TeacherStates(NamedTuple):
     """The last hidden states of a teacher at the N positions of a policy's pass, and its head.
 
-    The hidden states are kept, and not the log-probs of the whole vocabulary: these are computed from them
-    for one chunk of positions at a time.
+    The teacher's logits of the whole vocabulary are never kept for all positions. They are computed from the
+    hidden states for one chunk of positions at a time.
     """
 
     hidden_ND: Tensor

@@ -64,7 +64,7 @@ class Lora:
     def apply(self, model: nn.Module, seed: int) -> nn.Module:
         """Adds adapters to the model, in place. From then on only they are trainable.
 
-        A is drawn by `seed`, and B is 0, so that the model's outputs stay the same.
+        A is drawn by `seed`, and B begins as 0, so the adapters don't change the model's outputs yet.
 
         Raises:
             ValueError: `target_modules` names no layer of the model, or one whose adapters can't be merged.
@@ -272,8 +272,8 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Turns the adapters off for a block, so that the model is the start model: a reference without a second
-    copy."""
+    """Turns the adapters off for a block. In the block, the model computes what the start model computes, and
+    so serves as a reference without a second copy."""
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]

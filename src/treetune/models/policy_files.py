@@ -174,7 +174,7 @@ def write_policy(
 
 
 _CRITIC_PREFIXES = ("backbone.", "head.")
-"""A critic's weights have names that begin with these (`CriticModule`)."""
+"""The beginnings of the names of a critic's weights (`CriticModule`)."""
 
 
 def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:

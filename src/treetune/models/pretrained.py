@@ -83,10 +83,10 @@ class PretrainedModel(ModelSource):
     """Replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only. The loss is
     not replaced."""
     added_tokens: tuple[str, ...] = ()
-    """Texts that become one token each, such as ``<Parallel>``. They are not special tokens, so that text
+    """Texts that become one token each, such as ``<Parallel>``. They are not special tokens, so decoded text
     contains them. The embedding of a new token is the mean over the tokens of the word in its angle brackets.
-    Tokens that the tokenizer has already keep their weights, so that a checkpoint of a run with added tokens
-    loads unchanged."""
+    Tokens that the tokenizer has already keep their weights, so a checkpoint of a run with added tokens loads
+    unchanged."""
     unused_weights: tuple[str, ...] = ()
     """The beginnings of the names of weights that the files have and the model doesn't, such as ``visual.``
     for the vision part of a model that is trained on text. The files must not have any other weights that the

@@ -74,7 +74,7 @@ class Architecture:
         Example: ``{"lm_head.weight"}`` of a model whose output layer shares the tensor
         ``model.embed_tokens.weight``.
         """
-        # A state dict lists a tied weight under each of its names, and `names` under the first one alone.
+        # A state dict lists a tied weight under each of its names, and `names` only under the first one.
         all_names = frozenset(self.skeleton.state_dict())
         if self.config.tie_word_embeddings:
             all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
@@ -86,7 +86,7 @@ class Architecture:
         Args:
             names: The names of the weights in memory. Those of `self.tied` may be among them, and need not
                 be.
-            where: What the weights are for, as the message names it.
+            where: The use of the weights, for the message: "the weights for `where` are not those of …".
         """
         given_names = set(names)
         missing = self.names - given_names

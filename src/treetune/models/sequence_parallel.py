@@ -145,7 +145,7 @@ class SequenceParallel:
 
 
 def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Tensor, Tensor]:
-    """Pads rows on the right, where no other token sees the padding, to a multiple of a length.
+    """Pads rows to a multiple of `multiple` tokens, on the right, where no other token sees the padding.
 
     Returns:
         The token ids and the position ids. In packed rows, the padding is a sequence of its own, whose

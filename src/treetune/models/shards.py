@@ -139,7 +139,7 @@ class InTurn(nn.Module):
                 if self.reads:
                     parameter.data = _read(parameter)
                 else:
-                    # Memory for the values. DeepSpeed sends them from the first rank, which alone `reads`.
+                    # Memory for the values that DeepSpeed sends from the first rank.
                     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 

@@ -55,7 +55,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     project. Text over the alphabet is encoded without loss. Encoding raises an error for other characters.
 
     The special tokens are `PAD` and `EOS`. If the alphabet has all characters of one of them, both get other
-    brackets. Otherwise text that spells a special token would be encoded as this token.
+    brackets, since text that spells a special token would be encoded as this token.
 
     Raises:
         ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
@@ -91,7 +91,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
 
 # Tokens that are added to a model's vocabulary, such as the tags around threads. If a tokenizer cut a tag
 # into pieces, the tag couldn't end a sample, couldn't be counted, and couldn't be distinguished from its
-# word. So each tag becomes one token. These tokens are not special, so that text contains them.
+# word. So each tag becomes one token. These tokens are not special, so decoded text contains them.
 
 
 def check_tokens(tokens: Sequence[str]) -> None:
@@ -163,8 +163,9 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
 
     A new token is a tag such as ``<Parallel>``, and its word is the text in it, such as ``Parallel``. The row
     of a new token is the mean of the rows of the old tokens that spell the word. If the tables are too small,
-    they grow to a multiple of 64 rows. Rows without a token get the mean of all old rows, so that by Jensen's
-    inequality none of them is more probable than the average token. Tied weights stay tied.
+    they grow to a multiple of 64 rows. Of the rows that are added then, those without a token get the mean of
+    all old rows. By Jensen's inequality, none of them is more probable than the average token. Tied weights
+    stay tied.
 
     Args:
         words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).

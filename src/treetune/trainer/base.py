@@ -123,7 +123,7 @@ class EntropyTarget:
 
     target: Annotated[float, Ge(0)]
     rate: Annotated[float, Gt(0)] = 1e-3
-    """How much the coefficient changes in a step for each nat between target and entropy."""
+    """The change of the coefficient in a step for each nat between target and entropy."""
     lowest: float = 0.0
     """The smallest coefficient. With 0, the entropy is only increased and never decreased."""
     highest: float = 0.1
@@ -196,7 +196,7 @@ class Trainer(Part):
     """Adjusts the coefficient of the entropy while training."""
     skip_without_advantage: bool = False
     """Takes no step on a minibatch whose advantages are all 0 (groups of equal rewards). Such a step would
-    move the weights by old momentum, KL and weight decay alone."""
+    move the weights only by old momentum, KL and weight decay."""
     offload_reference: bool = False
     """Keeps the reference on the CPU while it isn't needed."""
     reference_scores: Literal["before_training", "while_sampling"] = "before_training"
@@ -215,8 +215,8 @@ class Trainer(Part):
     gradient_checkpointing: bool = False
     """Computes activations again in the backward pass: less memory, more time."""
     lora: Lora | None = None
-    """Trains adapters on the start model instead of its weights; the reference is then the model without
-    them, which costs no memory. A critic is still trained as a whole model."""
+    """Trains adapters on the start model instead of its weights. The reference is then the model without its
+    adapters, which costs no memory. A critic is still trained as a whole model."""
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     """Number of neighbouring ranks that share every sequence (DeepSpeed-Ulysses; for long ones)."""
 
@@ -327,8 +327,8 @@ class Trainer(Part):
             )
 
     def uneven_steps(self, experiment: Any) -> str | None:
-        """Returns a note if the minibatches don't divide an iteration's sequences, so that the last step of
-        each epoch is smaller; None if they do, or if the number of sequences isn't known."""
+        """Returns a note if the last step of each epoch is smaller, since `minibatch_size` doesn't divide the
+        number of an iteration's sequences. Returns None if it does, or if that number isn't known."""
         rows = _most_rows(experiment)
         size = self.minibatch_size
         if rows is None or size is None or rows % size == 0:

@@ -519,8 +519,9 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
     tree, size = GrowingTree(), 0
     rows: Unit = ()
     for part in parts:
-        # How many tokens a part adds is known only once it is added. If they are too many, the grown tree is
-        # dropped, and a new one begins with this part.
+        # The size of the tree with this part is known only once the part is added. If it is too large, the
+        # rows before this part become a tree, and the next tree begins with this part. `grown_size` is then
+        # the size of the next tree.
         grown_size = _add_rows(tree, sequences, part)
         if rows and grown_size > max_tokens:
             trees.append(_TreeOfRows(rows, size))

@@ -609,7 +609,7 @@ def _keep_scores(
 
 
 class StepDone(NamedTuple):
-    """How far an iteration's training has come.
+    """The progress of an iteration's training after one of its steps.
 
     Example: of four epochs of two steps each, three are over::
 

@@ -84,8 +84,8 @@ class DeepSpeedModel:
     def step(self, learning_rate: float, without_gradient: bool = False) -> float:
         """Makes one update from the accumulated gradient, and returns the gradient's norm before clipping.
 
-        With `without_gradient`, the gradient counts as 0, so that only the optimiser's momentum moves the
-        weights.
+        With `without_gradient`, the gradient counts as 0, and only the optimiser's momentum and weight decay
+        move the weights. The returned norm is then 0.
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -139,7 +139,7 @@ class DeepSpeedModel:
         """
         import deepspeed
 
-        # A parameter that several modules share is listed here by its first name alone.
+        # A parameter that several modules share is listed here only by its first name.
         first_names = {name for name, _ in self.module.named_parameters()}
         parameters_by_layer: dict[str, dict[str, nn.Parameter]] = {}
         buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
@@ -403,7 +403,7 @@ class ModelFactory:
             self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
 
     def policy(self) -> DeepSpeedModel:
-        """Loads the start model, with an optimiser for its weights or, with LoRA, for its adapters alone."""
+        """Loads the start model, with an optimiser for its weights or, with LoRA, only for its adapters."""
         model = self._load_for_training()
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
@@ -435,8 +435,9 @@ class ModelFactory:
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """Returns the reference model, which never changes.
 
-        With LoRA it is the policy without its adapters. Else it is a model of its own: on the CPU while it
-        isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the device.
+        With LoRA, the reference is the policy without its adapters. Without LoRA, it is a second model: on
+        the CPU while it isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the
+        device.
 
         Args:
             policy: Returns the present policy.

@@ -55,7 +55,7 @@ class IterationTensors:
     old_logprobs_N: Tensor | None = None
     """The policy's log-probs before the first update, of the whole distribution, without top-p and top-k."""
     entropies_N: Tensor | None = None
-    """The entropies of these distributions."""
+    """The entropies of the distributions of `old_logprobs_N`."""
     log_mass_N: Tensor | None = None
     """The log of the mass: the total probability of the tokens that top-p and top-k keep. None if they keep
     all."""
@@ -167,7 +167,8 @@ class IterationTensors:
 
 class Models(Protocol):
     """The models that `prepare` needs. Each method scores every trained token, and returns float32 tensors of
-    shape [N] without gradient: `old_logprobs` several (`PolicyScores`), the others one. Collective.
+    shape [N] without gradient: `old_logprobs` returns several (`PolicyScores`), every other method returns
+    one. Collective.
     """
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores: ...
@@ -256,8 +257,8 @@ def prepare(
         else:
             advantages_N = _advantages_of_credit(tensors)
             if critic:
-                # This credit reads the critic's values in place of the mean rewards of continuations. Those
-                # contain no KL penalty, so the critic learns rewards without one.
+                # This credit reads the critic's values in place of the mean rewards of continuations. Such
+                # means contain no KL penalty, so the critic learns rewards without a penalty.
                 tensors.returns_N = rewards_to_come(starts, rewards_N)
         if reward_penalties_N is not None:
             # These advantages don't contain the penalties yet. A token influences its own penalty and those

@@ -104,8 +104,8 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
 def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
     """Returns several copies of the rows as sequences, of which all tokens but the first are trained.
 
-    All sequences belong to one problem: the layout 'tree' merges the rows of a problem, so that the probe
-    covers this too.
+    All sequences belong to one problem, since the layout 'tree' merges the rows of a problem. So the probe
+    covers this merging, too.
     """
     sequences = Sequences.empty()
     for number in range(copies * len(rows)):

@@ -43,9 +43,9 @@ class Meeting:
     """This rank and the store in which the ranks find each other, before there are process groups.
 
     On one machine, the store is a file that no other user can access, and gloo listens on the loopback
-    interface. Over several machines, the first rank listens on all interfaces, and gloo on the one that
-    reaches the others. Every process that reaches these ports can take part, so they belong behind a
-    firewall. A single process has a store in its memory.
+    interface. Over several machines, the first rank listens on all interfaces, and gloo on the interface that
+    reaches the other machines. Every process that reaches these ports can take part, so they belong behind a
+    firewall. If the run has a single process, the store is in its memory.
     """
 
     rank: int

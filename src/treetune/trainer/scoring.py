@@ -74,8 +74,10 @@ def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
 
 
 class _ChunkComparison:
-    """Compares the distributions of a model with those of another model, whose log-probs it has for all
-    positions. The model's head calls it with one chunk of positions after the other.
+    """Compares the distributions of a model with those of another model.
+
+    The log-probs of the other model are there for all positions. The head of the model calls this object with
+    its logits of one chunk of positions after the other.
 
     Args:
         logprobs_NV: The other model's log-probs.
@@ -312,7 +314,7 @@ class Scorer:
                 policy(inputs, self.temperature, statistics=comparison)
                 if self.reports(batch):
                     divergences_N[index_N] = comparison.divergences().cpu()
-        # One rank has written each token, and it is 0 on the others, so the sum is exact.
+        # Only one rank has written a token's result. It is 0 on the other ranks, so the sum is exact.
         return self.ranks.sum(divergences_N)
 
     def _compare_reference(
@@ -345,10 +347,10 @@ class Scorer:
             units = sequences.distinct_rows()
             for batch in micro_batches(sequences, units, self.settings, self.ranks, with_gradient=False):
                 batch_N = forward(batch)
-                # Of the ranks that compute a micro-batch together, only one reports its results.
+                # If several ranks compute a micro-batch together, only one of them reports the results.
                 if self.reports(batch):
                     result_N[batch.flat_index_N] = batch_N.float().cpu()
-        # One rank has written each token, and it is 0 on the others, so the sum is exact.
+        # Only one rank has written a token's result. It is 0 on the other ranks, so the sum is exact.
         all_N = self.ranks.sum(result_N)
         # Rows that were left out get the results of the first row that equals them.
         return all_N[sequences.flat_index(sequences.first_equal_rows())]

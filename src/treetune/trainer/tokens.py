@@ -203,7 +203,7 @@ class Sequences:
 
 
 class _EpisodesOfModel(Collection[Episode], ABC):
-    """Episodes as a model sees them that has prompts of its own for some of them.
+    """Episodes as they are seen by a model that has prompts of its own for some of them.
 
     Like stored episodes, they are made again in every loop, so that they are never in memory as a whole.
     """
@@ -236,7 +236,8 @@ class _EpisodesOfModel(Collection[Episode], ABC):
 
 
 class EpisodesOfCritic(_EpisodesOfModel):
-    """Episodes as the critic sees them: with its prompts, where it has some of its own."""
+    """Episodes as the critic sees them: if an episode has a prompt for the critic, this prompt replaces the
+    policy's."""
 
     @override
     def prompt_of(self, episode: Episode) -> TokenIds | None:
@@ -244,7 +245,8 @@ class EpisodesOfCritic(_EpisodesOfModel):
 
 
 class EpisodesOfTeacher(_EpisodesOfModel):
-    """Episodes as the teacher sees them: with privileged prompts, where they have some."""
+    """Episodes as the teacher sees them: if an episode has a privileged prompt, this prompt replaces the
+    policy's."""
 
     @override
     def prompt_of(self, episode: Episode) -> TokenIds | None:

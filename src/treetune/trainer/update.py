@@ -135,7 +135,7 @@ class StepRecorder:
         for index_N, columns in self._recorded:
             for all_N, column_N in zip(all_columns, columns, strict=True):
                 all_N[index_N] = column_N.cpu()
-        # Each token was computed by one rank and is 0 on the others.
+        # A token's scores come from one rank, and are 0 on the other ranks.
         logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in all_columns)
         return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
