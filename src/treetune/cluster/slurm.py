@@ -1,11 +1,11 @@
 """Writes SLURM's job scripts, submits jobs and asks for their state. Other code uses SLURM through this file.
 
-Controllers of real clusters are busy at times, and sites print banners. So commands are repeated while that
-may help, but a job is never submitted twice, and lines that SLURM did not write are ignored.
+Controllers of real clusters are busy at times. So commands are repeated while that may help, but a job is
+never submitted twice. Sites also print banners, so lines that SLURM did not write are ignored.
 
 Shell scripts run this file, which needs only Python's standard library:
 
-    python slurm.py sbatch ARGUMENTS...                submits a job and prints its number alone
+    python slurm.py sbatch ARGUMENTS...                submits a job and prints only its number
     python slurm.py experiment CONFIGS [COMMAND...]    submits an experiment: scripts/slurm/submit.sh
 """
 

@@ -69,7 +69,9 @@ class Nucleus(NamedTuple):
     """The cut of a distribution by top-p and top-k, after the temperature."""
 
     top_p: float = 1.0
+    """The share of the probability that is kept; 1: all of it."""
     top_k: int = -1
+    """The number of most likely tokens that are kept; 0 or less: all tokens."""
 
     @property
     def is_all(self) -> bool:

@@ -146,6 +146,7 @@ _KEYS_OF_SIZES = (
     "vocab_size",
     "tie_word_embeddings",
 )
+# The names of models, separated by spaces, by the values of `_KEYS_OF_SIZES` that they have in common.
 _MODELS_BY_SIZES: dict[tuple[str | int | bool, ...], str] = {
     ("llama", 2048, 22, 32, 4, 5632, 32_000, False): (
         "microsoft/rho-math-1b-v0.1 realtreetune/rho-1b-sft-GSM8K realtreetune/rho-1b-sft-MATH"
@@ -174,9 +175,8 @@ _MODELS_BY_SIZES: dict[tuple[str | int | bool, ...], str] = {
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {}
-"""The config.json, as far as sizes go, of the models that the shipped configurations name, as each is
-published on the Hugging Face hub. A test holds the sums against the numbers of parameters that the models'
-cards give."""
+"""For each model that the shipped configurations name, the sizes in its config.json on the Hugging Face hub.
+A test compares the numbers of weights that follow from these sizes with those in the models' cards."""
 for _sizes, _names in _MODELS_BY_SIZES.items():
     for _name in _names.split():
         PUBLISHED[_name] = dict(zip(_KEYS_OF_SIZES, _sizes, strict=True))

@@ -152,7 +152,7 @@ class Trainer(Part):
     adam_eps: Annotated[float, Gt(0)] = 1e-8
     """Added to the root of the running mean of the squared gradient, by which AdamW divides a step."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """AdamW's decay of matrices. Vectors (biases and the weights of norms) have none."""
+    """AdamW's weight decay of matrices. Vectors (biases and the weights of norms) have no decay."""
     max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
     """Longer gradients are scaled down to this norm; null: gradients are not clipped."""
     epochs: Annotated[int, Gt(0)] = 1

@@ -107,6 +107,10 @@ class Meeting:
     def exchange(self, name: str, value: Any) -> list[Any]:
         """Returns the JSON values of all ranks, in rank order. Collective.
 
+        Args:
+            name: The name under which the values are in the store. No other exchange may have it.
+            value: This rank's value.
+
         Raises:
             RuntimeError: A rank has sent none within the deadline; the message names it.
         """

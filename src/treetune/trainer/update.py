@@ -50,6 +50,10 @@ def micro_batch_loss(
     """Runs the policy on a micro-batch, and computes the loss.
 
     Args:
+        policy: The policy's `PolicyModule`, or an engine that is called like it.
+        tensors: The tensors of the iteration, which have the values of the micro-batch's tokens.
+        entropy_coef: The factor of the mean entropy, which is subtracted from the loss.
+        nucleus: The cut by top-p and top-k whose mass is computed, too; None for none.
         teacher: The objective's teacher, which runs over the same rows; None for none.
 
     Returns:

@@ -178,6 +178,7 @@ def _is_text(type_: Any) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
+# The functions `_read_…` have the same arguments: the column's name and an Arrow scalar.
 _Column = tuple[str, Callable[[Any], bool], Callable[[str, Any], Any]]
 
 _COLUMNS: Mapping[str, _Column] = {
