@@ -157,7 +157,7 @@ class LocalJobs(Jobs):
     gpus: Annotated[int, Ge(0)] = 0
     """The number of GPUs that each job has to itself; 0: every job sees all GPUs that this process sees."""
     restarts: Annotated[int, Ge(0)] = 3
-    """How often a job is restarted after it died."""
+    """The most times that a job is restarted after it died."""
     silence: Annotated[float, Gt(0)] = 3600.0
     """Seconds without progress after which a job counts as dead."""
     poll: Annotated[float, Gt(0)] = 0.5
@@ -260,7 +260,7 @@ class SlurmJobs(Jobs):
     at_once: Annotated[int, Gt(0)] | None = None
     """The most tasks that run at a time; null: as many as SLURM allows."""
     restarts: Annotated[int, Ge(0)] = 3
-    """How often a job is restarted after it died."""
+    """The most times that a job is restarted after it died."""
     silence: Annotated[float, Gt(0)] = 3600.0
     """Seconds without progress after which a job counts as dead."""
     poll: Annotated[float, Gt(0)] = 10.0

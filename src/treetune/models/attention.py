@@ -57,7 +57,8 @@ class PackedRow:
 
     @staticmethod
     def of(position_ids_1T: Tensor | None) -> PackedRow:
-        """Reads the position ids of a row, which begin with 0 at every sequence; None: nothing is packed."""
+        """Finds the boundaries from the position ids of a row, which begin with 0 at every sequence. None
+        stands for rows that aren't packed."""
         if position_ids_1T is None:
             return PackedRow(None)
         row_T = position_ids_1T.flatten()

@@ -21,7 +21,7 @@ SHOWN = 5
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the buffers that are kept with the parameters, by name."""
+    """Returns the buffers that are saved with the parameters, by name."""
     buffers: dict[str, Tensor] = {}
     for path, part in module.named_modules():
         for name, buffer in own_persistent_buffers(part).items():

@@ -42,7 +42,8 @@ _BRACKETS = (("<", ">"), ("⟨", "⟩"))
 the first."""
 
 MULTIPLE = 64
-"""If a table of embeddings has to grow, its rows become a multiple of this, which makes products faster."""
+"""If a table of embeddings has to grow, the number of its rows becomes a multiple of this number, which makes
+matrix products faster."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that decoders write for bytes that are not a complete character."""

@@ -7,8 +7,8 @@
        ├─► rank 0:    micro-batch, micro-batch, …
        └─► rank 1:    micro-batch, micro-batch, dummy      as many as rank 0
 
-Every rank computes the same plan from the lengths alone (or, for trees, from the tokens). The plan changes
-only how fast the update is computed, never the update.
+Every rank computes the same plan, for which it needs only the lengths of rows (or, for trees, their tokens).
+The plan changes only how fast the update is computed, never the update.
 """
 
 from __future__ import annotations

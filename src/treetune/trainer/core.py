@@ -754,7 +754,7 @@ class IterationTraining:
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
         """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
 
-        Metrics are means over the steps, but for counts (steps, tokens), which are sums.
+        Metrics are means over the steps, except counts (steps, tokens), which are sums.
         """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
         # The tensors with the old log-probs that token signals need: `tensors`, or a copy of them.

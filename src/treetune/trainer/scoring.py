@@ -16,9 +16,10 @@ answers.
       wait(futures, rank_deadline)  ◄────────────      the last future is set
       sums over all ranks
 
-Two steps of `logprobs`, the second and the last one, wait for the other ranks, `rank_deadline` each. If
-scoring a row fails, the next `on_result` or `logprobs` raises. `close` waits for the row that the thread has
-begun, `rank_deadline` at most, and not at all if `logprobs` has given up on the thread.
+Two steps of `logprobs` wait for the other ranks, `rank_deadline` each: the one that learns which rows each
+rank has submitted, and the sum. If scoring a row fails, the next `on_result` or `logprobs` raises. `close`
+waits for the row that the thread has begun, `rank_deadline` at most, and not at all if `logprobs` has given
+up on the thread.
 """
 
 from __future__ import annotations

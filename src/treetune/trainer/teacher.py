@@ -27,7 +27,7 @@ from treetune.trainer.batches import MicroBatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel, Reference
 
 FILE = "teacher.safetensors"
-"""In a folder of a trainer's state: the moving average of the policy's weights."""
+"""The file in the folder of a trainer's state that has the moving average of the policy's weights."""
 
 
 class TeacherModel:

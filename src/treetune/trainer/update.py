@@ -52,7 +52,8 @@ def micro_batch_loss(
     Args:
         policy: The policy's `PolicyModule`, or an engine that is called like it.
         tensors: The tensors of the iteration, which have the values of the micro-batch's tokens.
-        entropy_coef: The factor of the mean entropy, which is subtracted from the loss.
+        entropy_coef: The factor of the entropies, whose sum, weighted by `Minibatch.weights_N`, is subtracted
+            from the loss.
         nucleus: The cut by top-p and top-k whose mass is computed, too; None for none.
         teacher: The objective's teacher, which runs over the same rows; None for none.
 
@@ -195,12 +196,13 @@ class CriticTraining:
 
 
 CRITIC_LOSS = "critic_loss.json"
-"""In a folder of a trainer's state: the settings of the critic's loss. Without the file it is the squared
-error."""
+"""The file in the folder of a trainer's state that has the settings of the critic's loss. If the file is
+missing, the loss is the squared error."""
 
 
 def write_critic_loss(directory: Path, loss: CriticLoss) -> None:
-    """Writes the settings of the critic's loss, which say what the outputs of its head mean."""
+    """Writes the settings of the critic's loss, which say what the outputs of the critic's head mean. Writes
+    no file for the squared error."""
     if loss != SquaredError():
         (directory / CRITIC_LOSS).write_text(json.dumps(_settings_of(loss)))
 
