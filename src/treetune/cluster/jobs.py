@@ -90,7 +90,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         return codes
 
     def end(self, key: K) -> int:
-        """Ends a process and its children, and returns its exit code."""
+        """Ends a process and its children, and returns the exit code of the process, or 1 if that is 0."""
         process = self.running.pop(key)
         self._stacks.pop(key).close()  # ends the process group, and closes the log
         # A process that had to be ended did not finish, even if it then exits with 0.

@@ -205,7 +205,8 @@ def turn_frame(
             messages that the function gets later.
 
     Raises:
-        ValueError: The template refuses a second turn or such messages, or changes earlier turns.
+        ValueError: The template refuses a second turn or such messages, changes earlier turns or leaves them
+            out, or writes another text between later turns than between the first two.
     """
     name = repr(tokenizer.name_or_path)
 

@@ -116,9 +116,10 @@ class DeepSpeedWarmupDecay(Schedule):
 class EntropyTarget:
     """Holds the mean entropy at trained tokens near `target` (nats).
 
-    After each step the coefficient increases by ``rate * (target - entropy)``, and is kept between `lowest`
-    and `highest`. This is integral control, as soft actor-critic adjusts its temperature (Haarnoja et al.
-    2018, arXiv:1812.05905, section 5). It begins at the objective's `entropy_coef`.
+    The coefficient of the entropy begins at the objective's `entropy_coef`. After each step,
+    ``rate * (target - entropy)`` is added to it, and it is kept between `lowest` and `highest`. This is
+    integral control, as soft actor-critic adjusts its temperature (Haarnoja et al. 2018, arXiv:1812.05905,
+    section 5).
     """
 
     target: Annotated[float, Ge(0)]

@@ -447,8 +447,9 @@ class PolicyTrainer:
         """Resets policy and optimiser to the start model. Collective.
 
         The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are the KL of that
-        policy to the start model on these episodes. `on_signals` gets that policy's scores of the tokens of
-        the episodes, such as entropies.
+        policy to the start model on these episodes, and the gap between its log-probs and the engine's.
+        Without `measure_kl`, there are no metrics. `on_signals` gets that policy's scores of the tokens of
+        the episodes, such as entropies, if they are computed.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         assert self.average is None, "a moving average is refused with `restart`"

@@ -204,7 +204,8 @@ def prepare(
         from_implicit_rewards: Computes advantages from the rewards that `learned_rewards` returns.
 
     Raises:
-        ValueError: The objective needs advantages, and there are none.
+        ValueError: The objective needs advantages, and there are none; or a critic is trained, and an answer
+            has threads.
     """
     objective, starts = settings.objective, sequences.starts
     tensors = IterationTensors.of(episodes)

@@ -62,6 +62,7 @@ class Meeting:
 
         Raises:
             RuntimeError: The first rank can't be reached, or can't listen.
+            ValueError: The folder for the store on one machine is not a private one.
         """
 
         def read_number(*names: str, default: int) -> int:
@@ -145,6 +146,7 @@ class Meeting:
         that GLOO_SOCKET_IFNAME names, or else the one of the route to them.
 
         Raises:
+            RuntimeError: This is the first machine, and no rank of another machine has connected in time.
             ValueError: There is no such interface.
         """
         # The store's key for the address of a rank that is not on the first machine.

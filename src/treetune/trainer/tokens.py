@@ -123,6 +123,9 @@ class Sequences:
         Args:
             rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
                 if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
+
+        Raises:
+            ValueError: An episode has no trained token.
         """
         result = Sequences.empty()
         critic_has_prompts = teacher_has_prompts = False
