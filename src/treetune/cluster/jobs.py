@@ -13,9 +13,9 @@ One thread, such as that of `treetune.data.difficulty.watching`, polls the jobs 
     leave()                  the same for each process in turn        nothing: the tasks keep running
     the command dies         the kernel sends SIGTERM to them         nothing: the same command finds them
 
-No call waits for a job's work, and no job has a deadline here: the caller ends those that show no progress
-for `silence` seconds, and starts those again that died. A task may be queued for any time. A command of SLURM
-may take `slurm.COMMAND_TIMEOUT_S`. If a process ends and its children don't, `alive` gives them
+No call waits for a job's work, and no job has a deadline here: the caller ends the jobs that show no progress
+for `silence` seconds, and restarts the jobs that died. A task may be queued for any time. A command of SLURM
+may take `slurm.COMMAND_TIMEOUT_S`. If a process ends and its children don't, `alive` gives the children
 `lifetime.GRACE_S` to end, and then kills them.
 """
 
@@ -61,14 +61,14 @@ def one_at_work(lock: Path, message: str) -> Iterator[None]:
 
 
 class Processes(contextlib.ExitStack, Generic[K]):
-    """Processes by their keys, each in a process group of its own. At the end of the block, those that still
-    run are ended."""
+    """Processes by their keys, each in a process group of its own. The processes that still run at the end of
+    the `with` block are ended."""
 
     def __init__(self) -> None:
         super().__init__()
         self.running: dict[K, subprocess.Popen[bytes]] = {}
         self._stacks: dict[K, contextlib.ExitStack] = {}
-        """For each process what ends it and closes its log."""
+        """For each process, by its key, the stack whose `close` ends the process and closes its log."""
 
     def start(self, key: K, command: Sequence[str], settings: Mapping[str, str], log: Path) -> None:
         """Starts a process with `settings` in its environment. Its output is added to `log`."""
@@ -90,7 +90,7 @@ class Processes(contextlib.ExitStack, Generic[K]):
         return codes
 
     def end(self, key: K) -> int:
-        """Ends a process and its children, and returns its exit code."""
+        """Ends a process and its children, and returns the exit code of the process, or 1 if that is 0."""
         process = self.running.pop(key)
         self._stacks.pop(key).close()  # ends the process group, and closes the log
         # A process that had to be ended did not finish, even if it then exits with 0.
@@ -116,7 +116,8 @@ class RunningJobs(Protocol):
         """Returns whether the cluster ended a shard's last job: it was preempted, or its machine failed."""
 
     def waits(self) -> Mapping[str, str]:
-        """Returns messages on why jobs don't run yet, by the reason. Each reason is shown once."""
+        """Returns messages that say why jobs don't run yet, by the reason. The caller shows the message of
+        each reason once."""
 
     def stop(self, shard: int) -> None:
         """Ends a job that makes no progress."""
@@ -127,17 +128,22 @@ class RunningJobs(Protocol):
 
 class Jobs(Registrable):
     """The way in which jobs are run. A job that died is restarted at most `restarts` times; a job without
-    progress for `silence` seconds counts as dead."""
+    progress for `silence` seconds counts as dead. The state of jobs is checked every `poll` seconds."""
 
     restarts: int
     silence: float
     poll: float
     settle: float = 0.0
-    """Seconds for which a job may be gone before what it wrote last has to be seen."""
+    """Seconds that a slow file system gets, after a job has ended, to show the files that the job wrote last.
+    A job that has left no result by then counts as dead."""
 
     def begin(self, command: Sequence[str], output: Path) -> RunningJobs:
-        """Returns the runner of jobs. A job is `command` with the number of its shard as the last argument;
-        `output` is the folder of all jobs."""
+        """Returns an object that runs the jobs of a folder.
+
+        Args:
+            command: The command of a job, without its last argument, which is the number of the job's shard.
+            output: The folder of all jobs.
+        """
         raise NotImplementedError
 
 
@@ -147,11 +153,11 @@ class LocalJobs(Jobs):
     """Processes on this machine. They end with the command."""
 
     at_once: Annotated[int, Gt(0)] = 1
-    """Jobs that run at a time."""
+    """The number of jobs that run at a time."""
     gpus: Annotated[int, Ge(0)] = 0
-    """GPUs that each job has to itself; 0: all that this process sees."""
+    """The number of GPUs that each job has to itself; 0: every job sees all GPUs that this process sees."""
     restarts: Annotated[int, Ge(0)] = 3
-    """How often a job is restarted after it died."""
+    """The most times that a job is restarted after it died."""
     silence: Annotated[float, Gt(0)] = 3600.0
     """Seconds without progress after which a job counts as dead."""
     poll: Annotated[float, Gt(0)] = 0.5
@@ -163,13 +169,15 @@ class LocalJobs(Jobs):
 
 
 class _Local:
+    """Runs the jobs of a folder as processes; see `RunningJobs`."""
+
     def __init__(self, settings: LocalJobs, command: Sequence[str], output: Path) -> None:
         self._settings, self._command, self._logs = settings, command, output / "shards" / "logs"
         self._waiting: list[int] = []
         self._processes: Processes[int] = Processes()
         self._slots: dict[int, int] = {}
-        """The number of the place, below `at_once`, at which each shard's job runs. It decides the job's
-        GPUs."""
+        """The slot of each shard's job, a number from 0 to `at_once` - 1 that no other running job has. It
+        decides which GPUs the job gets."""
         self._exit_codes: dict[int, int] = {}
         """The exit code of each shard's last job."""
 
@@ -188,13 +196,15 @@ class _Local:
             self._processes.start(shard, command, self._gpus(slot), log)
 
     def _gpus(self, slot: int) -> dict[str, str]:
-        """Returns the variable with the GPUs of this slot's job; empty if jobs have none of their own."""
+        """Returns the environment variable that gives this slot's job its GPUs; an empty dictionary if jobs
+        have no GPUs to themselves. Raises ValueError if there are too few GPUs."""
         count = self._settings.gpus
         if not count:
             return {}
         seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         numbers = range(slot * count, (slot + 1) * count)
-        # Without the variable, how many GPUs there are isn't known here, and the job itself finds out.
+        # Without the variable, the number of GPUs isn't known here. A job itself finds out whether it has its
+        # GPUs.
         if seen and numbers[-1] >= len(seen):
             raise ValueError(
                 f"jobs.gpus is {count} and jobs.at_once {self._settings.at_once}, and this process sees"
@@ -235,7 +245,8 @@ class _Local:
 @Jobs.register("slurm")
 @dataclass(frozen=True, kw_only=True)
 class SlurmJobs(Jobs):
-    """Tasks of a SLURM array. The cluster must see this folder and the rows under the same paths.
+    """Tasks of a SLURM array. The cluster's machines must see the working directory, the folder of the jobs
+    and the rows that they read under the same paths as this machine.
 
     The jobs of a folder have a unique name. If the command ends or is killed, the jobs keep running, and the
     same command finds them by that name. A task that you submit yourself (``sbatch --array=3
@@ -247,15 +258,17 @@ class SlurmJobs(Jobs):
     setup: str = ""
     """Lines of the shell before the command, such as ``source .venv/bin/activate``."""
     at_once: Annotated[int, Gt(0)] | None = None
-    """Tasks that run at a time; null: as many as SLURM allows."""
+    """The most tasks that run at a time; null: as many as SLURM allows."""
     restarts: Annotated[int, Ge(0)] = 3
-    """How often a job is restarted after it died."""
+    """The most times that a job is restarted after it died."""
     silence: Annotated[float, Gt(0)] = 3600.0
     """Seconds without progress after which a job counts as dead."""
     poll: Annotated[float, Gt(0)] = 10.0
     """Seconds between two checks."""
     settle: Annotated[float, Ge(0)] = 20.0
-    """Seconds for which a job may be gone before what it wrote last has to be seen."""
+    """Seconds that a slow file system gets, after a job has ended, to show the files that the job wrote last.
+    A job that has left no result by then counts as dead. A busy controller is asked again after as many
+    seconds, or after `poll` if that is more."""
 
     def __post_init__(self) -> None:
         ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
@@ -274,6 +287,8 @@ class SlurmJobs(Jobs):
 
 
 class _Slurm:
+    """Runs the jobs of a folder as tasks of SLURM arrays; see `RunningJobs`."""
+
     def __init__(self, settings: SlurmJobs, command: Sequence[str], output: Path) -> None:
         self._settings = settings
         self._script = output / "jobs" / "shard.sh"
@@ -285,18 +300,18 @@ class _Slurm:
         self._states: dict[int, str] = {}
         """The state of each shard's job that runs or is queued."""
         self._reasons: dict[int, str] = {}
-        """Why a shard's task is queued, by squeue's reason."""
+        """squeue's reason why a shard's task doesn't run yet, by the number of the shard."""
         self._last_jobs: dict[int, str] = {}
-        """The number of each shard's last job."""
+        """SLURM's number of each shard's last job."""
         self._end_states: dict[int, str] = {}
         """The state in which a shard's last job ended."""
         self._unsent: set[int] = set()
-        """Shards whose jobs a busy controller hasn't accepted, as far as is known."""
+        """The shards whose jobs a busy controller hasn't accepted yet, as far as is known."""
         self._complaint = ""
         """The controller's last complaint; empty if it has accepted everything."""
         self._began_to_send = self._send_again = 0.0
-        """The time of the first attempt to submit these, in seconds since 1970, and of the next one, by the
-        monotonic clock."""
+        """The time of the first attempt to submit the jobs of `_unsent`, in seconds since 1970, and the time
+        of the next attempt, by the monotonic clock."""
         comment = (
             "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it."
         )
@@ -375,7 +390,7 @@ class _Slurm:
         """
         unsent = frozenset(self._unsent)
         for task in slurm.tasks_in_accounting(self._name, self._began_to_send, self._cluster):
-            # SLURM's job numbers increase, so a smaller one is that of an earlier job of the shard.
+            # SLURM's job numbers increase, so a number that isn't larger is that of an earlier job.
             is_new = int(task.job) > int(self._last_jobs.get(task.number, 0))
             if task.number not in unsent or not is_new:
                 continue
@@ -388,7 +403,8 @@ class _Slurm:
         return {shard for shard, state in self._states.items() if state in slurm.RUNNING_STATES}
 
     def waits(self) -> Mapping[str, str]:
-        """Returns messages on jobs that aren't submitted yet, and on those in the queue, by the reason."""
+        """Returns messages on the jobs that aren't submitted yet, and on those that wait in the queue, by the
+        reason: the controller's complaint, or squeue's reason."""
         messages: dict[str, str] = {}
         if self._unsent:
             messages[self._complaint] = (

@@ -1,11 +1,11 @@
 """Writes SLURM's job scripts, submits jobs and asks for their state. Other code uses SLURM through this file.
 
-Controllers of real clusters are busy at times, and sites print banners. So commands are repeated while that
-may help, but a job is never submitted twice, and lines that SLURM did not write are ignored.
+Controllers of real clusters are busy at times. So commands are repeated while that may help, but a job is
+never submitted twice. Sites also print banners, so lines that SLURM did not write are ignored.
 
 Shell scripts run this file, which needs only Python's standard library:
 
-    python slurm.py sbatch ARGUMENTS...                submits a job and prints its number alone
+    python slurm.py sbatch ARGUMENTS...                submits a job and prints only its number
     python slurm.py experiment CONFIGS [COMMAND...]    submits an experiment: scripts/slurm/submit.sh
 """
 
@@ -28,8 +28,9 @@ from typing import NamedTuple
 COMMAND_TIMEOUT_S = 120.0
 """Seconds that a command of SLURM may take."""
 PATIENCE_S, PAUSE_S = 1800.0, 20.0
-"""Seconds after which a busy controller is given up, and seconds between two tries. A job that it accepted
-without an answer has to appear in its queue within such a pause."""
+"""`PATIENCE_S` is the time in seconds after which a busy controller is given up, and `PAUSE_S` the time
+between two tries. If the controller has accepted a job without an answer, the job has to appear in the queue
+within `PAUSE_S`."""
 
 DEFAULTS = {
     "NODES": "1",
@@ -76,31 +77,42 @@ _SWITCHES = (
     "--propagate", "--reboot", "--requeue", "--resv-ports", "--spread-job", "--stepmgr", "--test-only",
     "--use-min-nodes",
 )  # fmt: skip
-"""The options of sbatch after which the next word is not their value. Some may have one after ``=``."""
+"""The options of sbatch that don't take the next word as their value. Some may have a value after ``=``."""
 
 
 class SlurmRefused(RuntimeError):
-    """A command of SLURM failed; the message is its complaint."""
+    """A command of SLURM has failed. The message is the command's complaint."""
 
 
 class SlurmBusy(SlurmRefused):
-    """A failure that passes. The controller may have carried out the command nevertheless."""
+    """A command of SLURM has failed, and may succeed later. The controller may have carried it out
+    nevertheless."""
 
 
 class ArrayTask(NamedTuple):
     """A task of an array: ``ArrayTask("17", 2, "PENDING", "Resources")``."""
 
     job: str
+    """The number of the array's job."""
     number: int
+    """The number of the task in the array."""
     state: str
     reason: str
+    """The reason why the task waits; empty if the output has none."""
 
 
 # Job scripts
 
 
 def script_header(name: str, log: str, options: Sequence[str], comment: str, folder: Path) -> list[str]:
-    """Returns the first lines of a job script, up to those that prepare the environment."""
+    """Returns the first lines of a job script: sbatch's options, the comment, and the commands that enter
+    `folder` and put this Python first in the PATH.
+
+    Args:
+        log: The file of the job's output, in sbatch's form: ``logs/slurm-%j.out``.
+        options: Further options of sbatch: ``--partition=gpu``.
+        comment: Lines that begin with ``#``.
+    """
     return [
         "#!/usr/bin/env bash",
         f"#SBATCH --job-name={name}",
@@ -178,8 +190,8 @@ def array_ranges(indices: Sequence[int]) -> str:
 
 
 def run_command(command: Sequence[str]) -> str:
-    """Returns the output of a command of SLURM. Raises SlurmBusy or SlurmRefused with its complaint, and
-    ValueError where there is no such command."""
+    """Returns the output of a command of SLURM. Raises SlurmBusy or SlurmRefused with the command's complaint
+    if it fails, and ValueError if this machine doesn't have the command."""
     try:
         completed = subprocess.run(
             command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
@@ -196,8 +208,8 @@ def run_command(command: Sequence[str]) -> str:
 
 
 def job_number(answer: str) -> str | None:
-    """Returns the job's number in sbatch's output, which may also have banners and the cluster's name; None
-    if there is no number."""
+    """Returns the job's number from sbatch's output, which may also contain banners and the cluster's name.
+    Returns None if there is no number."""
     if submitted := _SUBMITTED.search(answer):
         return submitted[1]
     numbers = _NUMBER_ALONE.findall(answer)
@@ -235,7 +247,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[tuple[str, str]], st
 
 
 def arguments_in_script(text: str) -> list[str]:
-    """Returns the words of a script's #SBATCH lines. sbatch reads them up to the first command."""
+    """Returns the words of a script's #SBATCH lines. Those after the first command are left out, since sbatch
+    ignores them."""
     arguments: list[str] = []
     for line in text.splitlines():
         if line.startswith("#SBATCH"):
@@ -247,8 +260,9 @@ def arguments_in_script(text: str) -> list[str]:
 
 
 def _value_of_option(arguments: Sequence[str], short: str, long: str, variables: Sequence[str]) -> str | None:
-    """Returns the value of an option as sbatch chooses it: from its command line, or else from environment
-    variables, or from the #SBATCH lines of the script. Returns None if nothing sets it."""
+    """Returns the value of an option as sbatch chooses it: from the command line, or else from the first of
+    the environment `variables` that is set, or else from the #SBATCH lines of the script. Returns None if
+    nothing sets the option."""
     options, script = split_arguments(arguments)
     value = _last_value(options, short, long)
     for variable in variables:
@@ -261,8 +275,9 @@ def _value_of_option(arguments: Sequence[str], short: str, long: str, variables:
 
 
 def _last_value(options: Sequence[tuple[str, str]], short: str, long: str) -> str | None:
-    """Returns the value of an option, which is the last one if sbatch has several. sbatch also takes the
-    beginning of a long name: ``--job`` for ``--job-name``."""
+    """Returns the value of an option; None if it isn't among `options`. If it is there several times, the
+    last value counts, as for sbatch. sbatch also accepts the beginning of a long name: ``--job`` for
+    ``--job-name``."""
     value = None
     for name, value_of_name in options:
         if name == short or (len(name) > 2 and long.startswith(name)):
@@ -271,15 +286,17 @@ def _last_value(options: Sequence[tuple[str, str]], short: str, long: str) -> st
 
 
 def cluster_options(arguments: Sequence[str]) -> list[str]:
-    """Returns the option of another cluster if sbatch with these arguments submits to one; otherwise none.
-    All other commands on the job need it, too."""
+    """Returns the option that names another cluster if sbatch with these arguments submits to another one; an
+    empty list if it doesn't. All later commands on the job need this option, too."""
     clusters = _value_of_option(arguments, "-M", "--clusters", ("SBATCH_CLUSTERS", "SLURM_CLUSTERS"))
     return [f"--clusters={clusters}"] if clusters else []
 
 
 def submit_once(arguments: Sequence[str]) -> str | None:
-    """Submits a job and returns its number; None if it was accepted without a number. Raises as
-    `run_command`: after SlurmBusy, the job may be in the queue nevertheless."""
+    """Submits a job and returns its number; None if sbatch accepted the job without telling its number.
+
+    Raises what `run_command` raises. After SlurmBusy, the job may be in the queue nevertheless.
+    """
     return job_number(run_command(["sbatch", *arguments]))
 
 
@@ -287,12 +304,13 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
     """Submits a job and returns its number.
 
     If the controller is busy, the job is looked for in the queue by its name before it is submitted again.
-    Raises SlurmRefused if the job isn't accepted, or if that can't be found out in time.
+    Raises SlurmRefused if the job isn't accepted, or if it isn't known in time whether it is.
     """
     deadline = time.monotonic() + patience_s
-    # To tell the new job from others of the same name.
+    # These jobs are needed to tell the new job from others of the same name.
     jobs_before = _jobs_in_queue(arguments, deadline, pause_s)
-    # sbatch has accepted the job, but gave no number. The job is then looked for, and not submitted again.
+    # Whether sbatch has accepted the job without telling its number. Then the job is only looked for in the
+    # queue, and not submitted again.
     was_accepted = False
     while True:
         complaint = ""
@@ -321,8 +339,12 @@ def submit(arguments: Sequence[str], patience_s: float = PATIENCE_S, pause_s: fl
 
 
 def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) -> set[str] | None:
-    """Returns the numbers of this user's jobs in the queue that have the job's name; all of this user's jobs
-    if it has none. Returns None where there is no squeue."""
+    """Returns the numbers of this user's jobs in the queue that have the name of the job that `arguments`
+    submit. If that name isn't known or contains a comma, returns those of all of this user's jobs. Returns
+    None if this machine has no squeue.
+
+    A busy controller is asked again after `pause_s` seconds, until `deadline`. Then SlurmBusy is raised.
+    """
     command = ["squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i"]
     name = _job_name(arguments)
     if name and "," not in name:  # squeue would take a name with a comma for several names
@@ -341,7 +363,7 @@ def _jobs_in_queue(arguments: Sequence[str], deadline: float, pause_s: float) ->
 
 
 def _job_name(arguments: Sequence[str]) -> str | None:
-    """Returns the name that sbatch with these arguments gives to the job; None if that is not known."""
+    """Returns the name that sbatch with these arguments gives to the job; None if the name isn't known."""
     if name := _value_of_option(arguments, "-J", "--job-name", ("SBATCH_JOB_NAME",)):
         return name
     _, script = split_arguments(arguments)
@@ -352,15 +374,19 @@ def _job_name(arguments: Sequence[str]) -> str | None:
 
 
 def tasks_in_queue(name: str, cluster: Sequence[str]) -> list[ArrayTask]:
-    """Returns the tasks of arrays of this name that run or are queued. `cluster` are `cluster_options`.
-    Raises as `run_command`."""
+    """Returns the tasks of the arrays of this name that run or are queued. Raises what `run_command` raises.
+
+    Args:
+        cluster: The result of `cluster_options`.
+    """
     command = ["squeue", "--noheader", "--array", f"--name={name}", "--format=%i|%T|%r"]
     return list(_tasks_in(run_command([*command, *cluster])))
 
 
 def tasks_in_accounting(name: str, since: float, cluster: Sequence[str]) -> list[ArrayTask]:
-    """Returns the tasks of this name that the accounting has since `since` (seconds since 1970), whether they
-    have ended or not; nothing on a cluster without accounting."""
+    """Returns the tasks of the arrays of this name that SLURM's accounting lists from the time `since`
+    (seconds since 1970) on, whether they have ended or not. The list is empty if sacct fails, as on a cluster
+    without accounting."""
     start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
     command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--name={name}"]
     try:
@@ -372,7 +398,7 @@ def tasks_in_accounting(name: str, since: float, cluster: Sequence[str]) -> list
 
 def end_of_task(task: str, cluster: Sequence[str]) -> tuple[str, str] | None:
     """Returns the state in which a task ended and its exit code: ``("NODE_FAIL", "0:9")``. Returns None if
-    the accounting doesn't have it. Raises as `run_command`."""
+    the accounting doesn't list the task. Raises what `run_command` raises."""
     command = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
     for line in run_command([*command, f"--jobs={task}", *cluster]).splitlines():
         name, _, state_and_code = line.strip().partition("|")
@@ -383,7 +409,7 @@ def end_of_task(task: str, cluster: Sequence[str]) -> tuple[str, str] | None:
 
 
 def cancel(task: str, cluster: Sequence[str]) -> None:
-    """Ends a task. Raises as `run_command`, also where it has ended already."""
+    """Ends a task. Raises what `run_command` raises, also if the task has ended already."""
     run_command(["scancel", task, *cluster])
 
 

@@ -7,10 +7,10 @@ boundaries of the sequences instead. PyTorch's variable-length kernels take them
 sequence is computed by itself.
 
 *Prefix trees.* The nodes are numbered by a depth-first walk (`prefix_tree`). Node i sees node j if
-``j <= i <= subtree_last_1T[0, j]``. Of the nodes before a block of neighbouring nodes, the block sees only
-the path to its first node. On GPUs, FlexAttention takes this mask by blocks. PyTorch's own attention would
-need a dense mask and would compute all pairs, so it is called once for each block, with the keys that the
-block sees.
+``j <= i <= subtree_last_1T[0, j]``. A block of neighbouring nodes sees its own nodes and, among the nodes
+before the block, only the path to its first node. On GPUs, FlexAttention takes this mask by blocks. PyTorch's
+own attention would need a dense mask and would compute all pairs, so it is called once for each block, with
+the keys that the block sees.
 
 For the tree of the rows ``5 6 7`` and ``5 6 8 9`` (x: node i sees node j)::
 
@@ -39,8 +39,8 @@ PACKED, TREE = "treetune_packed", "treetune_tree"
 """The names under which transformers finds the attentions of this file."""
 
 BLOCK = 128
-"""The tokens on a side of FlexAttention's blocks, and the queries that PyTorch's own attention gets at
-once."""
+"""The number of tokens on each side of FlexAttention's blocks, and the number of queries that PyTorch's own
+attention gets at once."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ class PackedRow:
     starts_S: Tensor | None
     """The starts of the sequences and the length of the row, int32 [S + 1]; None if nothing is packed."""
     lengths: tuple[int, ...] = ()
+    """The number of tokens of each sequence."""
 
     @staticmethod
     def of(position_ids_1T: Tensor | None) -> PackedRow:
-        """Reads the position ids of a row, which begin with 0 at every sequence; None: nothing is packed."""
+        """Finds the boundaries from the position ids of a row, which begin with 0 at every sequence. None
+        stands for rows that aren't packed."""
         if position_ids_1T is None:
             return PackedRow(None)
         row_T = position_ids_1T.flatten()
@@ -74,7 +76,7 @@ class QueryBlocks:
     counts: list[int]
     """The number of seen nodes of each block."""
     masks: list[Tensor]
-    """For each block, which of its nodes sees which, [Q, K]."""
+    """For each block a mask, bool [Q, K]: whether the block's node q sees the seen node k."""
 
 
 def attach_packed_attention(model: nn.Module) -> None:
@@ -135,8 +137,8 @@ def layers_without_full_attention(model: nn.Module) -> set[str]:
 def attention_arguments(
     backbone: nn.Module, position_ids_BT: Tensor | None, subtree_last_1T: Tensor | None
 ) -> dict[str, Any]:
-    """Returns the arguments that the backbone must pass on to its attention, in addition to tokens and
-    positions.
+    """Returns arguments for a call of the backbone, in addition to tokens and positions, which it must pass
+    on to its attention.
 
     Args:
         subtree_last_1T: For each position of a prefix tree in one row, the last position that continues it;
@@ -211,8 +213,8 @@ def has_kernel(query: Tensor) -> bool:
 def run_variable_length_kernel(
     query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, packed: PackedRow, scaling: float | None
 ) -> Tensor:
-    """Runs PyTorch's variable-length kernel, with K heads of keys for H heads of queries. Returns
-    [T, H, D]."""
+    """Runs PyTorch's variable-length kernel, and returns [T, H, D]. Queries have H heads; keys and values
+    have K heads."""
     from torch.nn.attention.varlen import varlen_attn
 
     starts_S, longest = packed.starts_S, max(packed.lengths)
@@ -300,6 +302,7 @@ def block_mask(subtree_last_T: Tensor) -> BlockMask:
     """
     from torch.nn.attention.flex_attention import BlockMask
 
+    # FlexAttention calls this function with the indices of a row, a head, a query and a key.
     def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (j <= i) & (i <= subtree_last_T[j])
 

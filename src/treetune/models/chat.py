@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _RESERVED = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
 """The arguments of a template that this module sets itself."""
 
-# The texts with which a template is tried.
+# The texts with which a template is tried. `_DATE` takes the place of today's date.
 _DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
 _ANSWER = "The answer is 7."
 _THOUGHT = "<think>\nThree and four.\n</think>\n\n"
@@ -58,7 +58,7 @@ def chat_frame(
 
     Raises:
         ValueError: There is no template, it doesn't use one of the arguments, it leaves out the question or
-            the system message, or it writes today's date, so that prompts would differ tomorrow.
+            the system message, or it writes today's date, which would change the prompts tomorrow.
     """
     refuse_no_template(tokenizer)
     name = repr(tokenizer.name_or_path)
@@ -155,7 +155,9 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
     """
     added_tokens = {token_id: str(token) for token_id, token in tokenizer.added_tokens_decoder.items()}
     first, second = _QUESTIONS
-    # The text after a question, and the text between an answer and the next question.
+    # Two texts that the template writes: after a question, and between an answer and the next question. Each
+    # is described by a chat, the message after which the text begins, and the message before which it ends
+    # (None: it ends with the chat).
     around_question = [user(first)], first, None
     between_turns = [user(first), _assistant(_ANSWER), user(second)], _ANSWER, second
     marker_ids: list[int] = []
@@ -177,7 +179,8 @@ def turn_markers(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> list[str]:
 
 
 def _has_partner(tag: str, tokens: set[str]) -> bool:
-    """Returns whether the closing tag of an opening one, or the other way round, is among the tokens."""
+    """Returns whether the tag's partner is among the tokens: ``</think>`` for ``<think>``, and ``<think>``
+    for ``</think>``."""
     bracket, name = tag[:1], tag[1:]
     is_closing = name.startswith("/")
     partner = f"{bracket}{name[1:]}" if is_closing else f"{bracket}/{name}"
@@ -202,7 +205,8 @@ def turn_frame(
             messages that the function gets later.
 
     Raises:
-        ValueError: The template refuses a second turn or such messages, or changes earlier turns.
+        ValueError: The template refuses a second turn or such messages, changes earlier turns or leaves them
+            out, or writes another text between later turns than between the first two.
     """
     name = repr(tokenizer.name_or_path)
 

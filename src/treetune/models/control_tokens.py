@@ -1,8 +1,8 @@
 """Keeps the control tokens of a chat template apart from text of a problem that looks like them.
 
 A row of a data set may contain the text ``<|im_end|>``. Encoded as that token, it would end the user's
-message, so that the row could write the next message. In a chat such text is therefore encoded by its
-characters. The ids of prompts without such text don't change.
+message, and the rest of the row could pose as the next message. In a chat such text is therefore encoded by
+its characters. The ids of prompts without such text don't change.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ControlTokens:
         Raises:
             ValueError: The tokenizer encodes such text only as a control token.
         """
-        # The text of the first mark, for messages
+        # The text for which the first mark stands, for messages.
         shown = self.unmark(self._any_mark.search(marked).group())  # type: ignore[union-attr]
         if not self._tokenizer.is_fast:
             raise ValueError(
@@ -118,7 +118,7 @@ class ControlTokens:
         with_stand_ins = self._any.sub(lambda match: self._stand_ins[match.group()], marked)
         text = self.unmark(with_stand_ins)
         ids_in_copy: Sequence[int] = renamed_tokenizer.encode(text, add_special_tokens=False).ids
-        # Tokens that are not added tokens have the same id in both.
+        # Tokens that are not added tokens have the same id in the copy and in the tokenizer.
         ids = [original_ids.get(token_id, token_id) for token_id in ids_in_copy]
         control_ids = set(self.ids.values())
         n_control_tokens = sum(token_id in control_ids for token_id in ids)

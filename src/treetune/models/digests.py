@@ -67,7 +67,8 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 
 def _commit_in_cache(name: str, revision: str) -> str | None:
-    """Returns the commit of a branch or tag in the cache of the hub; None if it isn't there."""
+    """Returns the commit of a branch or tag in the local cache of the hub; None if the cache doesn't have
+    it."""
     from transformers.utils import cached_file
     from transformers.utils.hub import extract_commit_hash
 

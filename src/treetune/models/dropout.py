@@ -19,17 +19,18 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 DROPOUT = "drop"
-"""The part that the names of such numbers have in common: ``residual_dropout``, ``attn_pdrop``,
+"""The part that the names of dropout probabilities have in common: ``residual_dropout``, ``attn_pdrop``,
 ``layerdrop``, ``drop_path_rate``."""
 JITTER = "jitter"
-"""The same for a router's noise: ``router_jitter_noise``, ``jitter_noise``."""
+"""The part that the names of a router's noise have in common: ``router_jitter_noise``, ``jitter_noise``."""
 
 
 def turn_dropout_off(model: nn.Module) -> None:
     """Turns off all randomness of the model, in place. The model's own configuration, which checkpoints
     contain, stays the same: its layers get a changed copy."""
     configs_without_dropout: dict[int, Any] = {}
-    """The changed copy of each configuration, by the configuration's id, since layers share one."""
+    """The changed copy of each configuration, by the configuration's id. Layers that share a configuration
+    get the same copy."""
     for module in model.modules():
         if isinstance(module, _DropoutNd):
             module.p = 0.0
@@ -56,14 +57,14 @@ def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _random_numbers(values: dict[str, Any], part: str) -> list[str]:
-    """Returns the names, with this part in them, of the floats that aren't 0. Integers and booleans aren't
-    probabilities."""
+    """Returns the names of those values that are floats other than 0, if `part` is in the name. Integers and
+    booleans are left out, since they aren't probabilities."""
     return [name for name, value in values.items() if type(value) is float and value != 0.0 and part in name]
 
 
 def _without_dropout(config: Any) -> Any:
     """Returns a copy of the configuration with dropout 0; the configuration itself if it has none."""
-    names = _random_numbers(vars(config), DROPOUT)  # of the settings of dropout that aren't 0
+    names = _random_numbers(vars(config), DROPOUT)  # the names of the settings of dropout that aren't 0
     if not names:
         return config
     config = copy.copy(config)

@@ -58,17 +58,20 @@ class ModelInputs(NamedTuple):
     """The position of each token for the model; None: its index in the row. They begin again with each packed
     sequence; in a prefix tree they are depths."""
     subtree_last_1T: Tensor | None = None
-    """In a prefix tree, the last node among the descendants of each node; see `models.attention`."""
+    """For each node of a prefix tree, the last node of its subtree, which for a leaf is the leaf itself; see
+    `models.attention`."""
     max_positions: int = 0
-    """The largest N that any rank has in its micro-batch of the same number, since all ranks compute their
-    heads in equally many chunks."""
+    """The largest N in the micro-batches that all ranks compute at the same time. All ranks compute the head
+    in the number of chunks that this N needs."""
 
 
 class Nucleus(NamedTuple):
     """The cut of a distribution by top-p and top-k, after the temperature."""
 
     top_p: float = 1.0
+    """The share of the probability that is kept; 1: all of it."""
     top_k: int = -1
+    """The number of most likely tokens that are kept; 0 or less: all tokens."""
 
     @property
     def is_all(self) -> bool:
@@ -79,11 +82,13 @@ class Nucleus(NamedTuple):
         0.
 
         The engine reports ``log(p / mass)`` of a sampled token, since it normalises the remaining
-        probabilities. The cut is vLLM's: first top-k, then of these the most likely tokens whose sum reaches
-        `top_p`. The label always counts, since the engine has sampled it, even if rounding would cut it off.
+        probabilities. The cut is vLLM's: top-k keeps the k most likely tokens, and top-p then keeps the most
+        likely of these, until their share of the kept probability reaches `top_p`. The label always counts,
+        since the engine has sampled it, even if rounding would cut it off.
 
-        Of tokens that are as likely as the k-th, as many are kept as make k, as on GPUs in vLLM's Triton
-        kernel. On CPUs vLLM keeps all of them, and log-probs then differ from the engine's.
+        If several tokens are as likely as the k-th, top-k still keeps k tokens in total, as in vLLM's Triton
+        kernel on GPUs. On CPUs, vLLM keeps all tokens that are as likely as the k-th, and log-probs then
+        differ from the engine's.
         """
         with torch.no_grad():
             probs_CV = logits_CV.softmax(-1)
@@ -107,9 +112,10 @@ class Nucleus(NamedTuple):
 
 
 LOGITS_PER_CHUNK = 2**24
-"""The float32 logits of a chunk: 64 MiB, whatever the vocabulary."""
+"""The most logits of a chunk, whatever the vocabulary. In float32 they take 64 MiB."""
 LOGITS_PER_CHUNK_ON_A_GPU = 2**27
-"""512 MiB. Fewer chunks are faster: each one reads the whole head, and adds a whole gradient of it."""
+"""The most logits of a chunk on a GPU: 512 MiB. Fewer chunks are faster, since each chunk reads the whole
+head, and adds a gradient of the whole head."""
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """Computes tensors of shape [C] from logits of shape [C, V] and labels of shape [C]."""
@@ -123,8 +129,8 @@ def squared_probabilities(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
 class TeacherStates(NamedTuple):
     """The last hidden states of a teacher at the N positions of a policy's pass, and its head.
 
-    The hidden states are kept, and not the log-probs of the whole vocabulary: these are computed from them
-    for one chunk of positions at a time.
+    The teacher's logits of the whole vocabulary are never kept for all positions. They are computed from the
+    hidden states for one chunk of positions at a time.
     """
 
     hidden_ND: Tensor
@@ -153,7 +159,8 @@ class PolicyModule(nn.Module):
         turn_dropout_off(model)
         # `terms` computes numbers of the whole next-token distributions, which some losses need.
         self.model, self.parallel, self.terms = model, parallel, terms
-        # The rule by which a batch's longest row changes how other rows are computed; None for most models.
+        # The rule by which a batch's longest row changes how the other rows are computed. Most models have
+        # none.
         self._length_rule = length_rule(model.config.to_dict())
         self._keeps_packed_apart = False
         """True once a probe has shown that packed sequences don't influence each other."""
@@ -187,7 +194,8 @@ class PolicyModule(nn.Module):
             whole: Whether to compute only log-probs, by the model's own forward pass. Before training, the
                 log-probs of the usual pass are compared with these.
             teacher: The teacher whose distributions are compared with this model's.
-            hidden_only: Whether to return only the last hidden states, [N, D] in a tuple, of a teacher.
+            hidden_only: Whether to return only the last hidden states, [N, D] in a tuple. A teacher is called
+                in this way.
 
         Returns:
             The log-probs of the labels, the entropies of the distributions, the objective's terms, the
@@ -436,10 +444,10 @@ class _BackboneResult:
 
 
 class _FinishedBackbone:
-    """Replaces a backbone, and returns the same result whatever its inputs.
+    """Replaces a backbone, and returns the same result for any inputs.
 
-    So do its submodules, because some models call their backbone's decoder. All other attributes are those of
-    the backbone.
+    Its submodules return this result, too, because some models call their backbone's decoder. All other
+    attributes are those of the backbone.
     """
 
     def __init__(self, backbone: nn.Module, result: _BackboneResult) -> None:
@@ -480,9 +488,10 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _refuse_rows_of_two_lengths(rule: LengthRule | None, inputs: ModelInputs, name: str) -> None:
-    """Raises ValueError if a longer row in the batch would change how the other rows are computed.
+    """Raises ValueError if the batch has several rows, and one of them is longer than the rule's limit.
 
-    Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`).
+    Some rotary embeddings choose their frequencies by the longest row of a batch (`LengthRule`). Such a row
+    would change how the other rows are computed.
     """
     if rule is None or inputs.input_ids_BT.numel() <= rule.limit:  # then no row can be longer
         return
@@ -511,7 +520,7 @@ def _hidden_at_positions_of_rank(
 
 
 def backbone_of(model: nn.Module) -> nn.Module:
-    """Returns the transformer under the language-model head."""
+    """Returns the transformer under the language-model head. Raises ValueError if the model has none."""
     backbone = model.base_model
     if backbone is model:
         raise ValueError(f"{type(model).__name__} has no backbone under a language-model head")

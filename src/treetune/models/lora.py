@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 _NAME = "default"
+"""The name of the adapters. peft writes it into the names of their weights."""
 _BASE, _A, _B = ".base_layer.", f".lora_A.{_NAME}.weight", f".lora_B.{_NAME}.weight"
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -49,11 +50,11 @@ class Lora:
     rank_stabilised: bool = False
     """Makes the factor `alpha` / √`rank` (Kalajdzievski 2023)."""
     target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], MinLen(1)] = "all-linear"
-    """The layers with adapters, by the ends of their names, such as ``['q_proj', 'v_proj']``; or all linear
-    layers except the output head."""
+    """The layers with adapters, by the ends of their names, such as ``['q_proj', 'v_proj']``; or
+    ``'all-linear'`` for all linear layers except the output head."""
     send: Literal["merged", "adapters"] = "merged"
-    """The form in which the engine gets them: ``merged`` into the start model's weights, or as ``adapters``,
-    which is less data, and takes the server two small products in each layer."""
+    """The form in which the engine gets the adapters: ``merged`` into the start model's weights, or as
+    ``adapters``, which is less data, but costs the server two small products in each layer."""
 
     @property
     def scale(self) -> float:
@@ -63,7 +64,7 @@ class Lora:
     def apply(self, model: nn.Module, seed: int) -> nn.Module:
         """Adds adapters to the model, in place. From then on only they are trainable.
 
-        A is drawn by `seed`, and B is 0, so that the model's outputs stay the same.
+        A is drawn by `seed`, and B begins as 0, so the adapters don't change the model's outputs yet.
 
         Raises:
             ValueError: `target_modules` names no layer of the model, or one whose adapters can't be merged.
@@ -154,7 +155,7 @@ class Lora:
     def _config(self) -> LoraConfig:
         from peft import LoraConfig
 
-        # peft reads a text as "all linear layers", and a list as the names of layers.
+        # peft takes the text `WHOLE_MODEL` for all linear layers, and a list for the names of layers.
         is_whole_model = self.target_modules == WHOLE_MODEL
         return LoraConfig(
             r=self.rank,
@@ -189,7 +190,7 @@ class Lora:
         return result
 
     def merged_names(self, names: Iterable[str]) -> list[str]:
-        """Returns the names that `merged` would give the weights of these names."""
+        """Returns the names of the weights that `merged` would return for weights with these names."""
         return [name.replace(_BASE, ".") for name in names if not name.endswith((_A, _B))]
 
     def adapters(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -239,12 +240,12 @@ def _is_adapted(layer: nn.Module) -> bool:
 
 @contextmanager
 def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
-    """Raises ValueError at the end of a block with a forward pass, if the model has not called a layer that
-    has adapters.
+    """Raises ValueError at the end of the block if the model has not called a layer that has adapters. The
+    block has to run the model forward.
 
     Some models read a layer's weight and compute with it themselves, as Jamba does with its `dt_proj`. An
-    adapter there would have no effect in training, but would be merged for the engine. Layers of the same
-    last name count as one, since not every expert of a mixture is called for every text.
+    adapter there would have no effect in training, but would be merged for the engine. Layers whose names end
+    in the same part count as one, since not every expert of a mixture is called for every text.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -271,8 +272,8 @@ def refusing_idle_adapters(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Turns the adapters off for a block, so that the model is the start model: a reference without a second
-    copy."""
+    """Turns the adapters off for a block. In the block, the model computes what the start model computes, and
+    so serves as a reference without a second copy."""
     from peft.tuners.lora import LoraLayer
 
     layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]

@@ -29,15 +29,18 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _CHECKPOINT_NAME = re.compile(r"\d{4,}")
 
 CHECKPOINTS = "checkpoints"
+"""The folder of an experiment that holds its checkpoints."""
 LAST = "last"
+"""The name in a path that stands for the newest complete checkpoint (`resolve_policy`)."""
 STATE = "state.json"
 """The file that is written last into a checkpoint. A checkpoint is complete if it has this file."""
 
 
 def experiment_of_checkpoint(path: Path) -> Path | None:
-    """Returns the folder of the experiment whose checkpoint, or a part of it, is at `path`.
+    """Returns the folder of the experiment whose checkpoint, or a part of it, is at `path`. Returns None if
+    the path leads to no checkpoint.
 
-    Example: ``experiments/sft`` for ``experiments/sft/checkpoints/last/policy``. None for another path.
+    Example: ``experiments/sft`` for ``experiments/sft/checkpoints/last/policy``.
     """
     if CHECKPOINTS not in path.parts:
         return None
@@ -171,7 +174,7 @@ def write_policy(
 
 
 _CRITIC_PREFIXES = ("backbone.", "head.")
-"""A critic's weights have names that begin with these (`CriticModule`)."""
+"""The beginnings of the names of a critic's weights (`CriticModule`)."""
 
 
 def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
@@ -252,9 +255,9 @@ def write_for_engine(
 ) -> None:
     """Writes weights for the engine, which happens in every iteration, usually into shared memory.
 
-    The output head is written (except for `has_no_head_in_engine`), and the configuration says that it is not
-    tied to the embeddings. Otherwise an engine may copy the embeddings into its head when it starts, and
-    continue to sample with that old head after new embeddings have come, without an error.
+    The output head is written (except for models of `has_no_head_in_engine`), and the configuration says that
+    it is not tied to the embeddings. With a tied head, an engine may copy the embeddings into its head when
+    it starts, and continue to sample with that old head after new embeddings have come, without an error.
 
     Configuration and tokenizer are written only the first time. The weights appear whole or not at all.
     """
@@ -330,7 +333,7 @@ def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
-    """Returns the type of the weights, which may differ from the one in the configuration."""
+    """Returns the number format of the weights, which may differ from the one in the configuration."""
     return next(weight.dtype for weight in weights.values() if weight.is_floating_point())
 
 

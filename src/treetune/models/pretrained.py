@@ -83,13 +83,14 @@ class PretrainedModel(ModelSource):
     """Replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only. The loss is
     not replaced."""
     added_tokens: tuple[str, ...] = ()
-    """Texts that become one token each, such as ``<Parallel>``. They are not special tokens, so that text
+    """Texts that become one token each, such as ``<Parallel>``. They are not special tokens, so decoded text
     contains them. The embedding of a new token is the mean over the tokens of the word in its angle brackets.
-    Tokens that the tokenizer has already keep their weights, so that a checkpoint of a run with added tokens
-    loads unchanged."""
+    Tokens that the tokenizer has already keep their weights, so a checkpoint of a run with added tokens loads
+    unchanged."""
     unused_weights: tuple[str, ...] = ()
-    """The beginnings of names of weights in the files that the model doesn't have, such as ``visual.`` for
-    the vision part of a model that is trained on text. Other such weights are an error."""
+    """The beginnings of the names of weights that the files have and the model doesn't, such as ``visual.``
+    for the vision part of a model that is trained on text. The files must not have any other weights that the
+    model doesn't have."""
 
     def __post_init__(self) -> None:
         check_tokens(self.added_tokens)
@@ -159,16 +160,16 @@ class PretrainedModel(ModelSource):
         return content if isinstance(content, dict) else {}
 
     def _characters(self) -> list[str] | None:
-        """Returns the vocabulary of a tokenizer whose tokens are single characters, as of tiny models; None
-        for any other tokenizer, and if the model is not in a local folder."""
+        """Returns the vocabulary of a tokenizer whose tokens are single characters, as those of tiny models
+        are. Returns None for any other tokenizer, and if the model is not in a local folder."""
         tokenizer = self._local("tokenizer.json")
         model = tokenizer.get("model") or {}
         if model.get("type") != "WordLevel":
             return None
         added = [token["content"] for token in tokenizer.get("added_tokens", ())]
         vocabulary = [*model.get("vocab", ()), *added]
-        # Words may be whole words of a language, too. Then a text is split at white space or the like, and
-        # tokens that are not special have several characters.
+        # The tokens of a tokenizer of the type WordLevel may also be whole words of a language. Then a text
+        # is split at white space or the like, and tokens that are not special have several characters.
         splits_characters = (tokenizer.get("pre_tokenizer") or {}).get("type") == "Split"
         special_tokens = {*added, model.get("unk_token")}
         has_words = any(len(token) > 1 and token not in special_tokens for token in vocabulary)
@@ -182,13 +183,13 @@ class PretrainedModel(ModelSource):
                 raise ValueError(f"{finding.what}: {finding.remedy}")
 
     def _missing_here(self) -> Iterator[Finding]:
-        """Yields what the model needs and this machine doesn't have: its folder, a GPU, a package. Yields a
-        warning for a model that the start has to download."""
+        """Yields a finding for each thing that the model needs and this machine doesn't have: the model's
+        folder, a GPU, a package. Yields a warning for a model that the start has to download."""
         yield from check_presence(self.name_or_path, self.revision, "name_or_path")
         yield from self._missing_kernels()
 
     def _missing_kernels(self) -> Iterator[Finding]:
-        """Yields the kernels that the settings name and that can't run here."""
+        """Yields a finding for each kind of kernels that the settings name and that can't run here."""
         to_sdpa = "set model.attention to 'sdpa'"
         # The package (None for PyTorch's own kernels), the setting that names it, its key, and a remedy.
         kernels: list[tuple[str | None, str, str, str]] = []
@@ -355,7 +356,7 @@ class PretrainedModel(ModelSource):
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
     def _describe_failed_load(self, what: str, path: str, error: Exception) -> str:
-        """Returns the message on a model or tokenizer (`what`) that could not be loaded."""
+        """Returns the message for a failure to load `what`: "model" or "tokenizer"."""
         message = str(error).strip()
         first_line = message.splitlines()[0] if message else type(error).__name__
         if "scaled_dot_product_attention" in first_line:

@@ -21,7 +21,7 @@ SHOWN = 5
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Returns the buffers that are kept with the parameters, by name."""
+    """Returns the buffers that are saved with the parameters, by name."""
     buffers: dict[str, Tensor] = {}
     for path, part in module.named_modules():
         for name, buffer in own_persistent_buffers(part).items():
@@ -46,14 +46,15 @@ def saved_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Architecture:
-    """Knows what the files of a model with this configuration contain, from a model without memory (on the
-    meta device)."""
+    """Describes the weights in the files of a model with this configuration. It reads them off a model on the
+    meta device, whose weights take no memory."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = config
 
     @cached_property
     def skeleton(self) -> PreTrainedModel:
+        """The model on the meta device, whose weights have shapes but no values."""
         import torch
 
         with torch.device("meta"):
@@ -61,7 +62,7 @@ class Architecture:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """The names in memory of all weights; of tied weights, one name."""
+        """The names in memory of all weights that transformers saves. Tied weights have one name."""
         ignored = set(self.skeleton._keys_to_ignore_on_save or ())
         return frozenset(saved_weights(self.skeleton)) - ignored
 
@@ -73,7 +74,7 @@ class Architecture:
         Example: ``{"lm_head.weight"}`` of a model whose output layer shares the tensor
         ``model.embed_tokens.weight``.
         """
-        # A state dict lists a tied weight under each of its names, and `names` under the first one alone.
+        # A state dict lists a tied weight under each of its names, and `names` only under the first one.
         all_names = frozenset(self.skeleton.state_dict())
         if self.config.tie_word_embeddings:
             all_names |= frozenset(getattr(self.skeleton, "all_tied_weights_keys", {}) or {})
@@ -85,7 +86,7 @@ class Architecture:
         Args:
             names: The names of the weights in memory. Those of `self.tied` may be among them, and need not
                 be.
-            where: What the weights are for, as the message names it.
+            where: The use of the weights, for the message: "the weights for `where` are not those of …".
         """
         given_names = set(names)
         missing = self.names - given_names
@@ -149,7 +150,7 @@ class Architecture:
     def convert_to_saved(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Converts weights to those of files, as `save_pretrained` writes them, and yields them by name.
 
-        Weights that are converted together are kept until all of them have come.
+        A weight that is converted together with others is kept until all of them have come.
         """
         incomplete: dict[tuple[str, ...], dict[str, Tensor]] = {}
         for name, weight in weights:
@@ -162,7 +163,8 @@ class Architecture:
             members[name] = weight if len(group) == 1 else weight.clone()
             if len(members) == len(group):
                 yield from self._convert(incomplete.pop(group)).items()
-        # Tied weights come under one name only, so that their groups never become complete.
+        # Some groups never become complete: those with several names of a tied weight, which comes under one
+        # name only.
         for members in incomplete.values():
             yield from self._convert(members).items()
 

@@ -77,7 +77,7 @@ class SequenceParallel:
         model.set_attn_implementation(ATTENTION)
         model.base_model.treetune_inner_attention = inner
         for layer in model.modules():
-            # The heads of queries for each head of keys, now of this rank's share of both.
+            # The number of heads of queries for each head of keys. A rank now has a share of each kind.
             if hasattr(layer, "num_key_value_groups"):
                 layer.num_key_value_groups = (heads // self.size) // max(1, kv_heads // self.size)
 
@@ -115,13 +115,13 @@ class SequenceParallel:
         ).last_hidden_state
 
     def own_positions(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Finds the M of N positions that lie in this rank's part.
+        """Finds those M of N positions that lie in this rank's part of the rows.
 
         Args:
             positions_N: Positions in flattened rows of `width` tokens.
 
         Returns:
-            The indices of these positions among the N, and their positions in this rank's flattened hidden
+            The indices of the M positions among the N, and the M positions in this rank's flattened hidden
             states, [M] each.
         """
         part_length = -(-width // self.size)  # rounded up
@@ -133,8 +133,8 @@ class SequenceParallel:
         """Returns the values of all ranks in the group, on every rank, shape [K, count].
 
         Every rank computes the whole loss from these values, and scales the loss by 1 / `size` (see
-        ``MicroBatch.loss_scale``). So in the backward pass, the gradients of all ranks are summed. The sum
-        goes to the rank that has computed the value.
+        ``MicroBatch.loss_scale``). So the backward pass sums the gradients of a value over all ranks. The sum
+        goes on to the rank that has computed the value.
 
         Args:
             values_KM: This rank's values: K numbers, such as log-prob and entropy, at each of M positions.
@@ -145,7 +145,7 @@ class SequenceParallel:
 
 
 def _pad(ids_BT: Tensor, positions_BT: Tensor | None, multiple: int) -> tuple[Tensor, Tensor]:
-    """Pads rows on the right, where no other token sees the padding, to a multiple of a length.
+    """Pads rows to a multiple of `multiple` tokens, on the right, where no other token sees the padding.
 
     Returns:
         The token ids and the position ids. In packed rows, the padding is a sequence of its own, whose

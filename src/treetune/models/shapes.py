@@ -56,11 +56,13 @@ class Shape:
         attention = 2 * self.hidden * self.query + 2 * self.hidden * self.key
         biases = self.query + 2 * self.key if self.biases else 0
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
+        # A gated MLP has three matrices.
         return attention + biases + norms + 3 * self.hidden * self.intermediate
 
     @property
     def backbone(self) -> int:
-        """The number of weights without the language-model head."""
+        """The number of weights without the language-model head: the embeddings, the blocks and the last
+        norm."""
         return self.vocabulary * self.hidden + self.layers * self.layer + self.hidden
 
     @property
@@ -75,12 +77,17 @@ class Shape:
 
     @property
     def served(self) -> int:
-        """The number of weights in the engine, which has a head that is not tied."""
+        """The number of weights in the engine, whose head is never tied to the embeddings."""
         return self.backbone + self.head
 
 
 def shape_of(config: Mapping[str, Any], source: str) -> Shape | None:
-    """Returns the shape of the model of a config.json; None for other `ARCHITECTURES`."""
+    """Returns the shape of the model that a config.json describes; None for an architecture that is not in
+    `ARCHITECTURES`.
+
+    Args:
+        source: The origin of the configuration, for messages.
+    """
     kind = config.get("model_type")
     if kind not in ARCHITECTURES:
         return None
@@ -108,7 +115,8 @@ def published_shape(name: str) -> Shape | None:
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")
-    if isinstance(cached, str):  # and not the mark for a file that the hub doesn't have
+    # Otherwise it is None, or the object that stands for a file that the hub doesn't have.
+    if isinstance(cached, str):
         described = json.loads(Path(cached).read_text())
         return shape_of(described, f"config.json of {name} in the Hugging Face cache")
     published = PUBLISHED.get(name)
@@ -138,6 +146,7 @@ _KEYS_OF_SIZES = (
     "vocab_size",
     "tie_word_embeddings",
 )
+# The names of models, separated by spaces, by the values of `_KEYS_OF_SIZES` that they have in common.
 _MODELS_BY_SIZES: dict[tuple[str | int | bool, ...], str] = {
     ("llama", 2048, 22, 32, 4, 5632, 32_000, False): (
         "microsoft/rho-math-1b-v0.1 realtreetune/rho-1b-sft-GSM8K realtreetune/rho-1b-sft-MATH"
@@ -166,9 +175,8 @@ _MODELS_BY_SIZES: dict[tuple[str | int | bool, ...], str] = {
 }
 
 PUBLISHED: dict[str, dict[str, Any]] = {}
-"""The config.json, as far as sizes go, of the models that the shipped configurations name, as each is
-published on the Hugging Face hub. A test holds the sums against the numbers of parameters that the models'
-cards give."""
+"""For each model that the shipped configurations name, the sizes in its config.json on the Hugging Face hub.
+A test compares the numbers of weights that follow from these sizes with those in the models' cards."""
 for _sizes, _names in _MODELS_BY_SIZES.items():
     for _name in _names.split():
         PUBLISHED[_name] = dict(zip(_KEYS_OF_SIZES, _sizes, strict=True))

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 _READER = "read_weight"
-"""The attribute of a parameter that is still in its file: a function that reads its values."""
+"""The name of an attribute that a parameter has as long as its values are only in a file. The attribute is a
+function that reads the values."""
 
 
 def in_parts(
@@ -120,7 +121,8 @@ def read_whole(module: nn.Module) -> nn.Module:
 
 
 class InTurn(nn.Module):
-    """A wrapper of a module, whose `parameters` gives each parameter its memory just before it yields it.
+    """A wrapper of a module. Its method `parameters` allocates the memory of a parameter just before it
+    yields the parameter.
 
     DeepSpeed's `zero.Init` takes the parameters one after the other, and sends the first rank's values of
     each to the other ranks. So only the first rank, which has `reads`, reads values. The others allocate
@@ -137,7 +139,7 @@ class InTurn(nn.Module):
                 if self.reads:
                     parameter.data = _read(parameter)
                 else:
-                    # Memory for the values. DeepSpeed sends them from the first rank, which alone `reads`.
+                    # Memory for the values that DeepSpeed sends from the first rank.
                     parameter.data = torch.empty(parameter.shape, dtype=parameter.dtype)
             yield parameter
 
@@ -181,9 +183,11 @@ def weight_files(path: str, revision: str | None) -> dict[str, Path] | None:
 
 
 INDEX = "model.safetensors.index.json"
-"""The list of all weights and their files, in Hugging Face's format. A folder is complete when it exists."""
+"""The file that lists all weights with their files, in Hugging Face's format. It is written last, so a folder
+that has it is complete."""
 
 NamedWeight = tuple[str, "Tensor"]
+"""A weight's name in the model, and the weight."""
 
 
 def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) -> Iterator[NamedWeight]:
@@ -205,9 +209,9 @@ def with_head(weights: Iterable[NamedWeight], names: Iterable[str], tied: bool) 
 def in_chunks(
     weights: Iterable[NamedWeight], most_bytes: int, keep: Callable[[Tensor], Tensor]
 ) -> Iterator[tuple[dict[str, Tensor], bool]]:
-    """Yields chunks of weights in their order, and whether the chunk is the last one.
+    """Yields chunks of weights in their order, each with True if it is the last one and False if not.
 
-    A chunk has as many weights as fit into `most_bytes`, or a single larger one.
+    A chunk has as many weights as fit into `most_bytes`, or a single weight that is larger.
 
     Args:
         keep: Copies a weight, which may exist only until the next one is requested.
@@ -224,7 +228,8 @@ def in_chunks(
 
 
 def shard_path(directory: Path, number: int) -> Path:
-    """Returns the file of a chunk, from 0, such as ``model-00001.safetensors``."""
+    """Returns the file of a chunk. Chunks are numbered from 0 and files from 1: chunk 0 is in
+    ``model-00001.safetensors``."""
     return directory / f"model-{number + 1:05d}.safetensors"
 
 
@@ -238,5 +243,9 @@ def write_shard(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_index(files: Mapping[str, str], directory: Path) -> None:
-    """Writes the index, which has the file of each weight, and makes the folder complete."""
+    """Writes the index, which makes the folder complete.
+
+    Args:
+        files: The name of each weight's file, by the weight's name.
+    """
     write_json(directory / INDEX, {"metadata": {}, "weight_map": dict(files)})

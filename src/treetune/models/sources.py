@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Alphabet = Callable[[], str]
-"""`Task.alphabet`, a function, since only a model that makes its tokenizer calls it."""
+"""The method `Task.alphabet`. The method is passed, and not its result, since only a model that makes its own
+tokenizer needs the characters, and some tasks have none."""
 
 MIN_HEAD_DIM = 32
 """The smallest head dimension of vLLM's attention on a CPU. The engine crashes with smaller ones."""
@@ -74,8 +75,8 @@ class ModelSource(Registrable):
     def check_at_start(self) -> None:
         """Raises ValueError if the model certainly can't be loaded. It imports nothing slow.
 
-        It asks for what `check` yields at the level "missing", for commands that need the model and have no
-        experiment, and for models that credit names.
+        The reasons are those that `check` reports at the level "missing". Commands call this method before
+        they load anything, for the experiment's model and for the models that credit names.
         """
 
     def identity(self) -> Mapping[str, str]:
@@ -95,8 +96,8 @@ class ModelSource(Registrable):
         raise NotImplementedError
 
     def unlearned_tokens(self) -> tuple[str, ...]:
-        """Returns the added tokens whose embeddings are new, and begin as the mean of other tokens. Raises
-        ValueError as `load_tokenizer` does."""
+        """Returns the added tokens that the model didn't have. Their embeddings are new, and begin as means
+        of the embeddings of other tokens. Raises ValueError as `load_tokenizer` does."""
         return ()
 
     def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:

@@ -42,7 +42,8 @@ _BRACKETS = (("<", ">"), ("⟨", "⟩"))
 the first."""
 
 MULTIPLE = 64
-"""If a table of embeddings has to grow, its rows become a multiple of this, which makes products faster."""
+"""If a table of embeddings has to grow, the number of its rows becomes a multiple of this number, which makes
+matrix products faster."""
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that decoders write for bytes that are not a complete character."""
@@ -55,7 +56,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
     project. Text over the alphabet is encoded without loss. Encoding raises an error for other characters.
 
     The special tokens are `PAD` and `EOS`. If the alphabet has all characters of one of them, both get other
-    brackets. Otherwise text that spells a special token would be encoded as this token.
+    brackets, since text that spells a special token would be encoded as this token.
 
     Raises:
         ValueError: The alphabet is empty, repeats a character, or can spell both pairs of brackets.
@@ -91,7 +92,7 @@ def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokeniz
 
 # Tokens that are added to a model's vocabulary, such as the tags around threads. If a tokenizer cut a tag
 # into pieces, the tag couldn't end a sample, couldn't be counted, and couldn't be distinguished from its
-# word. So each tag becomes one token. These tokens are not special, so that text contains them.
+# word. So each tag becomes one token. These tokens are not special, so decoded text contains them.
 
 
 def check_tokens(tokens: Sequence[str]) -> None:
@@ -118,7 +119,8 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> Non
     the same text again. New tokens get the next ids.
 
     Raises:
-        ValueError: One of `tokens` is a special token of the tokenizer. Decoded text doesn't contain these.
+        ValueError: One of `tokens` is a special token of the tokenizer. Decoded text doesn't contain special
+            tokens.
     """
     from tokenizers import AddedToken
 
@@ -162,8 +164,9 @@ def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -
 
     A new token is a tag such as ``<Parallel>``, and its word is the text in it, such as ``Parallel``. The row
     of a new token is the mean of the rows of the old tokens that spell the word. If the tables are too small,
-    they grow to a multiple of 64 rows. Rows without a token get the mean of all old rows, so that by Jensen's
-    inequality none of them is more probable than the average token. Tied weights stay tied.
+    they grow to a multiple of 64 rows. Of the rows that are added then, those without a token get the mean of
+    all old rows. By Jensen's inequality, none of them is more probable than the average token. Tied weights
+    stay tied.
 
     Args:
         words: By the id of each new token, the ids of the old tokens that spell its word (`word_ids`).
@@ -219,7 +222,8 @@ def codec_of(
         end_ids: Further tokens that end a sample.
 
     Raises:
-        ValueError: The tokenizer has no end token, or not the token or the chat template that is asked for.
+        ValueError: The tokenizer has no end token, or lacks the begin-of-text token or the chat template that
+            the arguments ask for.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
@@ -365,7 +369,8 @@ def step_ends(
     * A step in which no token begins is dropped.
 
     Args:
-        boundaries: Rise from 0 to the length of the text (`Task.step_boundaries`).
+        boundaries: The character offsets at which steps begin and end. They rise from 0 to the length of the
+            text (`Task.step_boundaries`).
 
     Returns:
         Offsets that rise strictly and end with the number of tokens; empty only if there are no tokens.
@@ -413,7 +418,8 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
 
 @lru_cache(maxsize=4)
 def _texts_of_tokens(decode: Callable[[Sequence[int]], str]) -> dict[int, str]:
-    """Returns a dictionary for the text of each token by itself, which the caller fills."""
+    """Returns a dictionary for the text of each token by itself, which the caller fills. The next call with
+    the same function returns the same dictionary."""
     return {}
 
 
@@ -430,9 +436,9 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     """
     offsets: list[int] = []
     window_start = 0  # the first token of the window
-    n_decoded = 0  # the tokens of all finished runs
-    decoded_chars = 0  # their characters
-    shown_chars = 0  # the characters of all tokens so far, without a part of a character
+    n_decoded = 0  # the number of tokens in all finished runs
+    decoded_chars = 0  # the number of characters of these tokens
+    shown_chars = 0  # the number of whole characters of all tokens so far
     first_run = window = ""  # the text of the window's first run, and of the whole window
     for end in range(1, len(token_ids) + 1):
         offsets.append(shown_chars)

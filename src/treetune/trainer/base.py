@@ -26,7 +26,8 @@ class Schedule(Registrable):
     """A learning-rate schedule: the rate of each optimiser step as a factor of the configured rate."""
 
     warmup_steps: int = 0
-    """The number of steps that training needs at least, so that the warm-up ends."""
+    """The fewest steps that training must have, since a warm-up of this length has to end in it; 0 allows any
+    number."""
 
     length_matters: str | None = None
     """The reason why the factors depend on the length of training, such as ``its linear decay spans the whole
@@ -40,13 +41,15 @@ class Schedule(Registrable):
 @Schedule.register("warmup")
 @dataclass(frozen=True, kw_only=True)
 class Warmup(Schedule):
-    """Linear warm-up from one part of the rate to all of it, then constant or decaying to 0.
+    """Linear warm-up to the whole rate, then constant or decaying to 0.
 
-    No step has rate 0: a step that can't move anything is wasted.
+    In a warm-up of 4 steps, the first step has a quarter of the rate, and the fourth all of it. No step has
+    rate 0: a step that can't move anything is wasted.
     """
 
     steps: Annotated[int, Ge(0)] = 0
-    """Length of the warm-up. More than the run has are refused, unless `may_outlast_training`."""
+    """Length of the warm-up in optimiser steps. A run with fewer steps is refused, unless
+    `may_outlast_training` is true."""
     ratio: Annotated[float, Ge(0), Le(1)] = 0.0
     """Length of the warm-up as a share of the run's steps, rounded up, where `steps` is 0."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
@@ -113,14 +116,15 @@ class DeepSpeedWarmupDecay(Schedule):
 class EntropyTarget:
     """Holds the mean entropy at trained tokens near `target` (nats).
 
-    After each step the coefficient increases by ``rate * (target - entropy)``, and is kept between `lowest`
-    and `highest`. This is integral control, as soft actor-critic adjusts its temperature (Haarnoja et al.
-    2018, arXiv:1812.05905, section 5). It begins at the objective's `entropy_coef`.
+    The coefficient of the entropy begins at the objective's `entropy_coef`. After each step,
+    ``rate * (target - entropy)`` is added to it, and it is kept between `lowest` and `highest`. This is
+    integral control, as soft actor-critic adjusts its temperature (Haarnoja et al. 2018, arXiv:1812.05905,
+    section 5).
     """
 
     target: Annotated[float, Ge(0)]
     rate: Annotated[float, Gt(0)] = 1e-3
-    """How much the coefficient changes in a step for each nat between target and entropy."""
+    """The change of the coefficient in a step for each nat between target and entropy."""
     lowest: float = 0.0
     """The smallest coefficient. With 0, the entropy is only increased and never decreased."""
     highest: float = 0.1
@@ -136,20 +140,20 @@ class Trainer(Part):
     """The trainer of every method: AdamW on a DeepSpeed engine.
 
     Each rank computes micro-batches of its own, unless `sequence_parallel_size` lets neighbouring ranks
-    compute theirs together. That setting changes only the speed, as do `layout` and the limits of
-    micro-batches, which are per rank.
+    compute theirs together. `sequence_parallel_size` changes only the speed, and so do `layout` and the
+    limits of micro-batches. These limits are per rank.
     """
 
     objective: Objective
     learning_rate: Annotated[float, Gt(0)]
-    """AdamW's, before the `schedule`."""
+    """AdamW's learning rate, which the `schedule` multiplies by a factor in each step."""
     schedule: Schedule = field(default_factory=Warmup)
     adam_betas: tuple[AdamBeta, AdamBeta] = (0.9, 0.999)
     """Decay of the running means of the gradient and of its square."""
     adam_eps: Annotated[float, Gt(0)] = 1e-8
-    """Added to the root of the mean square that a step is divided by."""
+    """Added to the root of the running mean of the squared gradient, by which AdamW divides a step."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """AdamW's, of all weights."""
+    """AdamW's weight decay of matrices. Vectors (biases and the weights of norms) have no decay."""
     max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
     """Longer gradients are scaled down to this norm; null: gradients are not clipped."""
     epochs: Annotated[int, Gt(0)] = 1
@@ -175,16 +179,17 @@ class Trainer(Part):
     """Keeps the start model as the reference even where the objective needs none, so that ``train/kl`` is
     known."""
     token_signals: Literal["none", "known", "all"] = "known"
-    """The values of each trained token that are stored with the episodes: log-prob and entropy of the policy
-    before the updates, gap to the engine, ratio at its last step. ``known`` stores those that training
-    computes anyway; ``all`` stores all of them, for one more forward pass over the iteration if training has
-    none before its first step; ``none`` stores none. At most 16 bytes a token. It changes no update."""
+    """The values of each trained token that are stored with the episodes: the policy's log-prob and entropy
+    before the updates, the gap between this log-prob and the engine's, the log-ratio at the last step that
+    trained the token, and the reference's log-prob. ``known`` stores those that training computes anyway;
+    ``all`` stores all of them, for one more forward pass over the iteration if training has none before its
+    first step; ``none`` stores none. At most 20 bytes a token. It changes no update."""
     logprob_gap_limit: Annotated[float, Gt(0)] | None = None
     """Largest mean difference, in nats, between the trainer's and the engine's log-probs of an iteration's
     trained tokens (``engine/logprob_gap_mean``). null: 1e-3 where both compute in float32 on a CPU, 5e-3 on a
     GPU, 0.15 where one computes in half precision, 0.5 where the engine or its cache is quantised; and three
-    times `engines.policy.canary_tolerance` where that is more. There is no limit where the two differ by
-    design: at temperature 0, and for answers that older weights sampled (`overlap`, `restart`)."""
+    times `engines.policy.canary_tolerance` where that is more. There is no limit where trainer and engine
+    differ by design: at temperature 0, and for answers that older weights sampled (`overlap`, `restart`)."""
     on_logprob_gap: Literal["stop", "warn"] = "stop"
     """A larger gap ends the run (``stop``), or is logged at each iteration (``warn``). With an importance
     correction in the objective it is only logged."""
@@ -192,7 +197,7 @@ class Trainer(Part):
     """Adjusts the coefficient of the entropy while training."""
     skip_without_advantage: bool = False
     """Takes no step on a minibatch whose advantages are all 0 (groups of equal rewards). Such a step would
-    move the weights by old momentum, KL and weight decay alone."""
+    move the weights only by old momentum, KL and weight decay."""
     offload_reference: bool = False
     """Keeps the reference on the CPU while it isn't needed."""
     reference_scores: Literal["before_training", "while_sampling"] = "before_training"
@@ -211,8 +216,8 @@ class Trainer(Part):
     gradient_checkpointing: bool = False
     """Computes activations again in the backward pass: less memory, more time."""
     lora: Lora | None = None
-    """Trains adapters on the start model instead of its weights; the reference is then the model without
-    them, which costs no memory. A critic is still trained as a whole model."""
+    """Trains adapters on the start model instead of its weights. The reference is then the model without its
+    adapters, which costs no memory. A critic is still trained as a whole model."""
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     """Number of neighbouring ranks that share every sequence (DeepSpeed-Ulysses; for long ones)."""
 
@@ -264,7 +269,7 @@ class Trainer(Part):
 
     @property
     def keeps_reference(self) -> bool:
-        """Returns whether the reference's log-probs are computed in addition to the policy's."""
+        """Whether the reference's log-probs are computed in addition to the policy's."""
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     def scores_old_logprobs(self, *, several_steps: bool) -> bool:
@@ -278,7 +283,8 @@ class Trainer(Part):
         # A loss with advantages and ``train/kl`` are computed from the old log-probs.
         needs_old_logprobs = objective.needs_advantages or (self.keeps_reference and self.measure_kl)
         if isinstance(objective, TeacherObjective) and objective.importance_cap is not None:
-            # With them comes the mass that top-p and top-k leave, by which p / p_engine is corrected.
+            # The loss corrects p / p_engine by the mass that top-p and top-k leave. The pass that computes
+            # the old log-probs also computes this mass.
             needs_old_logprobs = True
         needs_them_before_first_step = objective.kl_penalty is not None or isinstance(
             objective, ReferenceKlObjective
@@ -287,12 +293,12 @@ class Trainer(Part):
 
     @property
     def shards_weights(self) -> bool:
-        """Returns whether each rank keeps only its part of the weights (ZeRO-3)."""
+        """Whether each rank keeps only its part of the weights (ZeRO-3)."""
         return self.zero_stage == 3
 
     @property
     def reads_in_parts(self) -> bool:
-        """Returns whether weights are sharded while they are read, so that no rank ever holds all of them."""
+        """Whether weights are sharded while they are read, so that no rank ever holds all of them."""
         return self.shards_weights and not self.offload_parameters
 
     @override
@@ -309,7 +315,8 @@ class Trainer(Part):
                 "minibatch_size",
                 "lower it, or set it to null for one step an iteration",
             )
-        # Training that begins anew in every iteration has a schedule over the steps of one.
+        # With `restart: 'every_iteration'`, training begins anew in every iteration, and the schedule spans
+        # the steps of a single iteration.
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
         steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
         if self.schedule.warmup_steps > steps:
@@ -321,8 +328,8 @@ class Trainer(Part):
             )
 
     def uneven_steps(self, experiment: Any) -> str | None:
-        """Returns a note if the minibatches don't divide an iteration's sequences, so that the last step of
-        each epoch is smaller; None if they do, or if the number of sequences isn't known."""
+        """Returns a note if the last step of each epoch is smaller, since `minibatch_size` doesn't divide the
+        number of an iteration's sequences. Returns None if it does, or if that number isn't known."""
         rows = _most_rows(experiment)
         size = self.minibatch_size
         if rows is None or size is None or rows % size == 0:

@@ -7,8 +7,8 @@
        ├─► rank 0:    micro-batch, micro-batch, …
        └─► rank 1:    micro-batch, micro-batch, dummy      as many as rank 0
 
-Every rank computes the same plan from the lengths alone (or, for trees, from the tokens). The plan changes
-only how fast the update is computed, never the update.
+Every rank computes the same plan, for which it needs only the lengths of rows (or, for trees, their tokens).
+The plan changes only how fast the update is computed, never the update.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Minibatch:
     """The sequences of an optimiser step, the same on every rank."""
 
     units: list[Unit]
-    """The rows that are computed: a unit for each sequence or pair whose weight isn't 0. Empty if there is
-    nothing to learn; then no step is taken."""
+    """The rows that are computed: a unit for each sequence whose weight isn't 0, or for each pair of which at
+    least one sequence has such a weight. Empty if there is nothing to learn; then no step is taken."""
     keep_units: bool
     """Whether the rows of a unit must be in the same micro-batch."""
     weights_N: Tensor
@@ -53,12 +53,13 @@ class Minibatch:
     pair_weight: float
     """1 / number of pairs."""
     marked_N: Tensor | None = None
-    """Which trained tokens of the iteration the objective has marked, bool; None if it marks none."""
+    """A mask of the iteration's trained tokens: True for those that the objective has marked. None if the
+    objective marks no tokens."""
 
     def with_marked_tokens(
         self, objective: MarkingObjective, logprobs_N: Tensor, advantages_N: Tensor, draw: random.Random
     ) -> Minibatch:
-        """Returns the minibatch with `marked_N`: which of its tokens the objective marks.
+        """Returns a copy of the minibatch whose `marked_N` has the tokens that the objective marks.
 
         See `MarkingObjective.marked_tokens`.
 
@@ -125,7 +126,8 @@ class MicroBatch:
     """The number of tokens without padding."""
     is_dummy: bool
     loss_scale: float
-    """The factor of this rank's loss: 1 / (number of ranks that compute it together); 0 for a dummy."""
+    """The factor of this rank's loss: 1 / (number of ranks that compute this micro-batch together); 0 for a
+    dummy."""
     teacher_inputs: ModelInputs | None = None
     """The same rows as the teacher sees them, with the same trained tokens in the same order; None if no
     teacher is needed."""
@@ -258,7 +260,7 @@ def rows_of_rank(
 ) -> set[int]:
     """Returns the rows that `micro_batches` would compute on this rank.
 
-    Only the layout ``tree`` needs the rows' tokens for that; the others need their lengths alone.
+    With the layout ``tree``, this needs the tokens of all rows; with other layouts, only their lengths.
     """
     batches_by_group = _plan_rows(sequences, units, settings, ranks, keep_units, with_gradient)
     batches_of_rank = batches_by_group[ranks.rank // settings.sequence_parallel_size]
@@ -283,7 +285,7 @@ def sequences_of_rank(
             pair of sequences.
         scores_all: Whether models are run over all sequences before the first step.
     """
-    # The plan of trees depends on the tokens themselves, so that every rank needs all of them.
+    # The plan of trees depends on the tokens themselves, so every rank needs the tokens of all rows.
     if ranks.world_size == 1 or settings.layout == "tree":
         return Sequences.of(episodes)
     sequences = _with_tokens_of_rank(episodes, settings, ranks, units_by_step, scores_all)
@@ -303,10 +305,10 @@ def _with_tokens_of_rank(
     units_by_step: Sequence[Sequence[Unit]],
     scores_all: bool,
 ) -> Sequences:
-    """Returns the episodes' sequences as `sequences_of_rank` does, for a layout whose plan depends on lengths
-    alone.
+    """Returns the episodes' sequences as `sequences_of_rank` does, for a layout whose plan depends only on
+    the lengths of rows.
 
-    So the plan is made without tokens, and only the tokens of this rank's rows are loaded then.
+    The plan is made first, without tokens. Then only the tokens of this rank's rows are loaded.
     """
     without_tokens = Sequences.of(episodes, rows_with_tokens=())
     computed_rows: set[int] = set()
@@ -330,8 +332,9 @@ def _with_tokens_of_rank(
 
 
 def rows_scored_by(sequences: Sequences, ranks: Ranks) -> set[int]:
-    """Returns this rank's share of the rows that the reference scores after sampling. If a rank has scored a
-    row of them during sampling, it isn't scored again."""
+    """Returns this rank's share of all rows, for the case that the reference has to score them after
+    sampling: every `world_size`-th row. `ReferencePrefetch` scores only those rows of the share that no rank
+    has submitted during sampling."""
     return set(range(ranks.rank, len(sequences.rows), ranks.world_size))
 
 
@@ -516,8 +519,9 @@ def _pack_into_trees(sequences: Sequences, parts: Sequence[Unit], max_tokens: in
     tree, size = GrowingTree(), 0
     rows: Unit = ()
     for part in parts:
-        # How many tokens a part adds is known only once it is added. If they are too many, the grown tree is
-        # dropped, and a new one begins with this part.
+        # The size of the tree with this part is known only once the part is added. If it is too large, the
+        # rows before this part become a tree, and the next tree begins with this part. `grown_size` is then
+        # the size of the next tree.
         grown_size = _add_rows(tree, sequences, part)
         if rows and grown_size > max_tokens:
             trees.append(_TreeOfRows(rows, size))

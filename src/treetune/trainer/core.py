@@ -196,9 +196,11 @@ class PolicyTrainer:
         return steps
 
     def has_something_to_learn(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
-        """Returns whether to take a step: False if all sequences have weight 0, if an objective that learns
-        from a teacher alone has one for none of them or, with `skip_without_advantage`, if all advantages
-        are 0.
+        """Returns whether to take a step on the minibatch. No step is taken in three cases:
+
+        * All sequences have weight 0.
+        * The objective learns only from a teacher, and no answer has one.
+        * `skip_without_advantage` is set, and all advantages are 0.
 
         Such a step would move the weights only by old momentum, the KL and weight decay.
         """
@@ -247,7 +249,8 @@ class PolicyTrainer:
         recorder, nucleus = self._recorder_for(sequences, tensors, is_only_step=is_only_step)
         entropy_coef = self.entropy.value
         metrics = self._accumulate_gradients(sequences, minibatch, tensors, entropy_coef, recorder, nucleus)
-        # The objective's `ratio_threshold` may drop the step's loss, once the mean ratio of all is known.
+        # The objective's `ratio_threshold` drops the loss of a step whose mean ratio is too large. The mean
+        # is known only now, after all micro-batches.
         is_skipped = bool(metrics.get(SKIPPED_BY_RATIO))
         metrics["train/learning_rate"] = rate
         metrics["train/grad_norm"] = self.policy.step(rate, without_gradient=is_skipped)
@@ -309,7 +312,8 @@ class PolicyTrainer:
             # The losses of all micro-batches of all ranks add up to the minibatch's loss, so their gradients
             # are summed and not averaged.
             self.policy.backward(loss)
-            # Of the ranks that compute a micro-batch together, one reports its scores. None reports a dummy.
+            # If several ranks compute a micro-batch together, only one of them reports its scores. No rank
+            # reports those of a dummy.
             if recorder is not None and self.scorer.reports(batch):
                 recorder.add(batch, scored)
             # The counts of all ranks are summed below, so they are scaled as losses are: by 0 for a dummy (a
@@ -321,7 +325,8 @@ class PolicyTrainer:
             for name, value in metrics.items():
                 sums[name] += value
         if self.critic is not None and sequences.of_critic is not None:
-            # With prompts of its own, the critic's rows have other lengths, and so other micro-batches.
+            # The critic has prompts of its own. So its rows have other lengths than the policy's, and are
+            # distributed to other micro-batches.
             for batch in micro_batches(
                 sequences.of_critic,
                 minibatch.units,
@@ -339,8 +344,10 @@ class PolicyTrainer:
     def _recorder_for(
         self, sequences: Sequences, tensors: IterationTensors, *, is_only_step: bool
     ) -> tuple[StepRecorder | None, Nucleus | None]:
-        """Returns the recorder of the scores of a step's forward passes, None if they aren't recorded. Also
-        returns the nucleus (top-p or top-k) whose mass is recorded with them, None if it isn't.
+        """Returns the recorder of the scores of a step's forward passes, and the nucleus (top-p or top-k)
+        whose mass is recorded with them.
+
+        The recorder is None if no scores are recorded. The nucleus is None if no mass is recorded.
 
         ====================  ==================  =================  =========================================
         steps of iteration    old log-probs       recorded           for
@@ -366,8 +373,9 @@ class PolicyTrainer:
         if is_only_step:
             was_sampled = tensors.behaviour_logprobs_N is not None
             if was_sampled and not knows_old_logprobs:
-                # The engine's log-probs are of a distribution that top-p and top-k cut. The mass that they
-                # left makes both comparable (`IterationTensors.gap_N`).
+                # The engine's log-probs are those of a distribution that top-p and top-k have cut. With the
+                # mass that the cut leaves, the policy's log-probs are made comparable with them
+                # (`IterationTensors.gap_N`).
                 return StepRecorder(sequences.n_tokens, with_mass=self.nucleus is not None), self.nucleus
         elif knows_old_logprobs and self.settings.token_signals != "none":
             return StepRecorder(sequences.n_tokens, with_mass=False), None
@@ -439,8 +447,9 @@ class PolicyTrainer:
         """Resets policy and optimiser to the start model. Collective.
 
         The policy before the reset has sampled `episodes`. With `measure_kl`, the metrics are the KL of that
-        policy to the start model on these episodes. `on_signals` gets that policy's scores of the tokens of
-        the episodes, such as entropies.
+        policy to the start model on these episodes, and the gap between its log-probs and the engine's.
+        Without `measure_kl`, there are no metrics. `on_signals` gets that policy's scores of the tokens of
+        the episodes, such as entropies, if they are computed.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         assert self.average is None, "a moving average is refused with `restart`"
@@ -508,8 +517,8 @@ class PolicyTrainer:
         return weights if self.settings.lora is None else self.settings.lora.merged(weights)
 
     def weights_in_turn(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the same weights as `weights` returns, one after the other, on every rank and on their
-        device.
+        """Yields the same weights as `weights` returns, one after the other, on every rank. They are not
+        moved to another device.
 
         Each weight exists only until the next one is requested, so that no rank holds all of them at a time.
         Collective: every rank must take all of them.
@@ -601,7 +610,7 @@ def _keep_scores(
 
 
 class StepDone(NamedTuple):
-    """How far an iteration's training has come.
+    """The progress of an iteration's training after one of its steps.
 
     Example: of four epochs of two steps each, three are over::
 
@@ -621,7 +630,8 @@ class StepDone(NamedTuple):
 
 
 class IterationTraining:
-    """The training of one iteration: takes `steps` until its caller stops asking for them, then `finish`.
+    """The training of one iteration. Its caller asks `steps` for one step after the other, may stop before
+    the last one, and then calls `finish`.
 
     The old log-probs, those of the policy before the first step, come from one of three passes:
 
@@ -693,8 +703,8 @@ class IterationTraining:
                 episodes, settings, trainer.ranks, units_by_step, scores_all=scores_all
             )
         else:
-            # With the tokens of all rows: the reward model has minibatches of its own, so that a rank
-            # computes other rows for it than for the policy.
+            # With the tokens of all rows: the reward model has minibatches of its own, so a rank computes
+            # other rows for the reward model than for the policy.
             sequences = Sequences.of(episodes)
             learned_rewards = partial(trainer.learned_rewards, self._iteration)
         tensors = prepare(
@@ -713,8 +723,8 @@ class IterationTraining:
             trainer.critic.settings.loss.refuse_returns(tensors.returns_N)
         self._sequences, self._tensors = sequences, tensors
         self._tensors_of_signals = tensors
-        """The tensors that token signals are made from: `_tensors` itself, or in the third case of the class
-        a copy of it with old log-probs."""
+        """The tensors that token signals are made from: `_tensors` itself, or a copy of it with old log-probs
+        in the case "signals alone" of the table in the class's docstring."""
         if tensors.old_logprobs_N is None and settings.token_signals == "all":
             # The scores for token signals are put into a copy, since training must not use these scores.
             # Training gets the old log-probs from its own forward pass, and the bits of the update must not
@@ -745,7 +755,7 @@ class IterationTraining:
     def finish(self, on_signals: OnSignals | None = None) -> Metrics:
         """Returns the metrics of the steps that were taken, and passes the token signals to `on_signals`.
 
-        Metrics are means over the steps, but for counts (steps, tokens), which are sums.
+        Metrics are means over the steps, except counts (steps, tokens), which are sums.
         """
         settings, tensors, sequences = self._trainer.settings, self._tensors, self._sequences
         # The tensors with the old log-probs that token signals need: `tensors`, or a copy of them.

@@ -29,8 +29,8 @@ from treetune.trainer.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
 VANISHING_NORM = 1e-300
-"""A norm that makes any gradient 0 in float32 if it is clipped to it. DeepSpeed takes 0 itself for no
-clipping."""
+"""A norm so small that a gradient which is clipped to it becomes 0 in float32. A norm of 0 can't be used,
+since DeepSpeed takes it for "no clipping"."""
 
 
 class DeepSpeedModel:
@@ -47,12 +47,12 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage = settings.zero_stage
         self._norm: Tensor | None = None
-        """The norm of the last gradient, if `_clip` has measured it."""
+        """The norm of the last gradient, if `_clip` has measured it; None if DeepSpeed clips by itself."""
         self._storages: list[torch.UntypedStorage] = []
         """The storages that are offloaded at present; empty if none are."""
         self._copies: list[Tensor] = []
-        """The memory on the CPU that they are copied to. It stays after `reload`, since pinning memory takes
-        long."""
+        """The memory on the CPU to which `offload` copies the storages. It stays after `reload`, since
+        pinning memory takes long."""
         config = _config(settings, ranks)
         trained = [p for p in module.parameters() if p.requires_grad]
         matrices = [p for p in trained if p.ndim > 1]
@@ -84,8 +84,8 @@ class DeepSpeedModel:
     def step(self, learning_rate: float, without_gradient: bool = False) -> float:
         """Makes one update from the accumulated gradient, and returns the gradient's norm before clipping.
 
-        With `without_gradient`, the gradient counts as 0, so that only the optimiser's momentum moves the
-        weights.
+        With `without_gradient`, the gradient counts as 0, and only the optimiser's momentum and weight decay
+        move the weights. The returned norm is then 0.
         """
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -103,7 +103,7 @@ class DeepSpeedModel:
         self._max_norm = max_norm
         if clip_norm is not None:
             optimizer.clip_grad = clip_norm
-        # `_clip` has set it, or DeepSpeed's optimiser has clipped by itself and knows it.
+        # `_clip` has set `self._norm`, or DeepSpeed's optimiser has clipped by itself and knows the norm.
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -118,7 +118,8 @@ class DeepSpeedModel:
         self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Returns the whole weights by name, on the first rank; shards are gathered. Collective."""
+        """Returns the whole weights by name. Sharded weights are gathered, and only the first rank returns
+        them; the others then return an empty dictionary. Collective."""
         weights = {}
         are_sharded = self.zero_stage == 3
         for weights_of_layer in self.layers():
@@ -138,7 +139,7 @@ class DeepSpeedModel:
         """
         import deepspeed
 
-        # A parameter that several modules share is listed here by its first name alone.
+        # A parameter that several modules share is listed here only by its first name.
         first_names = {name for name, _ in self.module.named_parameters()}
         parameters_by_layer: dict[str, dict[str, nn.Parameter]] = {}
         buffers_by_layer: dict[str, dict[str, Tensor]] = {}  # never sharded
@@ -207,6 +208,7 @@ class DeepSpeedModel:
             if tensor.device == device and storage.nbytes() and storage.resizable():
                 storages[storage._cdata] = storage
         self._storages = list(storages.values())
+        # The memory on the CPU is used again if the storages have the same sizes as at the last time.
         sizes_of_copies = [copy.nbytes for copy in self._copies]
         sizes_of_storages = [storage.nbytes() for storage in self._storages]
         if sizes_of_copies != sizes_of_storages:
@@ -277,7 +279,8 @@ def training_state(engine: Any) -> list[Tensor]:
 
 
 def weights_of(module: nn.Module) -> list[Tensor]:
-    """Returns the module's weights; under ZeRO-3 this rank's shards of them."""
+    """Returns the module's parameters and, under ZeRO-3, also this rank's shards of them, which DeepSpeed
+    keeps in the parameters' attribute `ds_tensor`."""
     parameters = list(module.parameters())
     return [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
 
@@ -285,8 +288,8 @@ def weights_of(module: nn.Module) -> list[Tensor]:
 def shard_weights(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
     """Shards the weights over the ranks (ZeRO-3), one after the other. Collective.
 
-    The whole weights may be on the CPU or still in files; they are never on the device all at a time. Every
-    rank gets its shards from the first one.
+    The whole weights may be on the CPU or still in files. They are never on the device all at a time. Every
+    rank gets its shards from the first rank.
     """
     import deepspeed
 
@@ -306,7 +309,7 @@ def shard_reference(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
     the module. Collective."""
     import deepspeed
 
-    # It has no optimiser, and its shards stay on the device.
+    # The reference has no optimiser, and its shards stay on the device.
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
     shard_weights(module, config, settings, ranks)
@@ -362,7 +365,10 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
 
 
 Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
-"""A context manager that gives the reference, which is called like a `PolicyModule`, for a block."""
+"""A function that returns a context manager. In its block, the reference can be called like a `PolicyModule`.
+
+Example: ``with reference() as model: logprobs_N, *_ = model(inputs, temperature)``.
+"""
 
 
 class ModelFactory:
@@ -397,7 +403,7 @@ class ModelFactory:
             self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
 
     def policy(self) -> DeepSpeedModel:
-        """Loads the start model, with an optimiser for its weights or, with LoRA, for its adapters alone."""
+        """Loads the start model, with an optimiser for its weights or, with LoRA, only for its adapters."""
         model = self._load_for_training()
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
@@ -429,8 +435,9 @@ class ModelFactory:
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """Returns the reference model, which never changes.
 
-        With LoRA it is the policy without its adapters. Else it is a model of its own: on the CPU while it
-        isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the device.
+        With LoRA, the reference is the policy without its adapters. Without LoRA, it is a second model: on
+        the CPU while it isn't used (`offload_reference`), sharded over the ranks (ZeRO-3), or whole on the
+        device.
 
         Args:
             policy: Returns the present policy.
@@ -498,7 +505,8 @@ def keep_on_cpu(module: nn.Module, device: torch.device) -> Reference:
         # Pinned memory is copied to a GPU faster.
         weight = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
         on_cpu[parameter] = nn.Parameter(weight, requires_grad=False)
-    # Every module with its parameters' names. Two modules that share a parameter share its copy, too.
+    # For each parameter of each module: the module, the parameter's name in it, and the weight on the CPU.
+    # Two modules that share a parameter share the weight on the CPU, too.
     owners: list[tuple[nn.Module, str, nn.Parameter]] = []
     for submodule in module.modules():
         for name, parameter in submodule._parameters.items():

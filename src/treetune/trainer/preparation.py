@@ -35,7 +35,8 @@ class IterationTensors:
     unless they are masks.
 
     The first two come with the episodes. `prepare` computes those of the others that the configured method
-    needs, and leaves the rest None.
+    needs, and leaves the rest None. Steps of training then record `last_logprobs_N` or, in an iteration with
+    a single step, the old log-probs, entropies and masses.
     """
 
     behaviour_logprobs_N: Tensor | None
@@ -48,13 +49,13 @@ class IterationTensors:
     ref_kl_N: Tensor | None = None
     """The exact KL of the policy before the first update to the reference, over the whole vocabulary."""
     own_advantages_N: Tensor | None = None
-    """What `ReferenceKlObjective.precompute` returns."""
+    """The advantages that a `ReferenceKlObjective` computes itself, in `precompute`."""
     has_teacher_N: Tensor | None = None
-    """The tokens of answers with a privileged prompt, bool; None if the objective has no teacher."""
+    """True for the tokens of answers with a privileged prompt; None if the objective has no teacher."""
     old_logprobs_N: Tensor | None = None
     """The policy's log-probs before the first update, of the whole distribution, without top-p and top-k."""
     entropies_N: Tensor | None = None
-    """The entropies of these distributions."""
+    """The entropies of the distributions of `old_logprobs_N`."""
     log_mass_N: Tensor | None = None
     """The log of the mass: the total probability of the tokens that top-p and top-k keep. None if they keep
     all."""
@@ -81,7 +82,8 @@ class IterationTensors:
         self.old_logprobs_N, self.entropies_N, self.log_mass_N = scores
 
     def metrics(self) -> Metrics:
-        """Returns the means of advantages and returns that are known."""
+        """Returns the mean and the mean absolute value of the advantages if there are advantages, and the
+        mean of the critic's targets if there is a critic."""
         metrics: Metrics = {}
         if self.advantages_N is not None:
             metrics["train/advantage_mean"] = float(self.advantages_N.mean())
@@ -145,8 +147,9 @@ class IterationTensors:
         assert self.old_logprobs_N is not None and self.entropies_N is not None
         columns = {"logprobs": self.old_logprobs_N, "entropies": self.entropies_N}
         if (gap_N := self.gap_N()) is not None:
-            columns["gaps"] = gap_N  # to the engine's log-probs
-        if self.last_logprobs_N is not None:  # those at the last step that trained each token
+            columns["gaps"] = gap_N  # the difference from the engine's log-probs
+        if self.last_logprobs_N is not None:
+            # How far each token's log-prob has moved until the last step that trained the token
             columns["log_ratios"] = self.last_logprobs_N - self.old_logprobs_N
         if self.ref_logprobs_N is not None:
             columns["ref_logprobs"] = self.ref_logprobs_N
@@ -164,7 +167,8 @@ class IterationTensors:
 
 class Models(Protocol):
     """The models that `prepare` needs. Each method scores every trained token, and returns float32 tensors of
-    shape [N] without gradient: `old_logprobs` several (`PolicyScores`), the others one. Collective.
+    shape [N] without gradient: `old_logprobs` returns several (`PolicyScores`), every other method returns
+    one. Collective.
     """
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores: ...
@@ -193,13 +197,15 @@ def prepare(
     Args:
         scores_old: Whether to score the policy (`Trainer.scores_old_logprobs`).
         critic: Whether a critic is trained.
-        from_values: Computes advantages from the critic's values; None if the episodes have advantages.
+        from_values: Computes advantages from the critic's values; None if they come from the episodes or from
+            `from_implicit_rewards`.
         learned_rewards: Trains the implicit reward model, and returns its reward of every trained token, from
             the sequences and the reference's log-probs; None if there is no such model.
-        from_implicit_rewards: Computes advantages from these rewards.
+        from_implicit_rewards: Computes advantages from the rewards that `learned_rewards` returns.
 
     Raises:
-        ValueError: The objective needs advantages, and there are none.
+        ValueError: The objective needs advantages, and there are none; or a critic is trained, and an answer
+            has threads.
     """
     objective, starts = settings.objective, sequences.starts
     tensors = IterationTensors.of(episodes)
@@ -252,8 +258,8 @@ def prepare(
         else:
             advantages_N = _advantages_of_credit(tensors)
             if critic:
-                # This credit reads the critic's values in place of the mean rewards of continuations. Those
-                # contain no KL penalty, so the critic learns rewards without one.
+                # This credit reads the critic's values in place of the mean rewards of continuations. Such
+                # means contain no KL penalty, so the critic learns rewards without a penalty.
                 tensors.returns_N = rewards_to_come(starts, rewards_N)
         if reward_penalties_N is not None:
             # These advantages don't contain the penalties yet. A token influences its own penalty and those
@@ -281,7 +287,7 @@ def _advantages_of_credit(tensors: IterationTensors) -> Tensor:
 
 
 def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
-    """Returns which trained tokens are those of an answer with a privileged prompt, bool [N]."""
+    """Returns a mask of the trained tokens of answers with a privileged prompt, bool [N]."""
     columns = []
     for episode in episodes:
         has_teacher = episode.teacher_prompt_ids is not None
@@ -292,7 +298,8 @@ def _has_teacher(episodes: Iterable[Episode]) -> Tensor:
 def _advantages_and_returns(
     from_values: FromValues, starts: Sequence[int], rewards_N: Tensor, values_N: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Applies `from_values` to each answer separately."""
+    """Applies `from_values` to each answer separately, and returns the advantages and the returns of all
+    tokens, [N] each."""
     advantages, returns = [], []
     for start, end in pairwise(starts):
         advantages_of_answer, returns_of_answer = from_values(
@@ -306,8 +313,8 @@ def _advantages_and_returns(
 def _advantages_from_implicit_rewards(
     from_implicit_rewards: FromImplicitRewards, sequences: Sequences, implicit_rewards_N: Tensor
 ) -> Tensor:
-    """Applies `from_implicit_rewards` to the answers to each problem, which may stand anywhere among the
-    sequences."""
+    """Applies `from_implicit_rewards` to the answers to each problem, and returns the advantages of all
+    tokens, [N]. The answers to a problem may stand anywhere among the sequences."""
     tokens_of_answer = [slice(start, end) for start, end in pairwise(sequences.starts)]
     numbers_by_problem: dict[str, list[int]] = {}
     for number, problem in enumerate(sequences.groups):
@@ -344,8 +351,9 @@ def token_rewards(
     Args:
         starts: The offsets of the sequences, with the end of the last one.
         rewards: The reward of each sequence.
-        early: The parts of each sequence's reward that are earned before its end. What is earned before the
-            first trained token is given to no token, since none could change it.
+        early: The parts of each sequence's reward that are earned before its end. A part that is earned
+            before the first trained token is given to no token, since no token could change it. Empty: all
+            rewards are earned at the end.
 
     Example: ``token_rewards([0, 3, 5], [1.0, 0.5], [[EarlyReward(token=0, reward=0.25)], []])`` is
     ``[0.25, 0, 0.75, 0, 0.5]``.

@@ -29,12 +29,12 @@ rows in a batch."""
 
 
 def refuse_unlike_model(policy: DeepSpeedModel, settings: Trainer, ranks: Ranks) -> None:
-    """Compares the log-probs of a few rows. Collective.
+    """Refuses a model of which the trainer computes other log-probs than the model itself. Collective.
 
     Raises:
-        ValueError: The log-probs of the same tokens differ between two computations, or between the trainer
-            and the model's own forward pass, or between a row alone and rows together in the configured
-            layout.
+        ValueError: The log-probs of the same tokens differ by more than rounding explains: between two
+            computations, or between the trainer and the model's own forward pass, or between a row alone and
+            rows together in the configured layout.
     """
     model: Any = policy.module.model
     name = type(model).__name__
@@ -104,8 +104,8 @@ def _refuse(gap_N: Tensor, limit: float, problem: str, remedy: str) -> None:
 def _sequences(rows: Sequence[Tensor], copies: int) -> Sequences:
     """Returns several copies of the rows as sequences, of which all tokens but the first are trained.
 
-    All sequences belong to one problem: the layout 'tree' merges the rows of a problem, so that the probe
-    covers this too.
+    All sequences belong to one problem, since the layout 'tree' merges the rows of a problem. So the probe
+    covers this merging, too.
     """
     sequences = Sequences.empty()
     for number in range(copies * len(rows)):

@@ -43,9 +43,9 @@ class Meeting:
     """This rank and the store in which the ranks find each other, before there are process groups.
 
     On one machine, the store is a file that no other user can access, and gloo listens on the loopback
-    interface. Over several machines, the first rank listens on all interfaces, and gloo on the one that
-    reaches the others. Every process that reaches these ports can take part, so they belong behind a
-    firewall. A single process has a store in its memory.
+    interface. Over several machines, the first rank listens on all interfaces, and gloo on the interface that
+    reaches the other machines. Every process that reaches these ports can take part, so they belong behind a
+    firewall. If the run has a single process, the store is in its memory.
     """
 
     rank: int
@@ -62,10 +62,11 @@ class Meeting:
 
         Raises:
             RuntimeError: The first rank can't be reached, or can't listen.
+            ValueError: The folder for the store on one machine is not a private one.
         """
 
         def read_number(*names: str, default: int) -> int:
-            """Returns the value of the first of these variables that is set."""
+            """Returns the value of the first of these variables that is set, or else the default."""
             return next((int(environment[name]) for name in names if name in environment), default)
 
         rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
@@ -107,6 +108,10 @@ class Meeting:
     def exchange(self, name: str, value: Any) -> list[Any]:
         """Returns the JSON values of all ranks, in rank order. Collective.
 
+        Args:
+            name: The name under which the values are in the store. No other exchange may have it.
+            value: This rank's value.
+
         Raises:
             RuntimeError: A rank has sent none within the deadline; the message names it.
         """
@@ -141,6 +146,7 @@ class Meeting:
         that GLOO_SOCKET_IFNAME names, or else the one of the route to them.
 
         Raises:
+            RuntimeError: This is the first machine, and no rank of another machine has connected in time.
             ValueError: There is no such interface.
         """
         # The store's key for the address of a rank that is not on the first machine.
@@ -194,7 +200,7 @@ def _private_folder(port: str, rank: int) -> Path:
     """Returns a folder for the ranks of one launcher, which no other user can access.
 
     Raises:
-        ValueError: Something else, or another user's folder, has its name.
+        ValueError: The folder belongs to another user, is open to other users, or is not a folder.
     """
     if held_folders.MEETING in os.environ:  # `treetune run` has made the folder
         folder = Path(os.environ[held_folders.MEETING])
@@ -223,6 +229,7 @@ def refuse_unusable_gpu(environment: Mapping[str, str], cuda: str | None, is_ava
 
     Args:
         cuda: The version of CUDA that PyTorch was built for; None for a CPU.
+        is_available: Whether PyTorch can use a GPU.
     """
     is_hidden = environment.get("CUDA_VISIBLE_DEVICES") == "" or environment.get("DS_ACCELERATOR") == "cpu"
     if is_available or is_hidden or not has_gpu():
@@ -322,8 +329,10 @@ class Ranks:
         return groups[self.rank // size]
 
     def for_thread(self) -> Ranks:
-        """Returns the same ranks for a second thread of each, with a process group of these threads. `sum`
-        and `group` remain for the first threads alone. Collective.
+        """Returns these ranks for the second thread of each process.
+
+        The second threads get a process group of their own for objects and barriers, so that they can
+        communicate while the first threads do. Only the first threads may call `sum` and `group`. Collective.
         """
         if self.world_size == 1:
             return self

@@ -16,9 +16,10 @@ answers.
       wait(futures, rank_deadline)  ◄────────────      the last future is set
       sums over all ranks
 
-Two steps of `logprobs`, the second and the last one, wait for the other ranks, `rank_deadline` each. If
-scoring a row fails, the next `on_result` or `logprobs` raises. `close` waits for the row that the thread has
-begun, `rank_deadline` at most, and not at all if `logprobs` has given up on the thread.
+Two steps of `logprobs` wait for the other ranks, `rank_deadline` each: the one that learns which rows each
+rank has submitted, and the sum. If scoring a row fails, the next `on_result` or `logprobs` raises. `close`
+waits for the row that the thread has begun, `rank_deadline` at most, and not at all if `logprobs` has given
+up on the thread.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `DeepSpeedModel` of one.
 
 A policy returns, for each trained token of a micro-batch, the log-prob, the entropy, and what the function
-`statistics` computes from the logits of its position, if there is one.
+`statistics` computes from the logits of its position, if there is one. A critic returns the values.
 """
 
 AHEAD = "train/reference_ahead"
@@ -68,13 +69,16 @@ class PolicyScores(NamedTuple):
 
 
 def _whole_logprobs(logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor]:
-    """Returns the log-probs of the whole vocabulary, for the argument `statistics` of a policy."""
+    """Returns the log-probs of the whole vocabulary, [C, V]. They are in a tuple of one, since this function
+    is passed to a policy as `statistics`, which may return several tensors."""
     return (logits_CV.log_softmax(-1),)
 
 
 class _ChunkComparison:
-    """Compares the distributions of a model with those of another model, whose log-probs it has for all
-    positions. The model's head calls it with one chunk of positions after the other.
+    """Compares the distributions of a model with those of another model.
+
+    The log-probs of the other model are there for all positions. The head of the model calls this object with
+    its logits of one chunk of positions after the other.
 
     Args:
         logprobs_NV: The other model's log-probs.
@@ -271,9 +275,8 @@ class Scorer:
     def group_divergences(self, policy: Forward, sequences: Sequences, positions_N: Tensor) -> Tensor:
         """Returns the divergence of every trained token's distribution from its group's mean, float32 [N].
 
-        The group of a token are the tokens at the same position in all answers to the same problem. The
-        divergence is the Jensen-Shannon divergence, and is 0 if no other answer has a token at this position.
-        Collective.
+        A group has the tokens at one position in all answers to a problem. The divergence is the
+        Jensen-Shannon divergence, and is 0 if no other answer has a token at this position. Collective.
 
         All answers to a problem are in one micro-batch, which may therefore exceed `tokens_per_micro_batch`.
 
@@ -296,9 +299,9 @@ class Scorer:
             for batch in micro_batches(
                 sequences, units, self.settings, self.ranks, keep_units=True, with_gradient=False
             ):
-                # The model runs over the rows as they are. Its head then takes the tokens of a group one
-                # after the other, and not those of an answer, so that a group's distributions are there
-                # together and can be freed after it.
+                # The model runs over the rows as they are. Then the head gets the positions ordered by group,
+                # and not by answer. So the distributions of a group are computed together, and can then be
+                # freed.
                 order_N = group_N[batch.flat_index_N].argsort(stable=True)
                 index_N = batch.flat_index_N[order_N]  # the indices of these tokens in the iteration
                 _, sizes = group_N[index_N].unique_consecutive(return_counts=True)
@@ -312,7 +315,7 @@ class Scorer:
                 policy(inputs, self.temperature, statistics=comparison)
                 if self.reports(batch):
                     divergences_N[index_N] = comparison.divergences().cpu()
-        # One rank has written each token, and it is 0 on the others, so the sum is exact.
+        # Only one rank has written a token's result. It is 0 on the other ranks, so the sum is exact.
         return self.ranks.sum(divergences_N)
 
     def _compare_reference(
@@ -345,10 +348,10 @@ class Scorer:
             units = sequences.distinct_rows()
             for batch in micro_batches(sequences, units, self.settings, self.ranks, with_gradient=False):
                 batch_N = forward(batch)
-                # Of the ranks that compute a micro-batch together, only one reports its results.
+                # If several ranks compute a micro-batch together, only one of them reports the results.
                 if self.reports(batch):
                     result_N[batch.flat_index_N] = batch_N.float().cpu()
-        # One rank has written each token, and it is 0 on the others, so the sum is exact.
+        # Only one rank has written a token's result. It is 0 on the other ranks, so the sum is exact.
         all_N = self.ranks.sum(result_N)
         # Rows that were left out get the results of the first row that equals them.
         return all_N[sequences.flat_index(sequences.first_equal_rows())]
@@ -428,7 +431,7 @@ class ReferencePrefetch:
         self._failed: BaseException | None = None
         """The first exception of the thread."""
         self._has_hung = False
-        """Whether the thread didn't score its rows in time."""
+        """Whether the thread has failed to score its rows in time."""
         self._is_closed = False
         self.metrics: Metrics = {AHEAD: 0.0, SECONDS: 0.0}
         """The metrics of the last `logprobs`."""
@@ -461,8 +464,8 @@ class ReferencePrefetch:
         for content_hash in self._pending.keys() - trained:
             self._pending.pop(content_hash).cancel()
         submitted, self._pending = self._pending, {}
-        # If several ranks have submitted a row, only the first one's result counts, since ranks are summed
-        # below.
+        # If several ranks have submitted a row, only the result of the first of these ranks counts, since the
+        # results of all ranks are summed below.
         rank_of_hash: dict[bytes, int] = {}
         for rank, content_hashes in enumerate(ranks.exchange("reference ahead", list(submitted))):
             for content_hash in content_hashes:
@@ -476,7 +479,7 @@ class ReferencePrefetch:
         for number, row in rows.items():
             if row.content_hash not in rank_of_hash and number in share_of_rank:
                 result_N[row.start : row.end] = self._score(row.token_ids, row.predicting)
-        # The thread has scored its rows while this one scored the others.
+        # Meanwhile the thread has scored submitted rows. This waits for those that remain.
         not_done = wait(submitted.values(), ranks.deadline_s).not_done
         self._refuse_failed()
         if not_done:
@@ -498,7 +501,8 @@ class ReferencePrefetch:
         return logprobs_N
 
     def close(self) -> None:
-        """Ends the thread, which drops the rows that it has not begun. Doesn't wait for it if it hangs."""
+        """Ends the thread, which drops the rows that it has not begun. Waits for the row that it has begun,
+        `rank_deadline` at most, unless `logprobs` has given up on the thread."""
         self._is_closed = True
         self._work.put(None)
         if not self._has_hung:

@@ -9,8 +9,8 @@ For each micro-batch::
                                                                         ▼
                                             both heads ──► logits [C, V] each ──compare──► [C]
 
-The teacher has the same trained tokens in the same order as the policy, so that both have N positions. C is
-the number of positions in a chunk, V the size of the vocabulary, and D the dimension of hidden states.
+The teacher has the same trained tokens in the same order as the policy, so both have N positions. C is the
+number of positions in a chunk, V the size of the vocabulary, and D the dimension of hidden states.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from treetune.trainer.batches import MicroBatch
 from treetune.trainer.deepspeed_model import DeepSpeedModel, Reference
 
 FILE = "teacher.safetensors"
-"""In a folder of a trainer's state: the moving average of the policy's weights."""
+"""The file in the folder of a trainer's state that has the moving average of the policy's weights."""
 
 
 class TeacherModel:
@@ -50,8 +50,8 @@ class TeacherModel:
             compare: `TeacherObjective.compare`.
         """
         assert batch.teacher_inputs is not None, "the trainer makes them for an objective with a teacher"
-        # With adapters, the reference is the policy, whose adapters are off in this block alone. The head has
-        # no adapters, so that it may be used after the block.
+        # With LoRA, the reference is the policy's own module, whose adapters are off only in this block. The
+        # head, which the policy's pass calls after the block, never has adapters.
         with torch.no_grad(), self._model() as model:
             # Hidden states don't depend on the temperature. The policy's pass divides the teacher's logits by
             # its own temperature.
@@ -89,8 +89,8 @@ class MovingAverage:
 
     @torch.no_grad()
     def follow(self, policy: nn.Module) -> None:
-        """Moves the average towards the policy's weights. Weights that aren't trained stay: with adapters,
-        all but the adapters."""
+        """Moves the average towards the policy's weights. Weights that aren't trained stay the same: with
+        LoRA, these are all weights except the adapters."""
         parameters = dict(self.module.named_parameters())
         for name, weight in policy.named_parameters():
             if not weight.requires_grad:
@@ -107,7 +107,7 @@ class MovingAverage:
         self._in_float32 = {name: average.to(device) for name, average in self._in_float32.items()}
 
     def save(self, directory: Path) -> None:
-        """Writes the average. All ranks have the same average, so that one of them calls this."""
+        """Writes the average. All ranks have the same average, so only one of them needs to call this."""
         averages = {}
         for name, parameter in self.module.named_parameters():
             averages[name] = self._in_float32.get(name, parameter).detach().cpu().contiguous()

@@ -83,9 +83,11 @@ class Sequences:
     first_rows: list[int]
     starts: list[int]
     rewards: list[float]
+    """The reward of each sequence, with the bonus of shaping (`Episode.reward`)."""
     early_rewards: list[list[EarlyReward]]
     """For each sequence the parts of its reward that are earned before its end."""
     scores: list[float]
+    """The grader's reward of each sequence (`Episode.score`)."""
     groups: list[str]
     """The problem of each sequence."""
     domains: list[str]
@@ -121,6 +123,9 @@ class Sequences:
         Args:
             rows_with_tokens: The numbers of the rows that hold their tokens. None: all rows hold them, and
                 if the critic has prompts of its own, its sequences (`of_critic`) are made, too.
+
+        Raises:
+            ValueError: An episode has no trained token.
         """
         result = Sequences.empty()
         critic_has_prompts = teacher_has_prompts = False
@@ -151,8 +156,8 @@ class Sequences:
             result.groups.append(episode.group)
             result.domains.append(episode.domain)
         if teacher_has_prompts:
-            # The teacher runs over the same rows in the same micro-batches as the policy, so that this rank
-            # needs the tokens of the same rows.
+            # The teacher runs over the same rows in the same micro-batches as the policy, so this rank needs
+            # the tokens of the same rows.
             result = replace(result, of_teacher=Sequences.of(EpisodesOfTeacher(episodes), rows_with_tokens))
         if not critic_has_prompts:
             return result
@@ -201,7 +206,7 @@ class Sequences:
 
 
 class _EpisodesOfModel(Collection[Episode], ABC):
-    """Episodes as a model sees them that has prompts of its own for some of them.
+    """Episodes as they are seen by a model that has prompts of its own for some of them.
 
     Like stored episodes, they are made again in every loop, so that they are never in memory as a whole.
     """
@@ -234,7 +239,8 @@ class _EpisodesOfModel(Collection[Episode], ABC):
 
 
 class EpisodesOfCritic(_EpisodesOfModel):
-    """Episodes as the critic sees them: with its prompts, where it has some of its own."""
+    """Episodes as the critic sees them: if an episode has a prompt for the critic, this prompt replaces the
+    policy's."""
 
     @override
     def prompt_of(self, episode: Episode) -> TokenIds | None:
@@ -242,7 +248,8 @@ class EpisodesOfCritic(_EpisodesOfModel):
 
 
 class EpisodesOfTeacher(_EpisodesOfModel):
-    """Episodes as the teacher sees them: with privileged prompts, where they have some."""
+    """Episodes as the teacher sees them: if an episode has a privileged prompt, this prompt replaces the
+    policy's."""
 
     @override
     def prompt_of(self, episode: Episode) -> TokenIds | None:
@@ -252,7 +259,10 @@ class EpisodesOfTeacher(_EpisodesOfModel):
 def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
     """Returns a hash that is equal for rows with the same tokens and the same trained tokens.
 
-    It is a hash and not the tokens, because ranks exchange it for rows whose tokens they don't hold.
+    The function returns a hash, because ranks exchange it to compare rows whose tokens they don't hold.
+
+    Args:
+        predicting: The positions whose next token is trained.
     """
     # With the length first, since two different pairs of arrays may have the same bytes one after the other.
     digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
@@ -262,7 +272,8 @@ def content_hash_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
 
 
 def _early_rewards(episode: Episode) -> list[EarlyReward]:
-    """Returns the rewards of all steps but the last."""
+    """Returns the rewards of all steps but the last. The rest of the sequence's reward is earned at its
+    end."""
     if not episode.step_rewards:
         return []
     trained_so_far = np.cumsum(episode.trained)
@@ -322,13 +333,11 @@ def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
 def flat_of_trained(
     episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
-    """Returns the values of the trained tokens of all episodes, float32 of shape [N].
+    """Returns the values of the trained tokens of all episodes, float32 of shape [N]. Returns None if an
+    episode has no values.
 
     Args:
         values: Returns an episode's values, one for each response token, or None if it has none.
-
-    Returns:
-        None if any episode has no values.
     """
     rows = []
     for episode in episodes:

@@ -50,6 +50,11 @@ def micro_batch_loss(
     """Runs the policy on a micro-batch, and computes the loss.
 
     Args:
+        policy: The policy's `PolicyModule`, or an engine that is called like it.
+        tensors: The tensors of the iteration, which have the values of the micro-batch's tokens.
+        entropy_coef: The factor of the entropies, whose sum, weighted by `Minibatch.weights_N`, is subtracted
+            from the loss.
+        nucleus: The cut by top-p and top-k whose mass is computed, too; None for none.
         teacher: The objective's teacher, which runs over the same rows; None for none.
 
     Returns:
@@ -109,15 +114,17 @@ def micro_batch_loss(
 class StepRecorder:
     """Keeps the scores that a step's forward passes give, which are those of the weights before its update.
 
-    In an iteration with a single step they are the old log-probs, so that no other pass computes those. In an
-    iteration with several steps they show how far each token's probability has moved from the old one.
+    In an iteration with a single step, the recorded log-probs are the old ones, so no other pass has to
+    compute these. In an iteration with several steps, they show how far each token's probability has moved
+    from the old one.
     """
 
     def __init__(self, n_tokens: int, with_mass: bool) -> None:
         self._n_tokens, self._with_mass = n_tokens, with_mass
         self._recorded: list[tuple[Tensor, list[Tensor]]] = []
-        """The index and the scores of each micro-batch. They stay on their device until the end of the step,
-        since each copy to the CPU would make the next micro-batch wait."""
+        """For each micro-batch, the indices of its tokens in the flat tensors, and its scores. Scores stay on
+        their device until the end of the step, since each copy to the CPU would make the next micro-batch
+        wait."""
 
     def add(self, batch: MicroBatch, scored: PolicyScores) -> None:
         columns = [column_N.detach() for column_N in scored if column_N is not None]
@@ -133,13 +140,14 @@ class StepRecorder:
         for index_N, columns in self._recorded:
             for all_N, column_N in zip(all_columns, columns, strict=True):
                 all_N[index_N] = column_N.cpu()
-        # Each token was computed by one rank and is 0 on the others.
+        # A token's scores come from one rank, and are 0 on the other ranks.
         logprobs_N, entropies_N, *mass = (ranks.sum(column_N) for column_N in all_columns)
         return PolicyScores(logprobs_N, entropies_N, mass[0] if mass else None)
 
 
 class CriticTraining:
-    """Learns the iteration's returns, in the same micro-batches and steps as the policy."""
+    """Trains the critic on the iteration's returns, in the same steps as the policy. The micro-batches are
+    the policy's, too, unless the critic has prompts of its own."""
 
     def __init__(self, model: DeepSpeedModel, settings: CriticSettings) -> None:
         self.model, self.settings = model, settings
@@ -147,8 +155,8 @@ class CriticTraining:
     def backward(
         self, minibatch: Minibatch, batch: MicroBatch, tensors: IterationTensors
     ) -> dict[str, Tensor]:
-        """Accumulates the gradient of a micro-batch's part of the loss, which is a mean over the minibatch's
-        tokens. Returns its part of the metrics."""
+        """Accumulates the gradient of a micro-batch's part of the loss, and returns the micro-batch's part of
+        the metrics. The loss is a mean over the minibatch's tokens."""
         assert tensors.values_N is not None and tensors.returns_N is not None
         # The K outputs of the critic's head for each token. The loss says how to read values from them.
         outputs_NK = self.model(batch.inputs, with_outputs=True)
@@ -177,18 +185,24 @@ class CriticTraining:
 
         The critic's own learning rate follows the policy's schedule: it is multiplied by
         ``policy_rate / configured_rate``.
+
+        Args:
+            policy_rate: The policy's learning rate for this step.
+            configured_rate: The policy's learning rate before the schedule. The critic has the same one if
+                its settings give none.
         """
         rate = policy_rate * (self.settings.learning_rate or configured_rate) / configured_rate
         return self.model.step(rate)
 
 
 CRITIC_LOSS = "critic_loss.json"
-"""In a folder of a trainer's state: the settings of the critic's loss. Without the file it is the squared
-error."""
+"""The file in the folder of a trainer's state that has the settings of the critic's loss. If the file is
+missing, the loss is the squared error."""
 
 
 def write_critic_loss(directory: Path, loss: CriticLoss) -> None:
-    """Writes the settings of the critic's loss, which say what the outputs of its head mean."""
+    """Writes the settings of the critic's loss, which say what the outputs of the critic's head mean. Writes
+    no file for the squared error."""
     if loss != SquaredError():
         (directory / CRITIC_LOSS).write_text(json.dumps(_settings_of(loss)))
 
@@ -224,8 +238,8 @@ class EntropyCoefficient:
         self.start, self.target, self.value = start, target, start
 
     def observe(self, entropy: float) -> None:
-        """Moves the coefficient by the mean entropy of the last step's minibatch, which is the same on every
-        rank."""
+        """Adjusts the coefficient to the mean entropy of the last step's minibatch, which is the same on
+        every rank."""
         if self.target is not None:
             moved = self.value + self.target.rate * (self.target.target - entropy)
             self.value = min(max(moved, self.target.lowest), self.target.highest)

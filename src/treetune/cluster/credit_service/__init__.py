@@ -13,6 +13,6 @@
 | `app.py` | routes, key, HTTP statuses, metrics |
 
 The owner of the service chooses engine, tokenizer and grader on the command line. A client chooses only the
-credit, from plain data: nothing that it sends names a file, a function or an address. The service executes
-nothing of a request. A grader that runs programs runs those in answers, in its sandbox.
+credit, from plain data: nothing that it sends names a file, a function or an address. The service itself
+executes nothing of a request. A grader that runs programs executes the programs in answers, in its sandbox.
 """

@@ -87,19 +87,23 @@ READ_S = 300.0
 MOST_WAITING = 64
 """Most requests that wait for others."""
 MOST_ERRORS, MOST_CHARACTERS = 5, 200
-"""Most mistakes of a request that one message lists, and most characters of the place of each."""
+"""Most mistakes of a request that one message lists, and most characters of the place of each mistake."""
 
 
 @dataclass
 class _Bodies:
-    """Limits the memory that bodies take. Read as Python's objects, a body takes several times its size, also
-    while its request waits for others."""
+    """The limits on the sizes of bodies, and the bytes of the bodies that are in memory at present.
+
+    The limits keep the service from running out of memory: read as Python's objects, a body takes several
+    times its size, also while its request waits for others.
+    """
 
     most_bytes: int
     """Most bytes of a body."""
     most_bytes_together: int
-    """Most bytes of the bodies of all requests, of those that wait, too."""
+    """Most bytes of the bodies of all requests together, including those that wait."""
     bytes_together: int = 0
+    """The present bytes of the bodies of all requests."""
 
 
 class _Refusal(Exception):
@@ -217,10 +221,11 @@ class _KeyRequired:
 async def _respond(
     request: Request, body: bytearray, service: CreditService, bodies: _Bodies
 ) -> tuple[Response, CreditedAnswers | None]:
-    """Returns the response to a request for advantages, and the advantages if there are some.
+    """Returns the response to a request for advantages, and the advantages; None in place of advantages if
+    the request failed.
 
     Args:
-        body: Empty. The request's body is read into it.
+        body: An empty array, into which the request's body is read. The caller needs its length afterwards.
     """
     try:
         media_type = _media_type(request)
@@ -269,7 +274,8 @@ async def _credit_request(
 
 
 def _failure(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns the response to a request that failed. With 503, the same request may succeed later."""
+    """Returns the response to a request that failed. With the status 503, the response asks the client to
+    send the same request again later."""
     if status == 503:
         headers = {"Retry-After": "1"}
     return JSONResponse(Failure(error=message).model_dump(), status, headers)
@@ -327,8 +333,8 @@ def _read_request(media_type: str, body: bytes) -> tuple[CreditSettings, list[Gr
 async def _credit_while_connected(
     request: Request, service: CreditService, settings: CreditSettings, answers: Sequence[GradedAnswer]
 ) -> CreditedAnswers:
-    """Returns the advantages. Raises ClientDisconnect if the client is gone before, and what
-    `CreditService.credit` raises."""
+    """Returns the advantages. Raises ClientDisconnect if the client disconnects before they are there, and
+    what `CreditService.credit` raises."""
     work = asyncio.create_task(service.credit(settings, answers))
     watcher = asyncio.create_task(_wait_for_disconnect(request))
     try:
@@ -345,7 +351,7 @@ async def _credit_while_connected(
 
 
 async def _wait_for_disconnect(request: Request) -> None:
-    """Returns when the client has disconnected. The body has been read before."""
+    """Waits until the client has disconnected. The body must have been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -380,7 +386,8 @@ def _finite_numbers(numbers: Sequence[float] | None) -> list[float | None] | Non
 
 
 def _describe_mistakes(error: ValidationError) -> str:
-    """Returns a message with the place of each mistake, and without the values that were sent."""
+    """Returns a message that names the place of each mistake, and doesn't repeat the values that the client
+    has sent."""
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     lines = []
     for mistake in mistakes[:MOST_ERRORS]:

@@ -27,19 +27,22 @@ if TYPE_CHECKING:
 
 MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 METADATA = b"treetune"
-"""The key of the schema's metadata with the settings, and with cost and metrics."""
+"""The key in a schema's metadata that holds a request's settings, or the cost and the metrics of a
+response."""
 
 RECORD_BATCH, DICTIONARY_BATCH = 3, 2
-"""The types of messages in a stream, by their numbers in Arrow's Message.fbs."""
+"""The numbers of types of messages in a stream, from Arrow's Message.fbs."""
 HEADER_TYPE, HEADER, COMPRESSION = 1, 2, 3
-"""The numbers of fields: the first two of a Message, the third of a RecordBatch."""
+"""The numbers of fields in Arrow's Message.fbs: the first two are fields of a Message, the last one is a
+field of a RecordBatch."""
 
 
 def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
-    """Returns the settings as JSON, and the answers of a request.
+    """Returns the settings of a request as a JSON text, and its answers.
 
     Raises:
-        ValueError: It isn't an Arrow stream, it is compressed, or a column is wrong.
+        ValueError: The body isn't an Arrow stream, it is compressed or has dictionaries, or the metadata or a
+            column is missing or wrong.
     """
     import pyarrow as pa
 
@@ -78,7 +81,7 @@ def read_request(body: bytes) -> tuple[str, list[GradedAnswer]]:
 
 
 def write_response(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any]) -> bytes:
-    """Returns the stream of a response."""
+    """Returns the Arrow stream of a response, with `cost_and_metrics` as JSON in its schema's metadata."""
     import pyarrow as pa
 
     left_out = [False] * len(credited.advantages)
@@ -106,8 +109,8 @@ def write_response(credited: CreditedAnswers, cost_and_metrics: Mapping[str, Any
 
 
 def _read_column(field: pa.Field, column: pa.ChunkedArray) -> Iterator[Any]:
-    """Yields the values of a column, lists of numbers as NumPy arrays. Raises ValueError for a column with
-    another name or of another type."""
+    """Yields the values of a column; lists of numbers become NumPy arrays, and missing values None. Raises
+    ValueError for a column whose name is unknown or whose type is wrong."""
     expected = _COLUMNS.get(field.name)
     if expected is None:
         raise ValueError(f"there is no column {field.name!r}; columns are {', '.join(_COLUMNS)}")
@@ -175,6 +178,7 @@ def _is_text(type_: Any) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
+# The functions `_read_…` have the same arguments: the column's name and an Arrow scalar.
 _Column = tuple[str, Callable[[Any], bool], Callable[[str, Any], Any]]
 
 _COLUMNS: Mapping[str, _Column] = {
@@ -192,7 +196,8 @@ _COLUMNS: Mapping[str, _Column] = {
     "step_rewards": ("lists of numbers", _is_list_of(_is_number), _read_value),
     "fork": ("lists of two integers", _is_list_of(_is_integer), _read_value),
 }
-"""By the name of a column: its type for messages, whether a type is right, and how its values are read."""
+"""For each column, by its name: a description of its type for messages, a function that says whether an Arrow
+type is right, and a function that reads a value from the column's name and an Arrow scalar."""
 
 
 # Messages
@@ -236,8 +241,8 @@ def _field_position(metadata: bytes, table: int, field: int) -> int | None:
     """Returns the position of a table's field in a flatbuffer; None if the table doesn't have it."""
     (to_offsets,) = struct.unpack_from("<i", metadata, table)
     offsets = table - to_offsets
-    # The offsets begin with two sizes, that of the offsets first. Then each field has its offset in the
-    # table. All of them take two bytes.
+    # The list of offsets (flatbuffers call it a vtable) has numbers of two bytes. It begins with its own size
+    # in bytes and the table's size. Then comes the offset of each field in the table.
     (size,) = struct.unpack_from("<H", metadata, offsets)
     position = 4 + 2 * field
     if position + 2 > size:  # fields at the end may be left out

@@ -46,7 +46,7 @@ def read_credit(setting: str | Mapping[str, Any], credits: Collection[str] = CRE
 
     Raises:
         ConfigError: The configuration is wrong.
-        ValueError: It isn't allowed.
+        ValueError: The configuration isn't allowed.
     """
     # A credit may contain a value estimator (VALUES) and a rule for states (STATES).
     return _read_part(Credit, setting, "credit", (*credits, *VALUES, *STATES))
@@ -72,7 +72,13 @@ def _read_part(
 
 
 def _refuse_more_than_plain_data(value: Any, path: str, allowed: Collection[str], depth: int) -> None:
-    """Raises ValueError for a value that isn't plain data within the bounds, or that chooses another part."""
+    """Raises ValueError for a value that isn't plain data, exceeds a bound, or chooses a part that isn't in
+    `allowed`.
+
+    Args:
+        path: The key of the value, for messages: ``credit.values.samples``.
+        depth: The number of objects and lists around the value.
+    """
     if depth > MOST_DEPTH:
         raise ValueError(f"{path}: this service takes objects that are nested {MOST_DEPTH} deep at most")
     if isinstance(value, str):

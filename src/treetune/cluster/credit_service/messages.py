@@ -131,7 +131,7 @@ class Failure(JsonMessage):
     """The response to a request that failed."""
 
     error: str
-    """What is wrong, and what would be right."""
+    """The reason of the failure, and what would be right."""
 
 
 class Health(JsonMessage):

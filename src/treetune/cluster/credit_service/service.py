@@ -47,20 +47,22 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """The choices of the service's owner.
+    """The settings that the service's owner chooses.
 
     Example: ``ServiceSettings(engine="http://127.0.0.1:8000", tokenizer="models/rho-1b", grader={"type":
     "math"})``.
     """
 
     engine: Any = None
-    """The policy, as for `CreditAssigner`; None: only credit without continuations."""
+    """The engine that samples from the policy, in a form that `CreditAssigner` takes; None: only credit
+    without continuations."""
     tokenizer: PreTrainedTokenizerBase | TextCodec | str | Path | None = None
     grader: Grader | Mapping[str, Any] | None = None
     credits: Sequence[str] = CREDITS
     """The names of the credits that clients may choose."""
     calls: int = 4
-    """The number of requests that are worked on at a time. Others wait. With an engine in this process: 1."""
+    """The number of requests that are worked on at a time. Others wait. With an engine in this process, the
+    number is always 1."""
     budget: int | None = None
     """Most sampled tokens of a request; None: any number."""
     deadline: float = 3600.0
@@ -210,8 +212,8 @@ async def _finish_in_thread(function: Callable[..., Result], *arguments: Any, **
 
 
 def _limit(name: str, chosen: Numeric | None, most: Numeric | None) -> Numeric | None:
-    """Returns a request's limit: the client's, or the service's. Raises ValueError for one that exceeds the
-    service's."""
+    """Returns a request's limit: the one that the client has `chosen`, or else `most`, the service's limit.
+    Raises ValueError if the client's exceeds the service's."""
     if chosen is not None and most is not None and chosen > most:
         # With 15 digits, no number of tokens is rounded.
         raise ValueError(

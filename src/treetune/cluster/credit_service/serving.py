@@ -70,7 +70,8 @@ def run_service(
 
 
 def _read_engine(texts: Sequence[str]) -> Any:
-    """Returns the engine of the command line, as `CreditAssigner` takes it."""
+    """Returns the engine that the command line names, as `CreditAssigner` takes it: addresses of servers, a
+    folder, a configuration or None. Raises ValueError for a mixture of these."""
     if not texts:
         return None
     if all(map(is_address, texts)):
@@ -86,7 +87,7 @@ def _read_engine(texts: Sequence[str]) -> Any:
 
 
 def _read_grader(text: str | None) -> Mapping[str, Any] | None:
-    """Returns the configuration of the command line's grader: Jsonnet, or its type alone."""
+    """Returns the configuration of the command line's grader. `text` is Jsonnet or only the grader's type."""
     if text is None:
         return None
     grader: Mapping[str, Any] = _evaluate(text, "--grader") if "{" in text else {"type": text}
