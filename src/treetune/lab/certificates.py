@@ -20,8 +20,8 @@ TOLERANCE = 0.01
 of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
 PARTS = ("policy", "critic", "trainer")
-"""The folders of a checkpoint whose files a certificate hashes. The folder `reward_model`, which a checkpoint
-may have too, is not among them."""
+"""The folders of a checkpoint whose files a certificate hashes. The folders `adapter` and `reward_model`,
+which a checkpoint may have too, are not among them."""
 REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
 

@@ -1,4 +1,4 @@
-"""Forks a run: another experiment, the branch, continues from the run's state, with its problems and seeds."""
+"""Forks a run: another experiment, the branch, continues from its state with the same problems and seeds."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ exactly.
 
 An answer is a sequence of lines. Each line shows a sign, a chosen direction and some meaningless letters,
 such as ``B3kea``. The reward depends only on the directions of some lines (`rule`). Because all values are
-known, a credit can be compared with the true advantages. `Signposts` is the task, `SignpostsGrader` its grader, and `Decided` a
-value estimator that uses the task's knowledge.
+known, a credit can be compared with the true advantages. `Signposts` is the task, `SignpostsGrader` its
+grader, and `Decided` a value estimator that uses the task's knowledge.
 """
 
 from __future__ import annotations
@@ -248,7 +248,8 @@ class Signposts(GeneratedTask):
         return "".join(lines)
 
     def _first(self) -> int:
-        """Returns the number of the first line that can be decisive: 1 after a first line of wandering, or 0."""
+        """Returns the number of the first line that can be decisive: 1 if a line of wandering is first, or
+        0."""
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:

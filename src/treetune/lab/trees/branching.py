@@ -141,9 +141,9 @@ def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> 
 @Branching.register("at_states")
 @dataclass(frozen=True, kw_only=True)
 class AtStates(Branching):
-    """SPO-tree's trees: every answer continues in ``ways[0]`` ways from its first state, each of the resulting
-    answers in ``ways[1]`` ways from its second state, and so on. An answer that ends before a state does not
-    branch there.
+    """SPO-tree's trees: every answer continues in ``ways[0]`` ways from its first state. Each resulting
+    answer continues in ``ways[1]`` ways from its second state, and so on. An answer that ends before a state
+    does not branch there.
 
     With `states` at every 600 tokens, six answers from the prompt and `ways` [6, 6] this is the tree of
     SPO-tree (Guo et al., arXiv:2505.23564). The paper samples each way only up to the next state. Here whole
@@ -179,9 +179,9 @@ class UpToWidth(Branching):
     equally the number of answers that are still missing. No answer continues in more than `most_ways` ways.
 
     Answers that end early leave their share to the others. Which answers have ended is known at the state, so
-    the branches there depend on nothing after the state. With `states` at even distances these are TreePO's trees (Li
-    et al., arXiv:2508.17445, section 3), without its early stops and without its restarts from random
-    positions.
+    the branches there depend on nothing after the state. With `states` at even distances these are TreePO's
+    trees (Li et al., arXiv:2508.17445, section 3), without its early stops and without its restarts from
+    random positions.
     """
 
     unbiased = True
@@ -225,9 +225,10 @@ class LastStates(Branching):
     The code keeps a branch only if its reward differs from the answer's; here every branch is kept, since
     dropping branches by their reward adds a bias (docs/results/turn_credits.md).
 
-    **Biased** where the number of states depends on the tokens after a state: then it is known only at the end
-    of the answer which states are its last. In the small language of the tests, with states at every token, the error
-    of the expected gradient of the credit `tree` is 25 % of the true gradient's length (cosine 0.992).
+    **Biased** where the number of states depends on the tokens after a state: then only at the end of the
+    answer is it known which states are its last. In the small language of the tests, with states at every
+    token, the error of the expected gradient of the credit `tree` is 25 % of the true gradient's length
+    (cosine 0.992).
     """
 
     unbiased = False

@@ -154,7 +154,7 @@ class TreeRollout(SampledRollout):
     branching: Branching
     """The rule that says where trees branch, and into how many answers."""
     most_tokens: Annotated[int, Gt(0)] | None = None
-    """The largest number of tokens that are sampled for a problem. Branches that could exceed it at their full
+    """The largest number of tokens that are sampled for a problem. Branches that could exceed it at full
     length are left out. How many are left out depends on the lengths of the answers so far, so an unbiased
     branching becomes slightly biased where the bound matters. null: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
@@ -317,9 +317,9 @@ class _GrowingTree:
         """Returns the requests of a round: one for each state from which answers branch.
 
         A state is the tokens with which an answer begins. Two answers may begin with the same tokens by
-        chance, and branch at the same place. The seed of a request derives from the state's tokens. So separate
-        requests for these two branches would get the same samples, whereas one request for both gets different
-        samples.
+        chance, and branch at the same place. The seed of a request derives from the state's tokens. So
+        separate requests for these two branches would get the same samples, whereas one request for both gets
+        different samples.
         """
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):

@@ -44,14 +44,14 @@ class TurnTree(MultiTurn):
     arXiv:2509.21240; BranPO, arXiv:2602.03719). Every answer is trained on. Turns that answers share are
     sampled once. Each problem's tree grows by itself, without waiting for other problems.
 
-    A branch begins in the state that the environment had after the turn where it branches off. The environment
-    gets into this state by a copy, or by playing the turns again (`Environment.again`). All branches have the same random
-    events, since the environment's seed derives from the problem. The limits of turns and tokens count from
-    the prompt. Each branch has the whole deadline of an answer.
+    A branch begins in the state that the environment had after the turn where it branches off. The
+    environment gets into this state by a copy, or by playing the turns again (`Environment.again`). All
+    branches have the same random events, since the environment's seed derives from the problem. The limits of
+    turns and tokens count from the prompt. Each branch has the whole deadline of an answer.
 
     The metrics ``tree/…`` are those of the rollout `tree`; observations don't count as sampled tokens. In the
-    metrics ``turns/…``, the seconds and events of a turn that several answers share count only for the first of
-    these answers.
+    metrics ``turns/…``, the seconds and events of a turn that several answers share count only for the first
+    of these answers.
     """
 
     samples: Annotated[int, Gt(0)] = 4
@@ -143,7 +143,7 @@ class TurnTree(MultiTurn):
 
 @dataclass
 class _CountedAnswers:
-    """Samples the answers of all trees, and shows in the run's log how many of the requested ones are done."""
+    """Samples the answers of all trees, and shows in the run's log how many requested answers are done."""
 
     rollout: TurnTree
     context: RolloutContext
@@ -162,8 +162,8 @@ class _CountedAnswers:
 def segments_before(answer: Trajectory, tokens: int) -> tuple[Segment, ...]:
     """Returns the segments of an answer's first `tokens` tokens. One of its segments must end there.
 
-    The segments are returned whole and not copied, because the last one may hold a snapshot of the environment,
-    from which the branch then begins.
+    The segments are returned whole and not copied, because the last one may hold a snapshot of the
+    environment, from which the branch then begins.
     """
     segments: list[Segment] = []
     remaining_tokens = tokens
