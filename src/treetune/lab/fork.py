@@ -100,7 +100,7 @@ def _link_or_copy(source: str, target: str) -> str:
     """Makes `target` a hard link to the file `source`, or a copy where hard links are not possible.
 
     A shared file is safe, because runs replace files and never modify them. Returns `target`, as
-    `shutil.copytree` expects of a `copy_function`."""
+    `shutil.copy2` does, in whose place `shutil.copytree` calls this function."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

@@ -118,7 +118,7 @@ def context_at(
         work: The folder of the journal.
         seed: The seed from which the seeds of samples derive.
         purpose: Distinguishes the journal from those of other purposes.
-        progress: Is called with the number of answered requests, and of all requests.
+        progress: Is called with (done, total) while work goes on.
         rollout: The rollout whose settings are taken in place of the experiment's.
     """
     context = resources.context(

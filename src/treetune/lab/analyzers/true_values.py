@@ -66,8 +66,8 @@ class TrueValues(Registrable):
         raise NotImplementedError
 
     def describe_settings(self) -> str:
-        """Returns a text with all settings on which the values depend. It is part of the key of stored
-        values."""
+        """Returns a text with all settings on which the values depend. The name of the file in which values
+        are stored derives from it."""
         raise NotImplementedError
 
 
@@ -484,7 +484,7 @@ class _StateBatch:
         return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.earned]
 
     def _extend_paths(self, probabilities_BV: np.ndarray) -> Iterator[_Path]:
-        """Yields each path with one more token. In the names of arrays, W stands for the paths before.
+        """Yields each path with one more token. In the names of arrays, W stands for the paths to extend.
 
         A path at which nothing is decided gets a drawn token. At a decision it becomes two paths: one with
         the right token, and one with a token drawn from the others. The weight of each is multiplied by the

@@ -304,8 +304,8 @@ def _draw_options(chances_NO: NDArray[np.float64], uniform_N: NDArray[np.float64
 def _uniform(seeds: NDArray[np.uint64], counter: int) -> NDArray[np.float64]:
     """Returns a random number in [0, 1) for each seed. It depends only on the seed and the counter.
 
-    The number is number `counter` of the generator splitmix64 with this seed (Steele et al., "Fast splittable
-    pseudorandom number generators", 2014).
+    The number is output number `counter`, counted from 0, of the generator splitmix64 with this seed (Steele
+    et al., "Fast splittable pseudorandom number generators", 2014).
     """
     with np.errstate(over="ignore"):
         mixed = seeds + np.uint64(counter + 1) * np.uint64(0x9E3779B97F4A7C15)
