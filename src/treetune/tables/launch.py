@@ -542,7 +542,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     if status.state == "unmeasured":
         return RunCost(None, "evaluation alone")
     iterations_left = run.iterations - status.done
-    # `template` is the configuration of a run; None if it is wrong.
+    # `template` is the configuration of a run, or None if the configuration is wrong.
     peers = [other for other in plan.runs if other.name == run.name and other.template]
     peers.sort(key=lambda other: other.seed != run.seed)  # the run's own iterations first
     for peer in peers:

@@ -177,8 +177,9 @@ class Seeds:
     list."""
 
     at_least: Annotated[int, Ge(2)]
+    """The smallest number of seeds."""
     at_most: Annotated[int, Ge(2)] | None = None
-    """null: all seeds of the table."""
+    """The largest number of seeds; null: all seeds of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +215,7 @@ class Until:
     rows: tuple[Name, ...] = ()
     """The rows whose differences to the baseline are measured; empty: the table's `comparisons` are."""
     seeds: Seeds
+    """The limits of the number of seeds."""
     column: Name | None = None
     """The column in which differences are measured; null: the table's first column."""
 
@@ -337,7 +339,7 @@ class Reproduction(Table):
         for experiment in self.experiments.values():
             all_needs |= set(experiment.needs)
         try:
-            if all_needs <= self.experiments.keys():  # unknown names have a finding of their own
+            if all_needs <= self.experiments.keys():  # unknown names have had their own findings
                 self._sorter(list(self.experiments))
         except CycleError as error:
             _, circle = error.args  # the names in the circle; the first is also the last

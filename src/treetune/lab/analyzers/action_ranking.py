@@ -120,7 +120,7 @@ class ActionRanking(OfCheckpoints):
             if len(steps) >= self.at_least:
                 ranked.append((state, steps))
         del ranked[self.states :]
-        # All steps of all states in one list, so that their continuations are sampled together.
+        # All steps of all states are in one list, so that their continuations are sampled together.
         nodes: list[tuple[Trajectory, PrefixIds]] = []
         for state, steps in ranked:
             nodes += [(state.trajectory, step) for step in steps]

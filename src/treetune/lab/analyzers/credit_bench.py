@@ -62,10 +62,10 @@ class CreditBench(OfCheckpoints):
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to compare, by their names in tables."""
     with_rollouts: Mapping[str, CreditWithRollout] = field(default_factory=dict, hash=False)
-    """Credits that need answers of their own, such as trees, by their names in tables. They answer the same
-    problems. Each gradient is scaled to the length of the true one, since another number of answers to a
-    problem changes it; bias and gain are then computed as for biased credits. Their values and advantages are
-    not compared with the true ones."""
+    """Credits that need their own answers, such as trees, by their names in tables. Their rollouts answer the
+    same problems. Each of their gradients is scaled to the length of the true gradient, since another number
+    of answers to a problem changes the length. Bias and gain are then computed as for biased credits. The
+    values and advantages of these credits are not compared with the true ones."""
     problems: Annotated[int, Gt(0)] = 16
     """The number of problems whose answers get credit."""
     truth: TrueValues | None = field(default_factory=ByEngine)

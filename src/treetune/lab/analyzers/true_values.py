@@ -107,8 +107,9 @@ def find_values_once(
 ) -> list[EstimatedValue]:
     """Returns the true values of states, and stores them in the experiment's folder ``truths``.
 
-    Values are stored under a hash of all that they depend on: weights, task, sampling, settings, prompt and
-    prefix. Another call with the same states only reads them, and an interrupted call resumes.
+    Values are stored under a hash of everything on which they depend: the weights, the task, the sampling,
+    the reward of unfinished answers, the context's seed, the settings of `truth`, the prompt and the answer
+    so far. Another call with the same states only reads them, and an interrupted call resumes.
     """
     keys = [_key(state) for state in states]
     state_by_key = dict(zip(keys, states, strict=True))
@@ -272,7 +273,7 @@ def continue_states(
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not states:
         return []
-    # Each state is treated as a problem of its own. This problem has one path, the answer so far, and one
+    # Each state is treated as a separate problem. This problem has one path, the answer so far, and one
     # state, the end of path 0.
     problem_states = []
     for state in states:

@@ -62,7 +62,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         numbers = result["numbers"]["all"]
         bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
         # Experiments are drawn next to each other at each position of the x axis. Estimators are 1 apart on
-        # this axis. Positions in the answer go from 0 to 1, so that experiments are shifted by less there.
+        # this axis. Positions in the answer go from 0 to 1, so experiments are shifted by less there.
         shift = (index - (len(results) - 1) / 2) * 0.16
         positions = [centre + shift * 0.1 for centre in bin_centres]
         for estimator, errors_of_estimator in numbers["estimators"].items():
@@ -223,7 +223,7 @@ class ValueAccuracy(OfCheckpoints):
 
     def _numbers(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
-        # The state before the first step (0) is the prompt alone.
+        # The state before the first step (0) is only the prompt.
         within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
         names: dict[str, None] = {}  # a dictionary as an ordered set

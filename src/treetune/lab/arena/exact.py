@@ -15,7 +15,7 @@ True advantages. The answers' gradients Σ_t A_t s_t are independent, where s_t 
 
     V(true advantages) = (Σ_t E[A_t² |s_t|²] − |G|²) / n
 
-The policy has parameters of its own at each position and status, so scores of different tokens are orthogonal
+The policy has its own parameters at each position and status, so scores of different tokens are orthogonal
 and |S|² = Σ_t |s_t|². All expectations are then sums over positions and statuses.
 """
 

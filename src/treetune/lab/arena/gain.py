@@ -140,7 +140,7 @@ def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients)
     # The least squares of c on r and t, up to a common factor; negative weights are left out.
     weight_r = max(rc * tt - tc * rt, 0.0)
     weight_t = max(tc * rr - rc * rt, 0.0)
-    # Where both weights are 0, the mixture has the true gradients alone.
+    # Where both weights are 0, the mixture has only the true gradients.
     share_of_reference = np.float32(weight_r / (weight_r + weight_t or 1.0))
     return true_ND + share_of_reference * (reference_ND - true_ND)
 

@@ -544,7 +544,7 @@ def enumerate_single_branchings(
     """Returns every tree of answers that may grow from one root with one branching, before a given turn.
 
     Each tree comes with its probability. The root's first answer is sampled from the prompt. The other
-    answers have the turns of the first answer before the branching, and later turns of their own.
+    answers have the turns of the first answer before the branching, and their own turns after it.
 
     Args:
         table: The language: tables of a policy and an environment, whose answers can all be enumerated.
@@ -612,8 +612,8 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # `reach_K` divides the weight of a turn among the branches of a branching, so that all of
-                # them together count as one answer. With the credit's weight `reach`, the advantages of the
+                # `reach_K` divides the weight of a turn among the branches of a branching: all branches
+                # together count as one answer. With the credit's weight `reach`, the advantages of the
                 # episode contain this weight already.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)

@@ -65,7 +65,7 @@ class Branching(Registrable):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         """Returns the branches to sample next; none when the tree is complete.
 
-        The result must depend on the answers alone. Then a tree does not depend on the order in which its
+        The result must depend only on the arguments. Then a tree does not depend on the order in which its
         answers arrive.
 
         Args:

@@ -197,8 +197,8 @@ class TreeRollout(SampledRollout):
         growing_trees = []
         for problem in rank_share(context, problems):
             prompt_ids = prompts[problem.id]
-            # In a mixture of tasks, the problem's task has stop strings and a budget of its own. A long
-            # prompt leaves fewer tokens of the context.
+            # In a mixture of tasks, the problem's task has its own stop strings and its own budget. A long
+            # prompt leaves fewer tokens of the context for the answer.
             sampling = task_of(context.task, problem).adjust_sampling(self.sampling)
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
             sampling = replace(sampling, max_tokens=max_tokens)
@@ -330,8 +330,7 @@ class _GrowingTree:
         for samples in by_state.values():
             prefix_ids = samples[0].prefix_ids
             state = repr(tuple(prefix_ids.tolist()))  # as text: seeds are derived from numbers and texts
-            # The round is in the key, so that a state that branches again in a later round gets other
-            # samples.
+            # The round is in the key: a state that branches again in a later round must get other samples.
             key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
                 prompt_ids=joined([self.prompt_ids, prefix_ids]),
@@ -410,8 +409,8 @@ def _part(segment: Segment, start: int, end: int) -> Segment:
 
 
 def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
-    """Returns the segments of each answer, cut wherever another answer forks off, so that answers share whole
-    segments.
+    """Returns the segments of each answer, cut wherever another answer forks off. After that, answers share
+    whole segments.
 
     Example: answer 0 has one segment of 40 tokens, and answer 1 forks off after 12. Then the segments of
     answer 0 have 12 and 28 tokens, and the first of them is also the first of answer 1.
