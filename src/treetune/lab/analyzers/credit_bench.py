@@ -50,10 +50,10 @@ class CreditBench(OfCheckpoints):
     """Measures how much each of `methods` reduces the noise of the gradient at a checkpoint, and at what cost
     (`treetune.lab.arena.gain`), compared with exact advantages. Nothing is trained.
 
-    All methods get the same answers: all answers to `problems` problems. They are the run's own answers by
-    the checkpoint's weights if the run stored answers to enough problems, and fresh ones otherwise. `truth`
-    finds the true values of states. They are stored in the experiment's folder ``truths``, so they are found
-    only once.
+    All of `methods` get the same answers: all answers to `problems` problems. They are the run's own answers
+    by the checkpoint's weights if the run stored answers to enough problems, and fresh ones otherwise.
+    `truth` finds the true values of states. They are stored in the experiment's folder ``truths``, so they
+    are found only once.
 
     Methods that ask for the same continuations share them. Each method is charged for the tokens of all its
     continuations, and for the seconds that sampling these tokens takes at the measured speed.

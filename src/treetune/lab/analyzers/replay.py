@@ -309,7 +309,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    if config.choose_checkpoint is not None:  # `trainer.train` below doesn't choose, as the run did
+    if config.choose_checkpoint is not None:  # the run chose, and `trainer.train` below doesn't
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"

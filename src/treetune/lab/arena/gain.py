@@ -37,8 +37,8 @@ TRUE_ADVANTAGES = "true advantages"
 BATCH = 64
 """The number of problems of the batch in which a bias counts as noise."""
 RATIOS = (0.25, 1.0, 3.0, 10.0)
-"""Values of ρ: a small CPU, a GPU with one pass, with two epochs and a reference, with long continuations
-left out."""
+"""The values of ρ for which tables have a column. In this order, they stand for a small CPU; a GPU with one
+training pass; a GPU with two epochs and a reference model; and a GPU with long continuations left out."""
 
 
 def gain(

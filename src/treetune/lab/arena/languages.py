@@ -136,7 +136,7 @@ class Language:
         seed_N = np.array(seeds, np.uint64)
         ids_NT: NDArray[np.int32] = np.zeros((len(begun), self.length + 1), np.int32)  # 0 is the end token
         logprobs_NT = np.zeros(ids_NT.shape)
-        # All answers are extended position by position. An answer with a longer beginning joins at its end.
+        # All answers are extended position by position. A longer beginning is only extended where it ends.
         for position in range(int(start_N.min(initial=self.length)), self.length):
             active = np.flatnonzero(start_N <= position)
             before = status_N[active]

@@ -12,7 +12,7 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import ExperimentDirectory
 
 NAME = "credit_worth"
-"""The name of the analysis that is described: the folder of its result."""
+"""The name of the analysis that is described, and of the folder of its result."""
 
 
 def describe_worth(directory: ExperimentDirectory) -> list[str]:
