@@ -440,7 +440,7 @@ class Reproduction(Table):
                 )
 
     def _experiment_of(self, row_name: str, column_name: str) -> str | None:
-        """Returns the experiment that fills a row's cell; None where nothing is measured."""
+        """Returns the experiment that fills a row's cell, or None where nothing is measured."""
         row = next(row for row in self.rows if row.name == row_name)
         return row.cell(column_name).experiment
 

@@ -258,8 +258,8 @@ def _over_training(
     results: Results, curves: Sequence[Curve], panels: Sequence[Curve]
 ) -> dict[str, Any] | None:
     """Returns what the template table.html shows along training: the charts of panels and curves with one
-    legend, notes, and every method's first and last point in the panels. None where there is nothing to
-    show."""
+    legend, notes, and every method's first and last point in the panels. Returns None where there is nothing
+    to show."""
     charts = [*panel_charts(results, panels), *curve_charts(results, curves)]
     drawn_rows: set[str] = set()
     for chart in charts:

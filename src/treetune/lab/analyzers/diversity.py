@@ -137,7 +137,8 @@ def distinct_ngrams(answers: Sequence[TokenTuple], order: int) -> float | None:
 
 
 def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
-    """Returns the mean over pairs of answers of the share of n-grams that both have (Dice's coefficient).
+    """Returns the mean, over pairs of answers, of the share of n-grams that the two have in common (Dice's
+    coefficient).
 
     A pair's share is averaged over each n from 1 to `order` for which at least one of its answers has
     n-grams. Returns None for fewer than two answers.

@@ -71,7 +71,7 @@ def step_credit(
         errors: the standard errors of these values; NaN or infinite for a value that isn't shown.
 
     The interval of an advantage is that of the difference of the values before and after the step, as if the
-    two were independent. It is too wide where both are estimated from the same continuations.
+    two were independent. It is too wide where the two values are estimated from the same continuations.
     """
     starts = (0, *step_ends[:-1])
     value_by_start: dict[int, tuple[float, float | None]] = {}  # with its standard error

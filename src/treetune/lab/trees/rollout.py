@@ -291,7 +291,7 @@ class _GrowingTree:
         return graded
 
     async def _sample(self, round_request: _RoundRequest) -> list[_SubmittedSample]:
-        """Samples, and submits each answer to the grader when the request is answered."""
+        """Samples the answers of a request, and submits each to the grader when the request is answered."""
         samples = []
         completions = await self.counted_samples.sample(round_request.request)
         for sample, completion in zip(round_request.samples, completions, strict=True):
