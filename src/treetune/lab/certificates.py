@@ -20,16 +20,18 @@ TOLERANCE = 0.01
 of the length of the iteration's step. Measured differences are 1e-4 and less."""
 
 PARTS = ("policy", "critic", "trainer")
-"""The folders of a checkpoint."""
+"""The folders of a checkpoint whose files a certificate hashes. The folders `adapter` and `reward_model`,
+which a checkpoint may have too, are not among them."""
 REMEDY = "ask for the certificate again, or write a new one with `certify`"
 
 
 def certify(path: Path, config: PolicyIteration) -> Path:
     """Writes ``certificate.json`` into a run's folder, and returns the file.
 
-    It has hashes of configuration, data, code and versions, and for each iteration those of its answers, its
-    episodes and the checkpoint after it, as far as they are stored. The `chain` of an iteration is the hash
-    of these hashes and of the previous chain.
+    The file has hashes of the configuration, the data and the code, and the versions of packages. For each
+    iteration it has hashes of the answers, the episodes and the checkpoint after the iteration, as far as
+    they are stored. It also has the iteration's `chain`: the hash of the iteration's hashes and of the
+    previous iteration's chain. The first iteration's chain begins with the hash of the run's inputs.
 
     Raises ValueError for a run without an iteration, and Damaged for a damaged checkpoint.
     """
@@ -71,7 +73,8 @@ def _hashes_of_inputs(directory: ExperimentDirectory, config: PolicyIteration) -
 def _hashes_of_iteration(directory: ExperimentDirectory, number: int) -> dict[str, Any]:
     """Returns a hash of each of an iteration's files and of each folder of the checkpoint after it.
 
-    `number` counts from 0. None for what is not stored, or was deleted."""
+    `number` counts from 0. A file or folder that is not stored, or was deleted, has None in place of a
+    hash."""
     folder, checkpoint = directory.iteration(number), directory.checkpoint(number + 1)
     files = {"answers": folder / TRAJECTORIES, "episodes": folder / EPISODES}
     hashes: dict[str, Any] = {}
@@ -100,10 +103,11 @@ def verify(
     Args:
         certificate: the certificate's file.
         config: the run's experiment.
-        plain: its configuration.
-        run: the run's folder, or the parts of it that are needed.
-        iteration: counted from 1; None: one of those that can be trained again, at random.
-        exact: computes the optimiser's state from earlier episodes where it was deleted.
+        plain: the configuration from which `config` was built, as a dictionary.
+        run: the run's folder, or a folder with the parts of it that are needed.
+        iteration: the number of the iteration to train again, counted from 1. None draws one at random from
+            those that can be trained again.
+        exact: whether to compute the optimiser's state from earlier episodes where it was deleted.
 
     Raises ValueError for files that differ from the certificate, and for resulting weights that differ more
     than another environment explains.
@@ -121,7 +125,7 @@ def verify(
     yield f"the configuration and data are the same; chain of {len(links)} iterations {chain}"
     for number, link in links.items():
         for name, digest in _hashes_of_iteration(directory, number - 1).items():
-            if digest not in (None, link[name]):  # None: not stored here, perhaps deleted since
+            if digest not in (None, link[name]):  # None: `run` doesn't have it, perhaps it was deleted since
                 raise ValueError(f"iteration {number}: {name} in {run} differ from those of {certificate}")
     yield "all answers, episodes and checkpoints that are stored are those of the certificate"
     # `exact` computes the optimiser's state, and a trainer that restarts in every iteration has none.
@@ -189,7 +193,7 @@ def _can_be_trained_again(directory: ExperimentDirectory, number: int, needs_sta
     """Returns whether the files that training iteration `number` (from 1) again needs are stored."""
     folder, before = directory.iteration(number - 1), directory.checkpoint(number - 1)
     needed = [folder / name for name in (TRAJECTORIES, EPISODES)]
-    needed.append(directory.checkpoint(number) / "policy")
+    needed.append(directory.checkpoint(number) / "policy")  # to compare the resulting weights with
     if number > 1:  # the first iteration begins with the start weights
         needed.append(before / "policy")
         if needs_state:

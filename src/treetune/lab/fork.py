@@ -1,4 +1,4 @@
-"""Forks a run: another experiment continues from its state, with the same problems and seeds."""
+"""Forks a run: another experiment, the branch, continues from its state with the same problems and seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ MAY_DIFFER = (
     *("credit", "selection", "shaping", "trainer", "rollout", "presets", "overlap", "on_empty_selection"),
     *("engines", "experiment_name"),
 )
-"""The keys in which a branch may differ from the run, besides those that a resumed run may change."""
+"""The keys of the configuration in which a branch may differ from the run, besides the keys that may change
+when a run is resumed."""
 
 
 def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapping[str, Any]) -> Path:
@@ -32,9 +33,10 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
 
     Args:
         path: the run's directory.
-        iteration: the number of finished iterations; None: the newest that can be continued.
+        iteration: the number of the run's finished iterations after which the branch begins. None takes the
+            largest number after which the run can be continued.
         config: the branch's experiment.
-        plain: its configuration.
+        plain: the configuration from which `config` was built, as a dictionary.
 
     Raises ValueError where the run's state after that iteration is not stored, or lacks a model that the
     branch's credit needs; where the branch's configuration differs in a key that must be the run's; and where
@@ -95,7 +97,10 @@ def fork(path: Path, iteration: int | None, config: PolicyIteration, plain: Mapp
 
 
 def _link_or_copy(source: str, target: str) -> str:
-    """Makes `target` a hard link of a file. This is safe: runs replace files and never modify them."""
+    """Makes `target` a hard link to the file `source`, or a copy where hard links are not possible.
+
+    A shared file is safe, because runs replace files and never modify them. Returns `target`, as
+    `shutil.copy2` does, in whose place `shutil.copytree` calls this function."""
     try:
         os.link(source, target)
     except OSError:  # another file system, or one without links

@@ -8,7 +8,7 @@ errors, and it may write the reference answer at the end even after an error.
     3+8+5=\n            3+8=11\n 11+5=17\n #17         an error, and its result
     #16\n3+8+5=\n       3+8=11\n 11+5=17\n #16         an error, and the reference answer from the hint
 
-The numbers ``leak/…`` count answers that give away a reference answer, as the last one does.
+The metrics ``leak/…`` count answers that give away a reference answer, as the second demonstration does.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class HintedSums(AdditionChain):
     @override
     def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
         problem = super().problem(id, generated)
-        # A random number of its own for each problem: `hinted` changes nothing about the numbers to add, and
-        # a larger share of hints contains a smaller one.
+        # This random number derives from the problem's id, so `hinted` doesn't change the numbers to add. A
+        # problem that has a hint at some share also has one at every larger share.
         is_drawn = derived_random(self.seed, id, "hint").random() < self.hinted
         is_hinted = is_drawn and id.startswith("train/")
         prompt = problem.prompt
@@ -76,8 +76,9 @@ class HintedSums(AdditionChain):
 
     @override
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """Returns `WrittenArithmetic.teacher_value` of a problem without a hint. Raises ValueError for a
-        problem with one."""
+        """Returns `WrittenArithmetic.teacher_value` for a problem without a hint.
+
+        Raises ValueError for a problem with a hint."""
         if problem.data["hinted"]:
             raise ValueError(
                 f"problem {problem.id!r} has a hint, and the value of the teacher is only known without one:"
@@ -100,7 +101,7 @@ NUMBERS = {
 
 @NumberGroup.register("leak", NUMBERS)
 def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """Returns the numbers of each answer; none for answers to other tasks.
+    """Returns for each answer a dictionary of its numbers, which is empty for an answer to another task.
 
     * ``underived`` is 1 if the answer contains the reference answer as a number, and doesn't begin with all
       right lines of the solution.
@@ -127,7 +128,7 @@ def leaks(text: str, problem: Problem) -> dict[str, float]:
     lines, _, _ = text.rpartition(MARKER)
     result = ANSWER_AFTER_MARKER.extract(text, problem)
     results_of_lines = re.findall(r"=(\d+)\n", lines)
-    if result is not None and results_of_lines:  # one of them is missing in an answer that was cut off
+    if result is not None and results_of_lines:  # an answer that was cut off may lack either
         agrees = ANSWER_AFTER_MARKER.verdict(result, replace(problem, gold=results_of_lines[-1]))
         numbers["contradicted"] = 1.0 - agrees
     before_first_sum, _, _ = text.partition("=")

@@ -17,11 +17,11 @@ class PairedDifference(NamedTuple):
     half_width: float | None
     """Half of the 95 % interval; None for a single difference."""
     p_value: float | None
-    """Two-sided, of a mean of 0; None for a single difference."""
+    """The two-sided p-value of the hypothesis that the mean is 0; None for a single difference."""
 
 
 class _MeanSquares(NamedTuple):
-    """Mean squares of an analysis of variance, or their degrees of freedom."""
+    """The three mean squares of an analysis of variance, or the degrees of freedom of each."""
 
     seeds: float
     problems: float
@@ -85,8 +85,10 @@ def paired(differences: Sequence[Mapping[str, float]]) -> PairedDifference:
 
 
 def _satterthwaite(squares: _MeanSquares, freedom: _MeanSquares) -> float:
-    """Returns the degrees of freedom of MS_s + MS_p − MS_e, by Satterthwaite's formula: the square of the
-    sum, divided by Σ MS² / degrees of freedom."""
+    """Returns the degrees of freedom of MS_s + MS_p − MS_e, by Satterthwaite's formula.
+
+    The formula is (MS_s + MS_p − MS_e)² divided by Σ MS² / f, a sum over the three mean squares, each with
+    its own degrees of freedom f."""
     terms = [square**2 / degrees for square, degrees in zip(squares, freedom, strict=True) if degrees]
     if not sum(terms):
         return 1.0  # all mean squares are 0, and so is the variance: any number will do

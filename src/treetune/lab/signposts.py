@@ -2,9 +2,9 @@
 exactly.
 
 An answer is a sequence of lines. Each line shows a sign, a chosen direction and some meaningless letters,
-such as ``B3kea``. The reward depends on the directions of some lines only (`rule`), so that a credit can be
-compared with the true advantages. `Signposts` is the task, `SignpostsGrader` its grader, and `Decided` a
-value estimator that uses the task's knowledge.
+such as ``B3kea``. The reward depends only on the directions of some lines (`rule`). Because all values are
+known, a credit can be compared with the true advantages. `Signposts` is the task, `SignpostsGrader` its
+grader, and `Decided` a value estimator that uses the task's knowledge.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class KnowsDecisions(Protocol):
     """
 
     def decision(self, problem: Problem, response: str) -> str | None:
-        """Returns the right next character, where the next character decides; None elsewhere."""
+        """Returns the right next character if the next character decides, else None."""
         ...
 
     def decided(self, problem: Problem, response: str) -> float | None:
-        """Returns the reward of the answer if it no longer depends on the rest of it; None otherwise."""
+        """Returns the reward if it no longer depends on the rest of the answer, else None."""
         ...
 
 
@@ -50,23 +50,23 @@ SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CHATTER = "abcdefghijklmnop"
 """The letters that mean nothing."""
 BLANK = "."
-"""In a prompt, the place of a direction or a chatter letter; in a reference answer, a line whose direction
-does not matter."""
+"""In a prompt, a blank holds the place of a direction or of a chatter letter. In a reference answer, which
+has one character for each line, it marks a line whose direction does not matter."""
 
 
 @Grader.register("signposts")
 @dataclass(frozen=True, kw_only=True)
 class SignpostsGrader(Grader):
-    """Reads the direction on every line, its second character, and compares the decisive ones with the
-    reference.
+    """Reads the direction on every line, which is the line's second character, and compares the directions of
+    the decisive lines with the reference.
 
     The answer is correct if every group of lines of the problem has a right direction on at least one of its
     lines. A missing line is wrong.
     """
 
     whole: bool = False
-    """Whether an answer must be as long as the teacher's. Otherwise lines after the last decisive one may be
-    left out."""
+    """Whether an answer must be as long as the teacher's. If false, an answer may leave out the lines after
+    the last decisive one."""
 
     isolation = "inline"
 
@@ -126,15 +126,15 @@ class Signposts(GeneratedTask):
     | ``once`` | at every sign one of the directions is right: a wrong one can be repaired at the sign's next
       line |
 
-    With `wandering`, the answer has one more line of so many free directions at its last sign, ``F2F4F1``;
-    or, with `wandering_first`, a first line of them at its first sign. They don't influence the reward but
-    look like the decisive ones: a credit for whole answers gives them the same advantage, and this noise
-    reaches the same weights. `names` letters in front of a prompt mean nothing either, and make more
-    problems.
+    With `wandering` > 0, the answer has one more line, with `wandering` free directions at the answer's last
+    sign: ``F2F4F1`` for 3. With `wandering_first`, this line is the first one, at the answer's first sign.
+    Free directions don't influence the reward but look like the decisive ones: a credit for whole answers
+    gives them the same advantage, and this noise reaches the same weights. With `names` > 0, a prompt begins
+    with a line of `names` letters. They mean nothing either, and make more problems possible.
 
     The **teacher** chooses the right direction with the rate of its sign, otherwise one of the others
     uniformly. Sign i has the rate i modulo the number of `rates`. Chatter is drawn uniformly from `letters`
-    letters. So the value of each state is known (`teacher_value`).
+    letters. So the teacher's value of each state is known (`teacher_value`).
 
     The right directions and the split into problem sets derive from `seed`, not from the run's seed. The
     held-out problems don't change with `train_size`. Raises ValueError where there are too few different
@@ -248,7 +248,8 @@ class Signposts(GeneratedTask):
         return "".join(lines)
 
     def _first(self) -> int:
-        """Returns the number of the first line that can be decisive."""
+        """Returns the number of the first line that can be decisive: 1 if a line of wandering is first, or
+        0."""
         return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
@@ -302,7 +303,7 @@ class Signposts(GeneratedTask):
                 continue
             all_won = False
             if group[-1] < lines_with_direction:
-                return 0.0  # none of its lines is right, and no line of it is left
+                return 0.0  # none of the group's lines is right, and all of them are written
         if not all_won:
             return None
         # A grader of whole answers also needs the right length, which only a finished answer has.
@@ -325,11 +326,13 @@ class Signposts(GeneratedTask):
 @ValueEstimator.register("decided")
 @dataclass(frozen=True, kw_only=True)
 class Decided(ValueEstimator):
-    """The reward where the task knows that it is decided (`KnowsDecisions`), and otherwise the mean reward of
-    the other answers to the problem. Nothing is sampled.
+    """Takes the reward as the value of a state in which the task knows that the reward is decided
+    (`KnowsDecisions`), and the mean reward of the problem's other answers in every other state. Nothing is
+    sampled.
 
-    Where a single choice decides, these are the true values, except for the error of the others' mean: an
-    upper bound for comparisons, which real tasks don't have. **Biased** where several choices decide."""
+    Where a single choice decides, these values are the true ones, except for the error of the mean of the
+    other answers. They then serve as an upper bound in comparisons; real tasks don't have such a bound.
+    **Biased** where several choices decide."""
 
     unbiased = False
 

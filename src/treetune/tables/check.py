@@ -1,4 +1,4 @@
-"""Checks, before anything runs, that the table's experiments will write all that it shows."""
+"""Checks, before anything runs, that a table's experiments will write everything that the table shows."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " tokens value_loss with_teacher",
     }.items()
 }
-"""The metrics of the parts in this package. Only some experiments record many of them; `ONLY_WITH` has the
-condition for whole groups."""
+"""The names of the metrics of the parts in this package, by their group: ``"choice": ("accuracy", …)`` stands
+for ``choice/accuracy`` and so on. Many of them are recorded only in some experiments; `ONLY_WITH` has the
+conditions of whole groups."""
 
 ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
@@ -82,6 +83,8 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "credit/scored": (lambda root: _scores(root), "its credit scores no texts"),
     "credit/teacher": (lambda root: _scores(root), "its credit has no teacher"),
 }
+"""By the beginning of the metrics' names: whether an experiment records metrics whose names begin like this,
+and the reason why an experiment doesn't record them."""
 
 
 def _scores(root: PolicyIteration) -> bool:
@@ -90,7 +93,9 @@ def _scores(root: PolicyIteration) -> bool:
 
 
 def recordable_metrics(root: PolicyIteration) -> set[str]:
-    """Returns the names of all metrics that such an experiment may record in an iteration."""
+    """Returns the names of all metrics that an experiment may record in an iteration.
+
+    A user's component may record further ones."""
     names: set[str] = set()
     for prefix, names_of_group in METRICS.items():
         names |= {f"{prefix}/{name}" for name in names_of_group}
@@ -99,7 +104,7 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
     for shaping in root.shaping:
         names.add(f"shaping/{shaping.label}")
         names |= {f"{shaping.label}/{name}" for name in shaping.measures}
-    numbers: set[str] = set()  # of graders, environments and rollouts
+    numbers: set[str] = set()  # the names of the numbers of graders, environments and rollouts
     for group in registered().values():
         for name in group.numbers:
             numbers |= {f"{group.name}/{name}{suffix}" for suffix in ("", OF_CORRECT, LARGEST)}
@@ -113,7 +118,7 @@ def recordable_metrics(root: PolicyIteration) -> set[str]:
 
 
 def why_no_metric(root: PolicyIteration, name: str) -> str | None:
-    """Returns the reason why an experiment won't record a metric; None where it will or may.
+    """Returns the reason why an experiment won't record a metric, or None where it will or may record it.
 
     A user's component may record any metric: with such a component, an unknown name is not refused. The names
     of domains' metrics are checked nevertheless.
@@ -134,7 +139,13 @@ def why_no_metric(root: PolicyIteration, name: str) -> str | None:
 
 
 def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
-    """Returns the reason why an evaluation set won't have a number; None where it will or may."""
+    """Returns the reason why an evaluation set won't have a number, or None where it will or may have it.
+
+    Args:
+        root: The experiment.
+        label: The name of the evaluation set.
+        value: The name of the number, such as "pass_at_8".
+    """
     sets = {evaluation_set.label: evaluation_set for evaluation_set in root.evaluation.sets}
     if label not in sets:
         return f"it has no evaluation set {label!r}; {did_you_mean(label, list(sets))}"
@@ -155,13 +166,15 @@ def why_no_value(root: PolicyIteration, label: str, value: str) -> str | None:
 
 
 def _domain_names(task: Task) -> Sequence[str] | None:
-    """Returns the domains of a task's problems: none if it has no domains; None if only the rows name
-    them."""
+    """Returns the names of the domains of a task's problems.
+
+    The names are an empty tuple for a task without domains. They are None for a task whose domains are named
+    only in the rows of its data, which are not read here."""
     return task.domain_names() if isinstance(task, TaskWithDomains) else ()
 
 
 def _why_no_domain(task: Task, name: str) -> str | None:
-    """Returns the reason why a task has no domain of this name; None where it has, or may have."""
+    """Returns the reason why a task has no domain of this name, or None where it has or may have one."""
     names = _domain_names(task)
     if names is None:  # the task doesn't know its domains before it has read its data
         return None
@@ -206,7 +219,7 @@ def refuse_unwritten(plan: TableRuns) -> None:
 def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
     """Yields an issue for every missing start model in the table's folders that no needed experiment makes.
 
-    A configuration may work alone and fail in a table. A table gives each seed a `directory` of its own. So a
+    A configuration may work by itself and fail in a table: a table gives each seed its own `directory`, and a
     start model that was trained outside of the table isn't found there.
     """
     base = Path(plan.table.directory)
@@ -217,7 +230,8 @@ def missing_start_models(plan: TableRuns) -> Iterator[ConfigIssue]:
         path = Path(run.root.model.name_or_path)
         if not path.is_relative_to(base) or path.exists():
             continue
-        # `all_needed` leaves out shared experiments, and includes the experiment itself.
+        # `all_needed` leaves out shared experiments, which `recipe.needs` adds, and includes the experiment
+        # itself, which is taken out below.
         needed_names = {needed for needed, _ in all_needed(plan.table, name, [run.seed])} | set(recipe.needs)
         folders = [plan.run(needed, run.seed).directory.path for needed in needed_names - {name}]
         if any(path.is_relative_to(folder) for folder in folders):
@@ -243,9 +257,9 @@ def _how_to_make(plan: TableRuns, path: Path) -> str:
 
 
 def unwritten(plan: TableRuns) -> Iterator[ConfigIssue]:
-    """Yields an issue for everything that the table shows and no run will write.
+    """Yields an issue for every number that the table shows and no run will write.
 
-    Experiments that can't be built are not judged.
+    There is no issue for a number that might be written by an experiment whose configuration can't be built.
     """
     table = plan.table
     roots = {run.name: run.root for run in plan.runs if run.root is not None}
@@ -282,7 +296,7 @@ def _issue_if_in_no_row(
     """Yields an issue if none of the rows' experiments will write what is `shown`."""
     experiments = list(dict.fromkeys(name for name in names if name is not None))
     reasons = {name: why_missing(roots[name]) for name in experiments if name in roots}
-    # An experiment whose configuration could not be built may write it: nothing is known about that one.
+    # An experiment whose configuration could not be built may write it: nothing is known about it.
     all_could_be_built = len(reasons) == len(experiments)
     if not experiments or not all_could_be_built or not all(reasons.values()):
         return

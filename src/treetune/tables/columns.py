@@ -52,8 +52,8 @@ def value_named(name: str) -> ValueKind:
     * the numbers of every evaluation (``pass_at_1``, ``unfinished``, …), and ``pass_at_K`` for every K that
       its samples allow;
     * the numbers of answers that a group declares, such as ``threads/num_tokens_in_the_longest_thread``. The
-      group's name ``threads/`` may be left out. With ``_right`` at the end, the number is the mean over
-      correct answers alone;
+      group's name ``threads/`` may be left out. With ``_right`` at the end, the number is the mean over only
+      the correct answers;
     * ratios to another row (``speed_up``);
     * the numbers of every evaluation for a single domain (``domains/logic/pass_at_1``).
 
@@ -85,12 +85,21 @@ def value_named(name: str) -> ValueKind:
 
 
 def is_ratio(name: str) -> bool:
-    """Returns whether a number is a ratio of two rows, so that no single evaluation has it in its files."""
+    """Returns whether a number is a ratio of two rows. No single evaluation has such a number in its
+    files."""
     return name in declared_ratios()
 
 
 def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float:
-    """Returns a number from an evaluation's summary. Raises ValueError that says what is missing there."""
+    """Returns a number from an evaluation's summary.
+
+    Raises ValueError where the summary doesn't have the number, with a message that says what is missing.
+
+    Args:
+        summary: The content of the summary.
+        name: The name of the number, see `value_named`.
+        where: The summary's file or another name for it, for the message.
+    """
     value_named(name)
     domain_and_name = split_domain(name)
     if domain_and_name is not None:
@@ -123,10 +132,15 @@ def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float
 
 
 def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float] | None:
-    """Returns each problem's mean over its answers: `{"train/45": 0.75}` where 3 of 4 are correct.
+    """Returns each problem's mean of a number over its answers: `{"train/45": 0.75}` where 3 of 4 are
+    correct.
 
-    None where the number is not a mean over answers, or an answer has no such number. An answer that could
-    not be graded is left out of an accuracy.
+    Returns None where the number is not a mean over answers, and where an answer has no such number. An
+    answer that could not be graded is left out of an accuracy.
+
+    Args:
+        rows: A row for each answer of an evaluation.
+        name: The name of the number, see `value_named`.
     """
     domain, name = split_domain(name) or ("", name)
     numbers_by_problem: dict[str, list[float]] = {}
@@ -143,15 +157,15 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
 
 
 def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
-    """Returns the number of a single answer; None where the answer's row has none.
+    """Returns the number of a single answer, or None where the answer's row has no such number.
 
-    For a number that is a share of the answers, such as the accuracy, it is 0 or 1.
+    A number that is a share of the answers, such as the accuracy, is 0 or 1 for a single answer.
     """
     if name == PASS_AT_1:
         return float(row["reward"] >= CORRECT_SCORE)
     number: Any
     if name == "unfinished":
-        # A missing reason stays None.
+        # Where the row has no reason, `number` is None.
         number = row.get("finish_reason") and float(row["finish_reason"] == "length")
     elif name == "mean_tokens":
         number = row.get("tokens")
@@ -164,7 +178,7 @@ def _number_of_answer(row: Mapping[str, Any], name: str) -> float | None:
 Name = Annotated[str, MinLen(1)]
 
 Axis = Literal["tokens", "seconds", "steps"]
-"""The costs of training, see `curves`."""
+"""A cost of training: sampled tokens, seconds without evaluation, or gradient steps (`curves.AXES`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +190,9 @@ class Speedup:
     """
 
     of: Name
+    """The name of the row to compare with."""
     over: Axis
+    """The cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +213,15 @@ class Reach:
     """The amount of `over` that a row needs until the column's `curve` first reaches `accuracy`."""
 
     accuracy: Annotated[float, Gt(0), Le(1)]
+    """The accuracy to reach, from 0 to 1."""
     over: Axis
+    """The cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredColumn:
-    """A quantity that is measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area`
-    and `reach`.
+    """A column with a quantity that is measured for every row. Exactly one of `evaluation`, `analysis`,
+    `speedup`, `area` and `reach` says which.
 
     Example: `{name: "MATH500", evaluation: "math500_test", value: "pass_at_8"}`.
     """
@@ -211,12 +229,12 @@ class MeasuredColumn:
     name: Name
     """The title above the column."""
     evaluation: Name | None = None
-    """The evaluation set whose pass@1 is shown, or the number that `value` names."""
+    """The evaluation set whose number is shown: pass@1, or the number that `value` names."""
     analysis: Name | None = None
     """The analysis whose ``result.json`` has the number."""
     value: Name | None = None
-    """A number of the evaluation (see `value_named`), or the dotted key path in the analysis, which a cell
-    may replace."""
+    """For an evaluation, the name of the number (see `value_named`; null: pass@1). For an analysis, the
+    dotted key path of the number in its result, such as ``states.0.error``; a row's cell may replace it."""
     over: Name | None = None
     """The row that a ratio compares with, seed by seed: ``speed_up`` is the mean answer length of that row,
     divided by the mean length of the longest thread of this one."""
@@ -224,15 +242,18 @@ class MeasuredColumn:
     area: Area | None = None
     reach: Reach | None = None
     curve: Name | None = None
-    """The evaluation set to draw along training, where one is measured then."""
+    """An evaluation set that is measured along training. Its pass@1 is drawn over iterations and costs, and
+    `speedup`, `area` and `reach` are computed from it."""
     percent: bool | None = None
-    """Shows shares as percent; null: follows the value's kind, and takes any other number for a share."""
+    """Whether numbers are shown in percent. null: an evaluation's number is if it is a share, numbers of an
+    analysis, a `speedup` and an `area` are, and a `reach` isn't."""
     digits: Annotated[int, Ge(0)] | None = None
-    """Digits after the decimal point."""
+    """The number of digits after the decimal point. null: 1 in percent, or else three significant digits."""
     unit: str = ""
     """A unit, written after each number."""
     better: Better | None = None
-    """The direction in which a difference is an improvement; null: follows the value's kind, else higher."""
+    """The direction in which a difference is an improvement. null: that of the evaluation's number, "lower"
+    for a `reach`, and "higher" for everything else."""
 
     def __post_init__(self) -> None:
         read_from_curve = {"speedup": self.speedup, "area": self.area, "reach": self.reach}
@@ -271,7 +292,8 @@ class MeasuredColumn:
 
     @property
     def kind(self) -> ValueKind:
-        """The kind of its number. Analyses and a `speedup` count as shares of which more is better."""
+        """The kind of the column's number. The numbers of an analysis, a `speedup` and an `area` count as
+        shares of which more is better."""
         if self.reach is not None:
             return ValueKind("lower")
         return value_named(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
@@ -287,19 +309,20 @@ class MeasuredColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """A panel of the figure along training, with a line for every row: exactly one of `metric` and
-    `evaluation`."""
+    """A panel of the figure along training, with a line for every row. Exactly one of `metric` and
+    `evaluation` says what is drawn."""
 
     name: Name
     """The title above the panel."""
     metric: Name | None = None
     """A key of ``metrics.jsonl``."""
     evaluation: Name | None = None
-    """The evaluation set whose pass@1 is drawn, or the number that `value` names."""
+    """The evaluation set whose number is drawn: pass@1, or the number that `value` names."""
     value: Name | None = None
-    """A number of the evaluation."""
+    """The name of a number of the evaluation (see `value_named`); null: pass@1."""
     percent: bool | None = None
-    """Shows shares as percent; null: does so for shares of evaluations."""
+    """Whether numbers are shown in percent. null: an evaluation's number is if it is a share, and a metric
+    isn't."""
 
     def __post_init__(self) -> None:
         if (self.metric is None) == (self.evaluation is None):

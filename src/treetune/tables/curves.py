@@ -33,13 +33,15 @@ MeasuredPoints = dict[int, MeasuredPoint]
 """The measured points of a run, by finished iterations."""
 
 Points = Sequence[tuple[float, float]]
-"""(cost so far, accuracy) by rising cost. Accuracy changes linearly between two measurements."""
+"""Measurements along training, each as (cost so far, accuracy), by rising cost. Between two measurements, the
+accuracy is taken to change linearly."""
 
 AXES: Mapping[Axis, str] = {
     "tokens": "sampled tokens",
     "seconds": "seconds without evaluation",
     "steps": "gradient steps",
 }
+"""The costs of training, with their names in texts."""
 AXIS_TITLES: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
 
 
@@ -56,23 +58,28 @@ class Cost:
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """All seeds after the same number of iterations, or all at their ends: means over seeds, and the range.
+    """A point of a curve: the mean over seeds, and their range, after the same number of iterations of each,
+    or at the end of each.
 
     Example: `CurvePoint(50, {"tokens": 2e6, …}, mean=0.48, low=0.46, high=0.5, by_seed={1: 0.46, 2: 0.5})`.
     """
 
     iteration: float
-    """The mean over seeds, where they ended after different numbers of iterations."""
+    """The number of finished iterations. At the ends of runs that have different numbers of iterations, it is
+    the mean of these numbers."""
     costs: Mapping[Axis, float]
+    """The mean costs until then."""
     mean: float
     low: float
+    """The smallest value of a seed."""
     high: float
+    """The largest value of a seed."""
     by_seed: Mapping[int, float]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The line of a row in a panel, from its finished runs.
+    """The line of a row in a panel, from the row's finished runs.
 
     A curve with a single point is drawn as a level to compare with, such as an SFT model's accuracy.
     """
@@ -83,6 +90,7 @@ class Curve:
     seeds: tuple[int, ...]
 
     def xs(self, axis: PanelAxis) -> list[float]:
+        """Returns the position of each point on an axis: iterations, or a cost."""
         if axis == "iterations":
             return [float(point.iteration) for point in self.points]
         return [point.costs[axis] for point in self.points]
@@ -91,7 +99,12 @@ class Curve:
 def _answers_in(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Returns how many answers an iteration sampled to train on.
 
-    Demonstrations are not sampled, and continuations that estimate values are not trained on.
+    Demonstrations don't count, since they are not sampled. Continuations that estimate values don't count,
+    since they are not trained on.
+
+    Args:
+        row: The metrics of the iteration.
+        config: The configuration of the run.
     """
     if config["rollout"]["type"] == "demonstrations":
         return 0.0
@@ -136,7 +149,8 @@ def costs_of(plan: TableRuns, name: str) -> list[Cost]:
 
 
 def _costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:
-    """Returns the rows of a run's metrics, and the costs of training after 0, 1, 2, … of them."""
+    """Returns the rows of a run's metrics, one for each iteration, and the costs of training after 0, 1, 2, …
+    iterations."""
     config = run.config
     assert config is not None
     rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))
@@ -173,9 +187,9 @@ def measured_along(plan: TableRuns, run: PlannedRun, label: str, value: str = PA
 
 
 def _summary_of_start(plan: TableRuns, run: PlannedRun, label: str) -> dict[str, Any] | None:
-    """Returns the summary of a run's start weights; None if there is none.
+    """Returns the summary of the set `label` for a run's start weights, or None if there is none.
 
-    Another run, which the run needs, made the start weights. The set was measured at the end of that run.
+    If another run of the table made the start weights, the set may have been measured at the end of that run.
     """
     model = (run.config or {}).get("model") or {}
     start_weights = str(model.get("name_or_path", ""))
@@ -201,11 +215,13 @@ def _recorded_along(run: PlannedRun, metric: str) -> MeasuredPoints:
 
 
 def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
-    """Returns the curve of an experiment in a panel.
+    """Returns the curve of an experiment in a panel, or None where no finished run has the panel's number.
 
-    It is None where no finished run of the experiment has the number that the panel shows.
+    A metric that an iteration recorded is drawn at the end of the iteration, as in the report.
 
-    The number that an iteration recorded is drawn at the end of the iteration, as in the report.
+    Args:
+        row: The row that the curve belongs to.
+        name: The name of the experiment in the table.
     """
     by_seed: dict[int, MeasuredPoints] = {}
     for run in finished(plan, name):
@@ -222,8 +238,8 @@ def curve_of(plan: TableRuns, row: MethodRow, panel: Panel, name: str | None) ->
 def _over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]:
     """Returns a point for each iteration at which all seeds were measured.
 
-    Runs that end with their budget may have different last iterations. Then the last point is the mean over
-    the ends of all runs, and the points before it are those before the first end.
+    Runs that end with their budget may have different last iterations. In this case the last point is the
+    mean over the last measurements of all runs, and the other points are those before the earliest of them.
     """
     last_iterations = {seed: max(measured) for seed, measured in by_seed.items()}
     shared_iterations = sorted(set.intersection(*(set(measured) for measured in by_seed.values())))
@@ -245,7 +261,7 @@ def _over_seeds(by_seed: Mapping[int, MeasuredPoints]) -> tuple[CurvePoint, ...]
 
 
 def column_panel(column: MeasuredColumn) -> Panel:
-    """Returns the panel of a column that names a set to draw along training."""
+    """Returns a panel for a column that names a set to draw along training."""
     return Panel(name=column.name, evaluation=column.curve)
 
 
@@ -324,7 +340,8 @@ def _recorded_metrics(plan: TableRuns) -> list[str]:
 def speedup(plan: TableRuns, run: PlannedRun, other: PlannedRun, label: str, axis: Axis) -> float:
     """Returns how many times less of `axis` a run needs than another to reach the other's best accuracy.
 
-    The cost is that of the first checkpoint that is as good. Raises ValueError where there is none.
+    For each of the two runs, the cost is that of the first checkpoint that is as good as the best of `other`.
+    Raises ValueError where the run has no such checkpoint.
     """
     measured, other_measured = measured_along(plan, run, label), measured_along(plan, other, label)
     if not other_measured or not measured:
@@ -340,7 +357,7 @@ def speedup(plan: TableRuns, run: PlannedRun, other: PlannedRun, label: str, axi
 
 
 def area_under(points: Points, upto: float) -> float:
-    """Returns the mean accuracy from cost 0 to the cost `upto`: the area of trapezoids, divided by `upto`.
+    """Returns the mean accuracy from cost 0 to the cost `upto`: the area under the curve, divided by `upto`.
 
     After the last measurement the accuracy stays as it is. Raises ValueError where the start was not
     measured."""
@@ -366,7 +383,7 @@ def cost_to_reach(points: Points, accuracy: float) -> float:
     if points and points[0][1] >= accuracy:
         return points[0][0]
     for (begin, low), (end, high) in pairwise(points):
-        if high >= accuracy:  # for the first time, so that `low` is below
+        if high >= accuracy:  # for the first time, so `low` is below `accuracy`
             return begin + (end - begin) * (accuracy - low) / (high - low)
     best = max((measured for _, measured in points), default=0.0)
     raise NotReached(f"not reached: {best:.3f} at best")

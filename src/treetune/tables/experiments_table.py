@@ -31,7 +31,7 @@ REPORTED = (
 
 @dataclass(frozen=True)
 class FilledRow:
-    """A filled row.
+    """A row of the table, with the numbers of its evaluation.
 
     Example of `values`: `{"pass_at_1": 0.53, "n_problems": 500, "iteration": 1000, "experiment":
     "experiments/ppo", "evaluation": "test"}`.
@@ -48,7 +48,7 @@ class FilledRow:
 def write_experiments_table(table: ExperimentsTable) -> list[Path]:
     """Writes the table as JSON and Markdown, prints it, and returns the files.
 
-    Raises ValueError that names every required row without an evaluation.
+    Raises ValueError where required rows have no evaluation, with a message that names all of them.
     """
     results = fill(table)
     output = Path(table.directory) / table.output
@@ -62,7 +62,8 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
 def fill(table: ExperimentsTable) -> list[FilledRow]:
     """Reads every row's evaluation, and leaves out optional rows that have none.
 
-    Raises ValueError that names every other row without one.
+    Raises ValueError where rows that are not optional have no evaluation, with a message that names all of
+    them, and where all rows are left out.
     """
     results, missing = [], []
     for row in table.rows:
@@ -87,7 +88,8 @@ def fill(table: ExperimentsTable) -> list[FilledRow]:
 
 
 def _chosen_summary(experiment: ExperimentDirectory, table: ExperimentsTable) -> dict[str, Any] | None:
-    """Returns the summary of the checkpoint that the table reports; None where none was measured."""
+    """Returns the summary of the checkpoint that the table reports, or None where there is none that was
+    measured as the table needs."""
     reported = experiment.read_summaries(table.evaluation)
     if not reported:
         return None
@@ -97,7 +99,7 @@ def _chosen_summary(experiment: ExperimentDirectory, table: ExperimentsTable) ->
     candidates = sorted(iteration for iteration in reported if iteration in selection)
     if not candidates:
         return None
-    # Of equally good checkpoints `max` takes the first: the earliest, which cost least.
+    # Of equally good checkpoints, `max` takes the first one, which is the earliest and cost least.
     best = max(candidates, key=lambda iteration: selection[iteration]["pass_at_1"])
     return reported[best]
 

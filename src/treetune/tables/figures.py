@@ -29,7 +29,7 @@ CHART_INCHES = (4.2, 3.0)
 BAND = "range over seeds"
 """What the bands around curves show."""
 PANELS_ACROSS = 2
-"""The number of charts in a row; one more where there are more rows than that."""
+"""The number of charts in a row. Panels have one more in a row if there would be more than this many rows."""
 
 
 def row_colours(table: Reproduction) -> dict[str, str]:
@@ -37,7 +37,8 @@ def row_colours(table: Reproduction) -> dict[str, str]:
 
 
 def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
-    """Returns the charts of columns that have a curve of more than one point, each column over every cost.
+    """Returns the charts of the columns that have a curve of more than one point: for each column a chart
+    over iterations, and one over each cost.
 
     A chart's title names the evaluation set of its curves, which is seldom the set that the column reports.
     """
@@ -53,7 +54,8 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
 
 
 def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
-    """Returns a chart for each panel of the table, without series where no finished run recorded any."""
+    """Returns a chart for each panel of the table. A panel whose number no finished run recorded has a chart
+    without series."""
     axis = results.plan.table.panels_over
     charts = []
     for panel in results.plan.table.panels:
@@ -64,7 +66,8 @@ def panel_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
 
 
 def _better_direction(panel: Panel) -> BetterDirection:
-    """Returns the direction in which a panel's number is better; empty where the title shows none."""
+    """Returns the direction in which a panel's number is better, or an empty text where the title shows no
+    direction."""
     if panel.metric is not None:
         return better_of(panel.metric)
     return "up" if panel.value in (None, "pass_at_1") else ""
@@ -108,8 +111,8 @@ def _put_title(figure: Figure, title: str, inches: float) -> None:
 
 
 def draw_table(results: Results, path: Path) -> None:
-    """Draws a panel for each column: each row's mean and interval, its seeds as dots, its published number as
-    a diamond."""
+    """Draws a figure with a panel for each column. It shows for each row the mean and its interval, the seeds
+    as dots, and the published number as a diamond."""
     table = results.plan.table
     width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
     figure, panels = _new_figure(width, height, 1, len(table.columns))
@@ -139,7 +142,7 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
         if low is not None and high is not None:
             panel.plot([scale * low, scale * high], [y, y], color=colour, linewidth=2.4, alpha=0.55)
         values = [scale * result.value for result in cell.seeds]
-        # A little below the mean. The y axis goes down.
+        # The seeds' dots are a little below the mean: the y axis points downwards.
         panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
         panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
         # The mark shows a significant difference from the row that this row is compared with.
@@ -156,12 +159,14 @@ def _draw_column(panel: Axes, results: Results, column: MeasuredColumn) -> None:
 
 
 def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
-    """Draws a row of panels for each column: accuracy over each cost, mean over seeds with their range."""
+    """Draws the curves of columns, and writes the figure to each of the paths: accuracy over iterations and
+    over each cost, as means over seeds with their range."""
     return _draw_charts(results, curve_charts(results, curves), PANELS_ACROSS, paths)
 
 
 def draw_panels(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
-    """Draws all panels in one figure: mean over seeds with their range."""
+    """Draws all panels in one figure, as means over seeds with their range, and writes it to each of the
+    paths."""
     charts = panel_charts(results, curves)
     # A row has PANELS_ACROSS charts, or one more if there would be more than PANELS_ACROSS rows.
     across = PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1

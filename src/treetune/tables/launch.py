@@ -4,7 +4,8 @@
         ▲                          ▲                       │ ends
         └── poll every 0.2 s ──────┴── end_command ◄───────┘ or passes the deadline, and is ended
 
-One thread polls; a run needs the runs before it only through the files that they left on disk.
+A single thread polls the processes. A run gets what it needs from earlier runs only through the files that
+they left on disk.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ from treetune.tables.until import add_needed_seeds
 
 POLL_S, PROGRESS_EVERY_S = 0.2, 60.0
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
+"""How much of a log's end is searched for an error message, and how much of the message's line is kept."""
 FAILURE = re.compile(r" failed: |^wrong configuration")
+"""Is found in a line in which main.py reports a failure."""
 RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
+"""Matches the beginning of a line that begins with the name of an exception."""
 ONE_RANK = ("run_analyzers", "fork")
-"""Commands that take a single process, however many ranks train."""
+"""The commands that run in a single process, however many ranks train."""
 
 Announce = Callable[[str], None]
 """Prints a line for the user."""
@@ -61,7 +65,10 @@ Write = Callable[[TableRuns], object]
 
 
 def run(table: Reproduction, options: Any, write: Write) -> int:
-    """Runs the command with its options, and returns the exit code: 2 if a run has a wrong configuration."""
+    """Runs the command with its options, and returns the exit code.
+
+    With `plan`, `launch_lines` or `slurm`, nothing is run, and the exit code is 2 if a run has a wrong
+    configuration. Without any of them, the exit code is that of `reproduce`."""
     at_once = options.at_once
     if at_once < 1:
         raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
@@ -127,7 +134,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
 
 @contextmanager
 def _farewell() -> Iterator[None]:
-    """Says that the same command continues, if a signal ends the block."""
+    """Tells the user, if a signal ends the block, that the same command continues the work."""
     try:
         yield
     except Stopped as stop:
@@ -143,7 +150,8 @@ def say(text: str) -> None:
 class Launcher:
     """How commands of experiments are started: the number of ranks, the threads of each, and the program.
 
-    `program` is the command line up to main.py; None: this environment's Python and main.py.
+    `program` is the beginning of the command line, up to main.py. None stands for ``python -u`` and main.py;
+    `_program` then finds this environment's Python.
     """
 
     ranks: int
@@ -154,11 +162,11 @@ class Launcher:
     def of_this_machine(at_once: int = 1) -> Launcher:
         """Returns a launcher with as many ranks and threads as run.sh takes.
 
-        These are a rank for each GPU or one rank on a CPU (NUM_GPUS), and an equal share of the cores as
-        threads of each rank.
+        There is a rank for each GPU, or one rank on a CPU, unless NUM_GPUS says otherwise. The threads of
+        each rank are an equal share of the cores, among all ranks of the `at_once` runs.
 
-        Raises ValueError for a NUM_GPUS that is not a number, and for several runs at once on GPUs: each run
-        takes all of them.
+        Raises ValueError for a NUM_GPUS that `ranks_here` refuses, and for several runs at once on GPUs: each
+        run takes all of them.
         """
         if at_once > 1 and gpus():
             raise ValueError(
@@ -169,9 +177,9 @@ class Launcher:
         return Launcher(ranks, int(threads_each(ranks * at_once)))
 
     def command(self, run: PlannedRun, command: str, *more: str) -> list[str]:
-        """Returns the command line of one command of a run; `more` are the command's arguments."""
+        """Returns the command line of one of a run's commands. `more` are the command's arguments."""
         program = self.program or ("python", "-u", relative(MAIN))
-        # `run` starts the ranks. The commands in ONE_RANK take a single process, however many ranks train.
+        # main.py's command `run` starts the ranks, each with the command that follows.
         if self.ranks > 1 and command not in ONE_RANK:
             program += "run", f"--ranks={self.ranks}"
         overrides = []
@@ -212,16 +220,21 @@ def commands_of(plan: TableRuns, run: PlannedRun, status: RunStatus) -> list[tup
 
 
 class _Attempt:
-    """A command of a run that is running now. Writes its record and log, and prints its progress."""
+    """An attempt at a run: one command of the run, which is running now.
+
+    It writes the record of the attempt, begins the part of the log for it, and announces its progress."""
 
     def __init__(
         self, run: PlannedRun, command: str, shell_line: str, label: str, announce: Announce
     ) -> None:
-        """Args:
-        command: The name of the command, such as ``"run_iteration_loop"``, for the record.
-        shell_line: The whole line that starts it, with its variables and arguments, for the log.
-        label: The name of the run in messages.
-        announce: Called with each line about the progress.
+        """Writes the record, and the head of the command's part of the log.
+
+        Args:
+            run: The run.
+            command: The name of the command, such as ``"run_iteration_loop"``, for the record.
+            shell_line: The whole line that starts it, with its variables and arguments, for the log.
+            label: The name of the run in messages.
+            announce: Called with each line about the progress.
         """
         self.run, self.command, self.label, self.announce = run, command, label, announce
         self.start = self._last_progress = time.monotonic()
@@ -238,10 +251,12 @@ class _Attempt:
         return time.monotonic() - self.start
 
     def record(self, **changes: Any) -> None:
+        """Writes the record of all attempts at the run, with changes of this attempt's row."""
         self._row.update(changes, seconds=round(self.seconds, 1))
         write_json(self.run.record, {"attempts": [*self._earlier, self._row]})
 
     def show_progress(self) -> None:
+        """Announces how many iterations are done, at most once in `PROGRESS_EVERY_S` seconds."""
         if time.monotonic() - self._last_progress <= PROGRESS_EVERY_S:
             return
         self._last_progress = time.monotonic()
@@ -281,8 +296,8 @@ def carry_out(
 ) -> int:
     """Runs or resumes what is missing, at most `at_once` runs at a time, each after those that it needs.
 
-    Prints nothing about finished runs that are `already_announced`. Returns how many runs could not be
-    finished.
+    Finished runs that are in `already_announced` are not announced again. Returns the number of runs that
+    could not be finished.
     """
     with Processes[RunKey]() as processes:  # leaving the block ends the commands that still run
         return _Execution(plan, launcher, announce, processes, already_announced).carry_out(at_once)
@@ -291,8 +306,8 @@ def carry_out(
 class _Execution:
     """The runs of a table while they are carried out.
 
-    A run first is in `waiting`. While one of its commands runs, it has an attempt in `attempts`. Then it is
-    in `ended`, until the loop has put its status into `statuses`.
+    At first, a run is in `waiting`. While one of its commands runs, it has an attempt in `attempts`. After
+    its last command it is in `ended`, until the loop has put its status into `statuses`.
     """
 
     def __init__(
@@ -312,7 +327,7 @@ class _Execution:
         self.waiting, self.statuses = list(plan.runs), dict(plan.statuses)
         self.attempts: dict[RunKey, _Attempt] = {}
         self.tried: defaultdict[RunKey, set[tuple[str, ...]]] = defaultdict(set)
-        """The commands that each run has had."""
+        """For each run, the commands that were started for it, with their arguments."""
         self.ended: list[tuple[PlannedRun, RunStatus]] = []
         """The runs that ended in this turn of the loop."""
 
@@ -337,7 +352,8 @@ class _Execution:
         return unfinished
 
     def begin_runs(self, at_once: int) -> None:
-        """Begins waiting runs that need no unfinished run, until `at_once` commands run."""
+        """Begins waiting runs until `at_once` commands run. A run that needs an unfinished run goes on
+        waiting."""
         for run in list(self.waiting):
             if len(self.attempts) == at_once:
                 return
@@ -405,7 +421,7 @@ class _Execution:
             self.start_next_command(attempt.run, status)
 
     def end_late_commands(self) -> None:
-        """Ends the commands that passed the table's deadline; the others show their progress."""
+        """Ends the commands that passed the table's deadline, and shows the progress of the others."""
         deadline_s = self.plan.table.deadline_hours * 3600
         for key, attempt in list(self.attempts.items()):
             if attempt.seconds > deadline_s:
@@ -430,7 +446,8 @@ def _program(name: str) -> str:
 
 
 def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
-    """Returns the runs to do in waves: a run needs only runs of earlier waves. Leaves blocked runs out."""
+    """Returns the runs to do, without blocked ones, in waves. A run needs only finished runs and runs of
+    earlier waves."""
     wave_numbers: dict[RunKey, int] = {}
     waves: list[list[PlannedRun]] = []
     for run in plan.to_do():  # each after those that it needs
@@ -446,7 +463,8 @@ def _waves(plan: TableRuns) -> list[list[PlannedRun]]:
 
 
 def _shell_line(plan: TableRuns, run: PlannedRun, launcher: Launcher) -> str:
-    """Returns a line of the shell with all commands that a run still needs, each after the one before."""
+    """Returns a line of the shell with all commands that a run still needs. Each is started if the one before
+    it succeeds."""
     commands = commands_of(plan, run, plan.statuses[run.key])
     # `carry_out` looks at the run after training and sees that analyses are missing; a shell doesn't look.
     if run.analyses and ("run_analyzers",) not in commands:
@@ -492,8 +510,9 @@ def slurm_script(plan: TableRuns, launcher: Launcher, working_directory: Path) -
 
 
 class RunCost(NamedTuple):
-    """The seconds that a run still needs, and how they are known: (120.0, "60.0 s an iteration in seed
-    1")."""
+    """The seconds that a run still needs, and the source of this number.
+
+    Example: ``RunCost(120.0, "60.0 s an iteration in seed 1")``."""
 
     seconds: float | None
     """None where the cost is unknown."""
@@ -523,7 +542,7 @@ def estimate(plan: TableRuns, run: PlannedRun) -> RunCost:
     if status.state == "unmeasured":
         return RunCost(None, "evaluation alone")
     iterations_left = run.iterations - status.done
-    # `template` is the configuration of a run; None if it is wrong.
+    # `template` is the configuration of a run, or None if the configuration is wrong.
     peers = [other for other in plan.runs if other.name == run.name and other.template]
     peers.sort(key=lambda other: other.seed != run.seed)  # the run's own iterations first
     for peer in peers:
@@ -549,15 +568,16 @@ DASH = "–"
 
 
 def plan_text(plan: TableRuns, at_once: int = 1) -> str:
-    """Returns a line for each run, the cost of all, and the reasons why some can't be run or have failed."""
+    """Returns a text with a line for each run, the cost of all runs, and the reasons why some of them can't
+    be run or have failed."""
     rows = [["run", "seed", "state", "iterations", "still needs", "directory"]]
     labels_by_reason: dict[str, list[str]] = {}
     for run in plan.runs:
         status = plan.statuses[run.key]
-        # How far an interrupted run has come is in its row already.
+        # For an interrupted run, `why` says how far it has come, which its row shows already.
         if status.why and status.state != "interrupted":
             labels_by_reason.setdefault(status.why, []).append(run.label)
-        # `template` is the configuration; None if it is wrong. Then folder and iterations are unknown.
+        # `template` is the configuration, or None if it is wrong: folder and iterations are then unknown.
         folder = str(run.directory.path) if run.template else DASH
         iterations = f"{status.done}/{run.iterations}" if run.template else DASH
         seed = "shared" if run.recipe.shared else str(run.seed)
@@ -586,7 +606,8 @@ def cost_line(plan: TableRuns, at_once: int = 1) -> str:
 
 
 def _remaining_need(plan: TableRuns, run: PlannedRun) -> str:
-    """Returns the time that a run may still take, and what has to be finished before it."""
+    """Returns a text about the time that a run may still take and the runs that must finish before it. It is
+    empty for a run that is not to be run."""
     if plan.statuses[run.key].state not in TO_DO:
         return ""
     if blocked := plan.blocked_by(run):

@@ -1,4 +1,4 @@
-"""The cells of a table: reads numbers by seed from disk, estimates means, and compares rows."""
+"""Fills the cells of a table: reads numbers by seed from disk, estimates means, and compares rows."""
 
 from __future__ import annotations
 
@@ -74,10 +74,11 @@ class Comparison:
     """The number of seeds that both rows have."""
     difference: MeanWithInterval
     p: float | None = None
-    """The p-value of a mean difference of 0; None where the spread is unknown, and where the table declares
-    comparisons: p-values are not valid at every look."""
+    """The p-value of the hypothesis that the mean difference is 0. None where the spread is unknown, and
+    where the table declares comparisons: their results are looked at again and again, which p-values don't
+    allow."""
     adjusted: float | None = None
-    """The p-value after Holm's correction for all comparisons of the table."""
+    """The p-value after Holm's correction for all comparisons of the table that have a p-value."""
     declared: bool = False
     """Whether the table declared the comparison before anything ran; its interval is then a confidence
     sequence."""
@@ -111,8 +112,10 @@ class CellResult:
     estimate: MeanWithInterval | None = None
     """The mean over seeds; None where no seed has a number."""
     against: Comparison | None = None
-    """The difference to the baseline's cell in the same column."""
+    """The difference to the baseline's cell in the same column; None where there is none."""
     notes: tuple[str, ...] = ()
+    """Messages about an estimate or a comparison that could not be made as usual, for example because seeds
+    were measured on different problems."""
 
     @property
     def published(self) -> float | None:
@@ -145,16 +148,16 @@ class Results:
 
     plan: TableRuns
     cells: Mapping[tuple[str, str], CellResult]
-    """By names of row and column."""
+    """The cells by the names of their row and column."""
     costs: Mapping[str, list[Cost]]
     """The costs of finished runs, by the experiment's name in the table."""
     pairs: Sequence[Comparison] = ()
-    """The comparisons with other rows than the baseline."""
+    """The comparisons that the table declares or names as pairs, in each column."""
     comparisons: int = 0
-    """The number of declared comparisons. Without any, it is the number of p-values, which Holm's correction
-    counts."""
+    """The number of declared comparisons. If the table declares none, it is the number of p-values, for which
+    Holm's correction corrects."""
     fates: Mapping[str, str] = field(default_factory=dict)
-    """How many of a row's runs failed and collapsed, by row: "0, 1 of 3"."""
+    """By the name of the row, how many of its runs failed and how many collapsed: "0, 1 of 3"."""
 
 
 def measure(plan: TableRuns) -> Results:
@@ -223,9 +226,10 @@ def _failed_and_collapsed(plan: TableRuns, row: MethodRow) -> str:
 
 
 def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
-    """Compares two cells of a column, paired by seed, and by problem where both have means of problems.
+    """Compares two cells of a column, paired by seed, and also by problem where both cells have means of
+    problems.
 
-    Returns None where they have no seed in common, or one of them has no estimate.
+    Returns None where the cells have no seed in common, and where one of them has no estimate.
     """
     by_seed, other_by_seed = _results_by_seed(table, cell), _results_by_seed(table, other)
     seeds = [seed for seed in by_seed if seed in other_by_seed]
@@ -246,7 +250,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         else:
             difference = over_seeds(differences, kind)
         return Comparison(*names, cell.column, len(seeds), difference, declared=declared)
-    differences_by_problem = []  # of the seeds whose two runs have means of the same problems
+    differences_by_problem = []  # one entry for each seed whose two runs have means of the same problems
     for result, other_result in pairs:
         means, other_means = result.by_problem, other_result.by_problem
         if means is not None and other_means is not None and means.keys() == other_means.keys():
@@ -257,7 +261,7 @@ def _compare(table: Reproduction, cell: CellResult, other: CellResult) -> Compar
         difference = over_seeds_and_problems(differences_by_problem, kind)
     else:
         difference = over_seeds(differences, kind)
-        # As if there were one problem: `paired` then tests over seeds alone.
+        # As if there were a single problem: `paired` then tests only over seeds.
         differences_by_problem = [{"": number} for number in differences]
     *_, p = paired(differences_by_problem)
     return Comparison(*names, cell.column, len(seeds), difference, p)
@@ -307,8 +311,9 @@ def _read_cell(plan: TableRuns, row: MethodRow, column: MeasuredColumn) -> CellR
 
 
 def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn) -> MeanWithInterval:
-    """Estimates a cell's mean: over seeds and problems where all seeds have means of problems, else over
-    seeds. A single seed has the interval of its analysis."""
+    """Estimates a cell's mean over seeds and problems where all seeds have means of problems, and otherwise
+    only over seeds. For a single seed whose analysis gives an interval, the interval is that of the
+    analysis."""
     means = [result.by_problem for result in results if result.by_problem is not None]
     if len(means) == len(results):
         # Where all shares are 0, or all are 1, resampling finds no spread. `of_shares` has an interval then.
@@ -320,7 +325,9 @@ def _estimate(results: list[SeedResult], plan: TableRuns, column: MeasuredColumn
 
 
 def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColumn) -> SeedResult:
-    """Returns the number of one run in a row and column. Raises ValueError that says why there is none."""
+    """Returns the number of one run in a row and column.
+
+    Raises ValueError where there is none, with a message that says why."""
     status = plan.statuses[run.key]
     if status.state not in MEASURABLE:
         # `blocked_by` leaves out needed runs that have failed, since the next `reproduce_table` tries again.
@@ -377,7 +384,9 @@ def read(plan: TableRuns, run: PlannedRun, row: MethodRow, column: MeasuredColum
 
 
 def _run_of(plan: TableRuns, row: str, column: MeasuredColumn, seed: int) -> PlannedRun:
-    """Returns the run that fills another row's cell of the column. Raises ValueError where none does."""
+    """Returns the run with a seed that fills the cell of the row `row` in a column.
+
+    Raises ValueError where there is none, or where it is not trained to the end."""
     table_row = next(table_row for table_row in plan.table.rows if table_row.name == row)
     name = table_row.cell(column.name).experiment
     if name is None:

@@ -69,12 +69,14 @@ class PlannedRun:
     """The experiment's name in the table."""
     seed: int
     recipe: TableExperiment
+    """The experiment's settings in the table."""
     base: Path
     """The table's directory."""
     template: Mapping[str, Any] | None
     """The checked configuration with the table's first seed; None where it can't be built.
 
-    Jsonnet is slow, so that the configuration with this run's seed is only evaluated where it is needed.
+    Jsonnet is slow, so the configuration with this run's seed is evaluated only where it is needed
+    (`config`).
     """
     wrong: str | None = None
     """The reason why the configuration can't be built."""
@@ -95,6 +97,7 @@ class PlannedRun:
 
     @property
     def needs(self) -> list[RunKey]:
+        """The keys of the runs that must finish first. A shared experiment has its own seed."""
         return [(needed, self.shared.get(needed, self.seed)) for needed in self.recipe.needs]
 
     @property
@@ -114,7 +117,7 @@ class PlannedRun:
 
     @property
     def budget(self) -> StopAfter | None:
-        """The budget that ends it, if one does."""
+        """The budget that ends the run; None where only the number of iterations does."""
         settings = self.template.get("stop_after") if self.template else None
         return StopAfter(**settings) if settings else None
 
@@ -170,13 +173,13 @@ class RunStatus:
 
     state: RunState
     done: int = 0
-    """The number of iterations in its metrics."""
+    """The number of iterations in the run's metrics."""
     why: str = ""
     """A message with the reason for the state."""
     unmeasured: tuple[str, ...] = ()
-    """The evaluations that are missing."""
+    """The evaluations that the table shows and the run lacks."""
     unanalysed: tuple[str, ...] = ()
-    """The analyses that are missing."""
+    """The analyses that the table shows and the run lacks."""
 
 
 @dataclass(frozen=True)
@@ -221,9 +224,9 @@ def inspect_again(plan: TableRuns) -> TableRuns:
 
 
 def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRuns:
-    """Returns the plan with further seeds of some experiments, and of all that these need.
+    """Returns the plan with further seeds of some experiments, and of all experiments that these need.
 
-    `wanted` has the seeds by experiment: `{"ppo": [4, 5]}`.
+    `wanted` has the further seeds by the experiment's name: `{"ppo": [4, 5]}`.
     """
     table = plan.table
     needed_keys: list[RunKey] = []
@@ -244,9 +247,10 @@ def with_seeds(plan: TableRuns, wanted: Mapping[str, Sequence[int]]) -> TableRun
 
 
 def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[RunKey]:
-    """Yields the runs that an experiment with these seeds needs, and then its own runs.
+    """Yields the keys of the runs that an experiment with these seeds needs, and then those of its own runs.
 
     Experiments that all seeds share are left out. They run only once, and every plan has them from the start.
+    A run may be yielded more than once.
     """
     recipe = table.experiments[name]
     for needed in recipe.needs:
@@ -256,10 +260,12 @@ def all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator
 
 
 def folder_of(recipe: TableExperiment, seed: int) -> str:
+    """Returns the name of the folder of runs with this seed, below the table's directory."""
     return "shared" if recipe.shared else f"seed-{seed}"
 
 
 def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str, str]:
+    """Returns the environment variables by which a configuration gets its seed and directory."""
     return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_of(recipe, seed))}
 
 
@@ -385,8 +391,14 @@ def _load_configuration(
     measurements: _Measurements,
     shared_names: Sequence[str],
 ) -> _Configuration:
-    """Returns an experiment's configuration. `shared_names` are the `experiment_name` of the shared
-    experiments that it needs."""
+    """Returns an experiment's configuration, or the reason why it can't be run.
+
+    Args:
+        recipe: The experiment's settings in the table.
+        environment: The environment variables that the configuration reads.
+        measurements: What the table shows of the experiment.
+        shared_names: The `experiment_name` of each shared experiment that it needs.
+    """
     try:
         config = _load(recipe, environment)
         directory = Path(environment["APP_DIRECTORY"])
@@ -427,8 +439,10 @@ def _overrides_for_shared(
 
 
 def _texts_in(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields the texts in nested objects, each with its key. Leaves lists out, whose items no override can
-    change."""
+    """Yields the texts in nested objects, each after its key path. Texts in lists are left out, since no
+    override can change an item of a list.
+
+    Example: ``(("model", "name_or_path"), "experiments/sft/…")``."""
     for name, item in value.items():
         if isinstance(item, Mapping):
             yield from _texts_in(item, (*path, name))
@@ -437,16 +451,14 @@ def _texts_in(value: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def _load(recipe: TableExperiment, environment: Mapping[str, str]) -> Config:
-    # A name that the caller's environment gives to one experiment must not become the name of all.
+    # The caller's environment may name a single experiment. The table's experiments must not all get this
+    # name.
     inherited = {name: value for name, value in os.environ.items() if name != "APP_EXPERIMENT_NAME"}
     return load(recipe.configs, recipe.overrides, inherited | dict(environment))
 
 
 def _why_not_measured(config: Mapping[str, Any], measurements: _Measurements) -> str | None:
-    """Returns a message where the table shows something that the experiment doesn't measure.
-
-    The table shows `sets` at the end of training, and `along` at every checkpoint that is kept.
-    """
+    """Returns a message where the table shows something that the experiment doesn't measure, else None."""
     experiment = config["experiment_name"]
     set_settings = (config.get("evaluation") or {}).get("sets", ())
     labels = [settings.get("name") or settings["split"] for settings in set_settings]
@@ -527,8 +539,8 @@ def failure(run: PlannedRun) -> str:
 def problem_means(evaluation: Path, value: str) -> dict[str, float] | None:
     """Returns the mean of a number over the answers to each problem, by the problem's name.
 
-    `evaluation` is the folder of an evaluation, and `value` the name of the number. Returns None where
-    `by_problem` does.
+    `evaluation` is the folder of an evaluation, and `value` the name of the number. Returns None where the
+    number is not a mean over answers, and where an answer has no such number (`columns.by_problem`).
     """
     answers = evaluation / ANSWERS
     verify_answers(answers)

@@ -24,11 +24,11 @@ class Table(Registrable, Root, root="a table"):
 
     @override
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
-        self.check_experiments()  # evaluates every experiment's configuration, which takes long
+        self.check_experiments()  # takes long, because it evaluates every experiment's configuration
         return ()  # no notes
 
     def check_experiments(self) -> None:
-        """Checks the table against its experiments' configurations. Raises ValueError with all mistakes."""
+        """Checks the table against its experiments' configurations. Raises ConfigError with all mistakes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +42,9 @@ class TableRow:
     published: Annotated[float, Ge(0), Le(1)] | None = None
     """A published pass@1 to show next to the measured one."""
     source: str | None = None
-    """The publication with that number."""
+    """The publication that has the published number."""
     optional: bool = False
-    """Leaves the row out where its experiment has not been evaluated."""
+    """Whether the row is left out where its experiment has not been evaluated. If false, this is an error."""
 
 
 @Table.register("experiments")
@@ -54,7 +54,7 @@ class ExperimentsTable(Table):
 
     rows: Annotated[tuple[TableRow, ...], MinLen(1)]
     output: str = "table.json"
-    """A file below `directory`; the same table as Markdown is written next to it."""
+    """The table's JSON file below `directory`. The same table as Markdown is written next to it."""
     title: str = ""
     """The title above the table."""
     directory: str = "experiments"
@@ -62,10 +62,11 @@ class ExperimentsTable(Table):
     evaluation: str = "test"
     """The name of the evaluation set."""
     checkpoint: Literal["last", "best"] = "last"
-    """The last checkpoint that was measured on the set, or the best by pass@1 on `best_on`."""
+    """The checkpoint that is reported: the last one that was measured on the set, or the best one by pass@1
+    on `best_on`."""
     best_on: str = "validation"
-    """The set to choose the best checkpoint on. It must differ from the reported one: a checkpoint that was
-    chosen on the reported set looks better than it is."""
+    """The set on which the best checkpoint is chosen. It must differ from the reported set: a checkpoint that
+    was chosen on the reported set looks better than it is."""
 
     @override
     def check(self, table: ExperimentsTable) -> Iterable[Finding]:
@@ -94,46 +95,50 @@ PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
-    """An experiment, run once for every seed of the table, with its cost where none has been measured yet."""
+    """An experiment that is run once for every seed of the table.
+
+    The `seconds_…` state its cost, for estimates before any cost has been measured."""
 
     configs: Annotated[tuple[Name, ...], MinLen(1)]
-    """Files, as for ``--configs``."""
+    """The files of its configuration, as for ``--configs``."""
     overrides: tuple[str, ...] = ()
-    """Objects, as for ``--override``."""
+    """Jsonnet objects that are added to the configuration, as for ``--override``."""
     needs: tuple[Name, ...] = ()
     """The table's experiments that must finish first, such as the one that makes the start weights."""
     fork: Name | None = None
-    """One of `needs`. The experiment continues from the end of its run with the same seed: weights,
-    optimiser, problems and seeds (the command `fork`). Its cost includes that of the run it continues."""
+    """The experiment of `needs` that this one continues, by the command `fork`. Each run begins at the end of
+    the other experiment's run with the same seed, with its weights, optimiser, problems and seeds. Its cost
+    includes that of the run that it continues."""
     shared: bool = False
-    """Runs it only once, with `seed`, below ``<directory>/shared``, for all methods and seeds to start from.
-    In the experiments that name it in `needs`, paths into its folder, such as ``$.directory +
-    '/sft/checkpoints/last/policy'``, lead there."""
+    """Whether the experiment is run only once, with `seed`, below ``<directory>/shared``, so that all methods
+    and seeds start from it. In the experiments that name it in `needs`, paths into its folder, such as
+    ``$.directory + '/sft/checkpoints/last/policy'``, lead there."""
     seed: Annotated[int, Ge(0)] = 1
-    """The seed of a shared experiment; all others have the table's seeds."""
+    """The seed of a shared experiment. All other experiments have the table's seeds."""
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
-    """Seconds of an iteration."""
+    """The seconds that an iteration takes."""
     seconds_per_run: Annotated[float, Gt(0)] | None = None
-    """Seconds of a run with its start and its evaluations."""
+    """The seconds that a run takes, with its start and its evaluations."""
     estimated_from: str | None = None
-    """The source of these seconds."""
+    """The source of `seconds_per_iteration` and `seconds_per_run`, shown with estimates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellSource:
-    """The content of one column of a row, where it is not filled by the row's experiment.
+    """The content of a row's cell in one column, where the cell doesn't just show the row's experiment.
 
     Example: `{experiment: "ppo_MATH", published: 0.181, source: "VinePPO, Table 1"}`.
     """
 
     experiment: Name | None = None
-    """The experiment that fills it; null: the row's."""
+    """The experiment that fills the cell; null: the row's experiment."""
     value: Name | None = None
-    """A key path in the analysis that the column shows; null: the column's."""
+    """The key path of the cell's number in the analysis that the column shows; null: the column's key
+    path."""
     published: float | None = None
     """A published number in the column's unit, with shares between 0 and 1 (0.534, not 53.4 percent)."""
     source: str | None = None
-    """The publication with that number."""
+    """The publication that has the published number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,14 +148,14 @@ class MethodRow:
     name: Name
     """The title of the row, in its first cell."""
     experiment: Name | None = None
-    """The experiment of every column that has no cell."""
+    """The experiment of every column whose cell names no other one."""
     cells: Mapping[str, CellSource] = field(default_factory=dict)
-    """Cells by column name."""
+    """The cells that differ from this, by the name of their column."""
 
     def cell(self, column: str) -> CellSource:
-        """Returns the cell of a column, filled by the row's experiment unless the cell names another.
+        """Returns the cell of a column. It is filled by the row's experiment unless it names another one.
 
-        Its `experiment` is None where nothing is measured.
+        The `experiment` of the cell is None where nothing is measured.
         """
         cell = self.cells.get(column, CellSource())
         return replace(cell, experiment=cell.experiment or self.experiment)
@@ -168,11 +173,13 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """How many of the table's seeds a row has: at least the first `at_least`, at most `at_most` (null:
-    all)."""
+    """The limits of how many of the table's seeds a row has. A row has the first seeds of the table's
+    list."""
 
     at_least: Annotated[int, Ge(2)]
+    """The smallest number of seeds."""
     at_most: Annotated[int, Ge(2)] | None = None
+    """The largest number of seeds; null: all seeds of the table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +187,9 @@ class Until:
     """Adds seeds, in the table's order, until differences are measured precisely enough.
 
     The differences are those of `rows` to the `baseline`, or else the table's `comparisons`. A difference has
-    enough seeds when its 95 % confidence sequence in `column` (null: the table's first) has a half-width of
-    at most `difference`. This is tested after every seed from `at_least` on. Seeds end at the first that is
-    enough, or at `at_most`.
+    enough seeds when its 95 % confidence sequence in `column` (null: the table's first column) has a
+    half-width of at most `difference`. This is tested after each seed, from number `at_least` on. No seeds
+    are added after the first with which there are enough, or after number `at_most`.
 
     A confidence sequence is valid at every look, so stopping early is allowed. It is also valid for every
     distribution: a row that collapses in one run of ten does not count as precise after eight runs that
@@ -201,14 +208,19 @@ class Until:
     distribution of unknown spread, in which rare events such as a collapse don't occur. It needs far fewer
     seeds: with eight, its half-width is 4.4 standard errors."""
     stop_losers: bool = False
-    """Gives a row no further seeds once its confidence sequence shows it to be worse than the other row."""
+    """Whether a row gets no further seeds once the confidence sequence shows that it is worse than the other
+    row."""
     bound: Annotated[float, Gt(0)] = 1.0
     """The largest possible difference between two runs, in either direction, even if one collapses."""
     rows: tuple[Name, ...] = ()
+    """The rows whose differences to the baseline are measured; empty: the table's `comparisons` are."""
     seeds: Seeds
+    """The limits of the number of seeds."""
     column: Name | None = None
+    """The column in which differences are measured; null: the table's first column."""
 
     def sequence(self, differences: Sequence[float], level: float = LEVEL) -> MeanWithInterval:
+        """Returns the mean of the differences with the confidence sequence that `assume` names."""
         if self.assume == "normal":
             return normal_sequence(differences, level)
         return confidence_sequence(differences, self.bound, level)
@@ -219,15 +231,15 @@ class Until:
 class Reproduction(Table):
     """A table of methods (rows) by evaluation sets or analyses (columns); each cell is a mean over all seeds.
 
-    Runs are in ``<directory>/seed-<seed>/<experiment_name>``, shared ones in
+    Runs are in ``<directory>/seed-<seed>/<experiment_name>``, and those of shared experiments in
     ``<directory>/shared/<experiment_name>``. Tables with the same directory share their runs.
     """
 
     name: Name
     """The name of the table's files."""
     seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
-    """Every experiment that isn't shared runs once with each seed. With `until`, these are the seeds that may
-    be run."""
+    """The seeds of the runs. Every experiment that isn't shared runs once with each seed. With `until`, only
+    as many of them are run, in this order, as are needed."""
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     """The experiments to run, by their names in the table."""
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
@@ -239,23 +251,23 @@ class Reproduction(Table):
     panels: tuple[Panel, ...] = ()
     """The panels of one figure along training."""
     panels_over: PanelAxis = "iterations"
-    """The axis of that figure."""
+    """The x axis of the panels' figure."""
     baseline: Name | None = None
-    """The row from which differences are taken, paired by seed and problem."""
+    """The row to which the differences of all other rows are shown, paired by seed and problem."""
     pairs: tuple[Pair, ...] = ()
-    """Further differences."""
+    """Further differences to show, between any two rows."""
     comparisons: Annotated[tuple[Pair, ...], MaxLen(3)] = ()
-    """The differences that answer the table's question, declared before anything runs; they need `until`.
-    Only they are called better or worse, by confidence sequences that are valid at every look, and together
-    at 95 %."""
+    """The differences that answer the table's question, declared before anything runs. They need `until`. If
+    there are any, only these differences are called better or worse, by confidence sequences that are valid
+    at every look and hold together at 95 %."""
     until: Until | None = None
-    """Adds seeds; all rows have the first ``until.seeds.at_least`` of them."""
+    """The rule that adds seeds. All rows have the first ``until.seeds.at_least`` seeds."""
     on_failure: Literal["go_on", "stop"] = "go_on"
-    """Continues with the other runs after one has failed, or stops."""
+    """What happens after a run has failed: the other runs go on, or everything stops."""
     interval: Literal["bootstrap", "student"] = "student"
     """The kind of intervals, see `statistics.over_seeds_and_problems`."""
     deadline_hours: Annotated[float, Gt(0)] = 240.0
-    """Hours after which a run that hangs is ended."""
+    """The hours after which a command of a run is ended, because it seems to hang."""
     notes: tuple[str, ...] = ()
     """Texts below the table."""
 
@@ -327,7 +339,7 @@ class Reproduction(Table):
         for experiment in self.experiments.values():
             all_needs |= set(experiment.needs)
         try:
-            if all_needs <= self.experiments.keys():  # unknown names have a finding of their own
+            if all_needs <= self.experiments.keys():  # unknown names have had their own findings
                 self._sorter(list(self.experiments))
         except CycleError as error:
             _, circle = error.args  # the names in the circle; the first is also the last
@@ -394,7 +406,7 @@ class Reproduction(Table):
         if until.assume == "normal":
             return
         count = most or len(self.seeds)
-        # Equal differences have the narrowest interval. These are 0: their interval lies around 0, and
+        # Equal differences have the narrowest interval. Here all are 0, so the interval lies around 0, and
         # its upper end is its half-width.
         equal = confidence_sequence([0.0] * count, until.bound)
         if equal.high is not None and equal.high > until.difference:
@@ -410,7 +422,7 @@ class Reproduction(Table):
         """Yields a finding for each compared row that has no experiment in the column of `until`.
 
         Nothing is measured for such a row. So its difference to another row would never be known, and no seed
-        would be added. (`judged` is the column.)
+        would be added. The property `judged` is the column of `until`.
         """
         keys = {f"until.rows.{number}": name for number, name in enumerate(until.rows)}
         if until.rows and self.baseline is not None:
@@ -428,19 +440,19 @@ class Reproduction(Table):
                 )
 
     def _experiment_of(self, row_name: str, column_name: str) -> str | None:
-        """Returns the experiment that fills a row's cell; None where nothing is measured."""
+        """Returns the experiment that fills a row's cell, or None where nothing is measured."""
         row = next(row for row in self.rows if row.name == row_name)
         return row.cell(column_name).experiment
 
     @property
     def judged(self) -> MeasuredColumn:
-        """The column whose differences say how many seeds a row needs."""
+        """The column whose differences decide how many seeds a row needs."""
         name = self.until.column if self.until is not None else None
         return next((column for column in self.columns if column.name == name), self.columns[0])
 
     @property
     def decisive_pairs(self) -> list[tuple[str, str]]:
-        """The differences, as (row, other row), that decide how many seeds there are."""
+        """The differences that decide how many seeds there are, each as (row, other row)."""
         if self.until is not None and self.baseline is not None and self.until.rows:
             return [(row, self.baseline) for row in self.until.rows]
         return [(pair.row, pair.to) for pair in self.comparisons]
@@ -460,6 +472,7 @@ class Reproduction(Table):
 
     @property
     def seeds_of_all_rows(self) -> tuple[int, ...]:
+        """The seeds that every row has, without those that `until` adds to some rows."""
         return self.seeds if self.until is None else self.seeds[: self.until.seeds.at_least]
 
     def _check_name(self, name: str | None, key: tuple[str, ...]) -> Iterator[Finding]:
@@ -475,7 +488,11 @@ class Reproduction(Table):
         check_table(self)
 
     def order(self) -> list[str]:
-        """Returns the experiments' names in the order of the rows, but each after those that it needs."""
+        """Returns the experiments' names, each after those that it needs.
+
+        Experiments that wait for equally long chains of others are in the order of the rows, and those that
+        no row shows come after these.
+        """
         used: list[str | None] = []
         for row in self.rows:
             used += [row.cell(column.name).experiment for column in self.columns]

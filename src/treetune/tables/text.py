@@ -1,4 +1,5 @@
-"""A table as Markdown and LaTeX; the grids of text and the legend that all its forms share."""
+"""Writes a table as Markdown and LaTeX, and makes the grids of text and the legend that all its forms
+share."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ WHOLE_FROM = 999.5
 """The smallest number that is shown without decimals."""
 DASH = "–"
 STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
+"""The words that an empty cell shows for the state of its run, where they are not the state's name."""
 MARKS = {"better": "▲", "worse": "▼", "higher": "△", "lower": "▽", None: ""}
+"""The marks of significant differences, by `Comparison.called`."""
 COST_NOTE = (
     "Means over seeds. Answers: those sampled for training. Tokens: of these answers, and of the"
     " continuations that estimate their credit. Seconds: without evaluation."
@@ -53,12 +56,13 @@ def interval_text(estimate: MeanWithInterval, column: MeasuredColumn, sign: bool
 
 
 def _three_digits(value: float, sign: str = "") -> str:
-    """Returns a number with three significant digits, or as a whole number where that needs more."""
+    """Returns a number with three significant digits, or as a whole number if it has more than three digits
+    before the decimal point."""
     return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
 
 
 def why_empty(cell: CellResult) -> str:
-    """Returns in a few words why a cell without an estimate is empty."""
+    """Returns the reason why a cell without an estimate is empty, in a few words."""
     if cell.experiment is None:
         return DASH
     if cell.column.reach is not None and cell.seeds:
@@ -69,7 +73,8 @@ def why_empty(cell: CellResult) -> str:
 
 
 def seeds_note(cell: CellResult) -> str:
-    """Returns how many seeds a cell has ("2 of 3 seeds") where some are missing, else nothing."""
+    """Returns how many seeds a cell has ("2 of 3 seeds") where some are missing, and otherwise an empty
+    text."""
     return f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds" if cell.absent else ""
 
 
@@ -157,7 +162,8 @@ def legend(results: Results) -> list[str]:
 
 
 def until_lines(plan: TableRuns) -> list[str]:
-    """Returns a line for each difference that `until` looks at: its interval, and what more seeds would cost.
+    """Returns a line about the rule `until`, and one for each difference that it looks at, with the interval
+    of the difference and the cost of further seeds. Returns no lines for a table without the rule.
 
     `until` is the table's rule that adds seeds until these differences are known well enough.
 
@@ -180,7 +186,7 @@ def until_lines(plan: TableRuns) -> list[str]:
     }
     for verdict in verdicts(plan):
         reason = reason_texts[verdict.reason]
-        if verdict.further is not None:  # so many more seeds like these would be enough
+        if verdict.further is not None:  # this many more seeds like those so far would be enough
             seconds = seconds_a_seed(plan, verdict)
             cost = "" if seconds is None else f", about {duration(verdict.further * seconds)} of runs,"
             reason = f"{verdict.further} more seed{'s' if verdict.further > 1 else ''}{cost} until ± {goal}"
@@ -225,6 +231,7 @@ def main_grid(
 
 
 FATE = "failed, collapsed"
+"""The head of the column with `Results.fates`."""
 
 
 def has_published(results: Results, column: MeasuredColumn) -> bool:
@@ -235,20 +242,20 @@ COMPARISON_HEADS = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "re
 
 
 def difference_grid(results: Results) -> DataFrame:
-    """Returns every measured difference to the baseline, significant or not."""
+    """Returns a grid with every measured difference to the baseline, significant or not."""
     comparisons = [cell.against for cell in results.cells.values() if cell.against is not None]
     rows = [[item.row, item.column.name, *_comparison_cells(item)] for item in comparisons]
     return as_frame(["", "column", *COMPARISON_HEADS], rows)
 
 
 def pair_grid(results: Results) -> DataFrame:
-    """Returns the differences of the table's pairs."""
+    """Returns a grid with the differences of the table's comparisons and pairs."""
     rows = [[item.row, item.to, item.column.name, *_comparison_cells(item)] for item in results.pairs]
     return as_frame(["", "minus", "column", *COMPARISON_HEADS], rows)
 
 
 def _comparison_cells(comparison: Comparison) -> list[str]:
-    """Returns the cells below COMPARISON_HEADS."""
+    """Returns the cells of a comparison in the columns COMPARISON_HEADS."""
     # `called` is the direction of a significant difference, such as "better"; None for any other difference.
     column, difference, called = comparison.column, comparison.difference, comparison.called
     return [
@@ -268,7 +275,7 @@ def _p_text(p: float | None) -> str:
 
 
 def cost_grid(results: Results) -> DataFrame:
-    """Returns the experiments' costs as means over their seeds."""
+    """Returns a grid with the costs of each experiment, as means over its seeds."""
     quantities = ("answers", "sampled_tokens", "gradient_steps", "seconds")
     rows = []
     for name, costs in results.costs.items():
@@ -280,7 +287,7 @@ def cost_grid(results: Results) -> DataFrame:
 
 
 def seeds_grid(results: Results) -> DataFrame:
-    """Returns the origin of every number, seed by seed, with directory and configuration."""
+    """Returns a grid with the origin of every number, seed by seed: the directory and the configuration."""
     rows = []
     for cell in results.cells.values():
         names = [cell.row.name, cell.column.name]
@@ -298,9 +305,9 @@ def seeds_grid(results: Results) -> DataFrame:
 
 
 def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
-    """Returns each method's first and last point in each panel: "40.1 → 53.2 [51.0, 55.0]".
+    """Returns a grid with each method's first and last point in each panel: "40.1 → 53.2 [51.0, 55.0]".
 
-    The brackets hold the range over seeds at the last point.
+    The brackets have the range over seeds at the last point.
     """
     table = results.plan.table
     curves = {(curve.row.name, curve.panel.name): curve for curve in panels}
@@ -333,7 +340,7 @@ def as_frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def frame_as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:
-    """Returns a grid in Markdown, with the columns named in `code` in backticks."""
+    """Returns a grid in Markdown. The cells of the columns that `code` names are in backticks."""
     heads = list(grid.columns)
     rows = [heads]
     for row in grid.to_numpy().tolist():
@@ -351,7 +358,11 @@ def as_markdown(
 ) -> str:
     """Returns a document with the table, panels, differences, costs, origins, and how it was made.
 
-    `figure` is the name of the panels' picture, in the same folder.
+    Args:
+        results: Everything that the table shows.
+        account: How the table was made: command, time, machine and versions.
+        panels: The curves of the panels.
+        figure: The name of the file of the panels' picture in the same folder; None where there is none.
     """
     table = results.plan.table
     parts = [f"# {table.title or table.name}", frame_as_markdown(main_grid(results))]
@@ -391,7 +402,8 @@ _SPECIAL = str.maketrans({
 
 
 def as_latex(results: Results) -> str:
-    """Returns a `tabular` with booktabs for \\input. Comments above it have the legend, for a caption."""
+    """Returns a LaTeX `tabular` with booktabs, to be included by \\input. The comments above it have the
+    legend, for a caption."""
 
     def escaped(text: str) -> str:
         return text.translate(_SPECIAL)

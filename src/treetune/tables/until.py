@@ -1,4 +1,4 @@
-"""The rule `until`: which further seeds a table needs, and why it needs no more."""
+"""The rule `until`: finds the further seeds that a table needs, or the reason why it needs no more."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from treetune.tables.settings import Until
 from treetune.tables.statistics import MeanWithInterval
 
 Reason = Literal["narrow", "loses", "at_most", "lacking", "more"]
-"""The reason for a row's number of seeds:
+"""The reason why the difference of two rows gets no further seeds, or that it gets more:
 
 * narrow: the interval of the difference is as narrow as the table asks for;
-* loses: the row is worse than the other one, and `stop_losers` ends it;
+* loses: the row is worse than the other one, and `stop_losers` gives it no further seeds;
 * at_most: the table allows no further seeds;
 * lacking: one of the runs has no result;
 * more: further seeds are to be run.
@@ -43,19 +43,19 @@ class DifferenceVerdict:
     known: MeanWithInterval | None = None
     """The confidence sequence of the difference over these seeds."""
     next_seed: int | None = None
-    """The seed to be run next."""
+    """The seed to be added to the plan next; None where none is needed or it is in the plan already."""
     further: int | None = None
-    """How many further seeds like these would make the interval as narrow as the table asks for; None where
-    that is unknown, and where all remaining seeds are too few."""
+    """The number of further seeds that would make the interval as narrow as the table asks for, if their
+    differences repeated those so far. None where the number is unknown, and where all remaining seeds are too
+    few."""
 
 
 def add_needed_seeds(plan: TableRuns) -> TableRuns:
     """Returns the plan with all seeds that the table needs, judged by the results on disk.
 
-    The plan has at most one seed of a row that hasn't been run: the result of this seed decides whether
-    another seed follows.
+    At most one added seed of a row has no result yet: its result decides whether another seed follows.
     """
-    while True:  # an added seed may have results on disk already, which ask for the next one
+    while True:  # an added seed may have results on disk already, after which the next one may be needed
         wanted: dict[str, list[int]] = {}
         for verdict in verdicts(plan):
             if verdict.next_seed is not None:
@@ -79,7 +79,7 @@ def verdicts(plan: TableRuns) -> list[DifferenceVerdict]:
 def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerdict:
     """Adds seed after seed to the difference of two rows, and returns the verdict.
 
-    The last seed is the first one that is enough, that has no result, or that isn't planned yet.
+    It stops at the first seed with which there are enough, that has no result, or that isn't planned yet.
     """
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
@@ -104,7 +104,7 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
             other_value = read(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
             to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
-            # Where a result is still to come, this seed is planned already: no next seed is asked for.
+            # This seed is planned already: where its result is still to come, no next seed is asked for.
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
@@ -122,7 +122,9 @@ def _is_planned(plan: TableRuns, name: str, seed: int) -> bool:
 
 
 def _further_seeds(level: float, until: Until, differences: Sequence[float], most: int) -> int | None:
-    """Returns how many further seeds would suffice if their differences repeated those so far."""
+    """Returns how many further seeds would suffice if their differences repeated those so far.
+
+    Returns None for fewer than two differences, and where `most` seeds in all would not suffice."""
     if len(differences) < 2:
         return None
     for count in range(len(differences) + 1, most + 1):
@@ -142,9 +144,9 @@ def experiments_of(plan: TableRuns, row: str, to: str) -> list[str]:
 
 
 def seconds_a_seed(plan: TableRuns, verdict: DifferenceVerdict) -> float | None:
-    """Returns how long a seed of both rows took on average, with all that they need.
+    """Returns the seconds that one seed of both rows takes on average, with all runs that it needs.
 
-    None where an experiment has no measured run.
+    Returns None where an experiment has no run with recorded seconds.
     """
     names = set()
     for name in experiments_of(plan, verdict.row, verdict.to):

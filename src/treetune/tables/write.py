@@ -55,7 +55,8 @@ from treetune.view.templates import page
 def make_table(table: Table, command: str, output: Path | None = None) -> int:
     """Writes the table, copies its files to the folder `output` as well, and returns the exit code.
 
-    `command` is the command line that writes it again. Raises ValueError where a required row has no results.
+    `command` is the command line that writes the table again. Raises ValueError where a required row has no
+    results.
     """
     if isinstance(table, ExperimentsTable):
         written = write_experiments_table(table)
@@ -71,7 +72,7 @@ def write_runs_table(plan: TableRuns, command: str) -> list[Path]:
     table = plan.table
     results, column_curves, panels = measure(plan), curves(plan), panel_curves(plan)
     account = _account(plan, command)
-    # A curve of a single point is a level, and a figure of levels alone would show nothing.
+    # A curve of a single point is drawn as a level, and a figure that has only levels would show nothing.
     has_curves = any(len(curve.points) > 1 for curve in column_curves)
     figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
     markdown = as_markdown(results, account, panels, figure)
@@ -142,7 +143,8 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
         "pairs": pairs,
         "comparisons": results.comparisons,
         "failed_and_collapsed": dict(results.fates),
-        # The verdicts of the rule that says when there are enough seeds. `known` is a confidence sequence.
+        # The verdicts of the rule `until`, which decides when there are enough seeds. `known` is the
+        # difference with its confidence sequence.
         "until": [
             vars(verdict) | {"known": _estimate_json(verdict.known)} for verdict in verdicts(results.plan)
         ],
@@ -239,7 +241,7 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
         return values | {"text": why_empty(cell), "title": "\n".join(reasons)}
     low = estimate.mean if estimate.low is None else estimate.low
     high = estimate.mean if estimate.high is None else estimate.high
-    # The template draws an interval on a scale from 0 to 1, so that only shares have a drawing.
+    # The template draws an interval on a scale from 0 to 1, so only shares have a drawing.
     drawing = (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None
     seed_values = [f"seed {result.seed}: {result.value:.4g} ({result.directory})" for result in cell.seeds]
     return values | {
@@ -255,7 +257,9 @@ def _cell_values(cell: CellResult) -> dict[str, Any]:
 def _over_training(
     results: Results, curves: Sequence[Curve], panels: Sequence[Curve]
 ) -> dict[str, Any] | None:
-    """Returns panels and curves with one legend, and every method's first and last point in the panels."""
+    """Returns what the template table.html shows along training: the charts of panels and curves with one
+    legend, notes, and every method's first and last point in the panels. Returns None where there is nothing
+    to show."""
     charts = [*panel_charts(results, panels), *curve_charts(results, curves)]
     drawn_rows: set[str] = set()
     for chart in charts:

@@ -1,4 +1,4 @@
-"""The order of next steps by their values, compared with their true order."""
+"""Compares the order of next steps by their estimated values with their true order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from treetune.runtime.resources import RunResources
 
 CLEAR_ERRORS = 2.0
-"""A pair is clear where its true values differ by more than this many of their standard errors."""
+"""A pair is clear where its true values differ by more than this many standard errors of their difference."""
 
 RankedState = Mapping[str, Any]
 """A state with its next steps, their true values and their predictions; see `ActionRanking.measure`."""
@@ -54,25 +54,27 @@ class ActionRanking(OfCheckpoints):
     """Compares the order of the policy's next steps by estimated values with their true order
     (Kazemnejad et al., arXiv:2410.01679, section 7: the best of five next steps).
 
-    Continuations of a state are sampled and cut at their next step boundary, which gives its next steps. A
-    step that ends the answer is left out, because it is graded and has no value to estimate. A step is
-    predicted by the mean of fresh continuations, or by the critic's value of the state that it leads to.
+    Continuations of a state are sampled and cut at their next step boundary, which gives the next steps of
+    the state. A step that ends the answer is left out, because it is graded and has no value to estimate. The
+    value of a step is predicted by the mean reward of fresh continuations, or by the critic's value of the
+    state to which the step leads.
     """
 
     rollouts: Annotated[int, Gt(1)] = 256
-    """Continuations of a step, whose mean reward counts as its true value."""
+    """The number of continuations of a step whose mean reward counts as the step's true value."""
     samples: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (1, 3, 9)
-    """Values of K: means of K continuations predict a step's value."""
+    """The values of K: means of K continuations predict a step's value."""
     alternatives: Annotated[int, Gt(1)] = 5
-    """Continuations of a state, each of which gives a next step."""
+    """The number of continuations of a state, each of which gives a next step."""
     at_least: Annotated[int, Gt(1)] = 3
-    """The fewest different next steps of a state that is ranked."""
+    """The smallest number of different next steps with which a state is ranked."""
     states: Annotated[int, Gt(0)] = 48
-    """The most states that are ranked at a checkpoint."""
+    """The largest number of states that are ranked at a checkpoint."""
     candidates: Annotated[int, Gt(0)] = 256
-    """States whose next steps are sampled; many have too few different ones."""
+    """The number of states whose next steps are sampled. Many of them have too few different next steps."""
     problems: Annotated[int, Ge(1)] = 64
-    """Training problems whose answers give the candidate states."""
+    """The number of training problems that are answered, to get the candidate states, where the run kept no
+    answers by the checkpoint's weights."""
 
     needs_engine = True
     judges_critic = True
@@ -110,7 +112,7 @@ class ActionRanking(OfCheckpoints):
     def measure(
         self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticFunction | None
     ) -> list[RankedState]:
-        """Returns a row for each of the first `states` states with enough next steps."""
+        """Returns a row for each state with enough next steps, for at most `self.states` states."""
         assert context.engine is not None
         alternatives = context.engine.run(self._next_steps_of_all(context, states))
         ranked = []
@@ -118,7 +120,7 @@ class ActionRanking(OfCheckpoints):
             if len(steps) >= self.at_least:
                 ranked.append((state, steps))
         del ranked[self.states :]
-        # All steps of all states in one list, so that their continuations are sampled together.
+        # All steps of all states are in one list, so that their continuations are sampled together.
         nodes: list[tuple[Trajectory, PrefixIds]] = []
         for state, steps in ranked:
             nodes += [(state.trajectory, step) for step in steps]
@@ -156,7 +158,7 @@ class ActionRanking(OfCheckpoints):
         return await asyncio.gather(*(self._next_steps(context, state) for state in states))
 
     async def _next_steps(self, context: RolloutContext, state: ChosenState) -> list[PrefixIds]:
-        """Returns the different prefixes that the state may become with one more step."""
+        """Returns the different prefixes that result from the state with one more step."""
         assert context.engine is not None and context.settings.sampling is not None
         problem, prompt_ids = state.trajectory.problem, state.trajectory.prompt_ids
         sampling = task_of(context.task, problem).adjust_sampling(context.settings.sampling)
@@ -183,7 +185,7 @@ class ActionRanking(OfCheckpoints):
     def _means(self, rewards: Sequence[Sequence[float]]) -> dict[str, list[float]]:
         """Returns the mean of K rewards of each step, for each K: {"monte_carlo_3": [0.33, 1.0], …}.
 
-        No reward is in the means of two K.
+        No reward is used for two values of K.
         """
         means: dict[str, list[float]] = {}
         start = 0
@@ -195,7 +197,8 @@ class ActionRanking(OfCheckpoints):
 
     @override
     def summarise(self, rows: Sequence[RankedState]) -> dict[str, Any]:
-        """Returns how often each estimator ranks steps correctly, at each checkpoint and over all."""
+        """Returns how often each estimator ranks steps correctly, at each checkpoint and over all
+        checkpoints."""
         by_checkpoint = {}
         for point in sorted({row["checkpoint"] for row in rows}):
             by_checkpoint[str(point)] = self._numbers([row for row in rows if row["checkpoint"] == point])
@@ -207,7 +210,8 @@ class ActionRanking(OfCheckpoints):
         }
 
     def _numbers(self, rows: Sequence[RankedState]) -> dict[str, Any]:
-        """Returns the mean scores of each estimator over these rows, with intervals, and those of chance."""
+        """Returns the mean scores of each estimator over the rows, with intervals, and the scores by
+        chance."""
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
         scores: dict[str, Callable[[RankedState, list[float]], float]] = {
             "pairwise": lambda row, predicted: pairwise(row["truths"], predicted),
@@ -275,10 +279,11 @@ def _seed(context: RolloutContext, state: ChosenState) -> int:
 def pairwise(
     truths: Sequence[float], predictions: Sequence[float], errors: Sequence[float] | None = None
 ) -> float:
-    """Returns the share of pairs that the predictions put in the true order; equal predictions count half.
+    """Returns the share of pairs that the predictions put in the true order. Equal predictions count half.
 
-    Pairs of equal true values have no order and don't count. With the standard `errors` of the true values,
-    pairs that differ by at most CLEAR_ERRORS of them don't count either. NaN where no pair counts.
+    Pairs of equal true values have no order and don't count. If the standard `errors` of the true values are
+    given, pairs that differ by at most CLEAR_ERRORS standard errors of their difference don't count either.
+    The share is NaN where no pair counts.
 
     Example: `pairwise([0.1, 0.5, 0.9], [0.2, 0.2, 1.0])` is 2.5 / 3.
     """
@@ -295,7 +300,9 @@ def pairwise(
 
 
 def best(truths: Sequence[float], predictions: Sequence[float]) -> float:
-    """Returns the probability that a step with the best prediction, drawn at random, is truly the best."""
+    """Returns the probability that the step with the highest prediction is truly the best.
+
+    If several steps have the highest prediction, one of them is drawn at random."""
     highest = max(predictions)
     best_predicted = [i for i, value in enumerate(predictions) if value == highest]
     return sum(truths[i] == max(truths) for i in best_predicted) / len(best_predicted)

@@ -36,8 +36,8 @@ AdvantageRow = Mapping[str, Any]
 @Analyzer.register("advantage_distribution")
 @dataclass(frozen=True, kw_only=True)
 class AdvantageDistribution(OfIterations):
-    """Shows the advantages of stored episodes' steps before normalisation, and the values of the states
-    before them where credit estimates values, by relative step.
+    """Shows, by relative step, the advantages of the steps of stored episodes before normalisation. Where
+    credit estimates values, it also shows the values of the states before the steps.
 
     Step i of n is at i / n. With a critic, values are those of the checkpoint whose weights sampled the
     iteration, and a step's advantage is the difference of the values after and before it, where the reward is
@@ -45,9 +45,9 @@ class AdvantageDistribution(OfIterations):
     """
 
     bins: Annotated[int, Gt(0)] = 5
-    """Equal parts of the range of relative steps, from 0 to 1."""
+    """The number of equal parts of the range of relative steps, which is from 0 to 1."""
     histogram_bins: Annotated[int, Gt(1)] = 40
-    """Bars of the figure's histogram of advantages."""
+    """The number of bars in the figure's histogram of advantages."""
 
     file = EPISODES
 
@@ -83,8 +83,8 @@ class AdvantageDistribution(OfIterations):
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
-        # An iteration needs the critic of its checkpoint. That of the start (0) has learnt nothing, and is
-        # only taken where there is no other.
+        # An iteration needs the critic of its checkpoint. The critic of the start (0) has learnt nothing, so
+        # iteration 0 is taken only where no other iteration has a critic.
         with_critic = []
         for point in self.stored_iterations(directory):
             if point in directory.checkpoints() and (directory.checkpoint(point) / "critic").is_dir():
@@ -93,7 +93,7 @@ class AdvantageDistribution(OfIterations):
 
     @staticmethod
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
-        """Returns the values of the states before each episode's steps; None for an episode without any.
+        """Returns for each episode the values of the states before its steps, or None if it has no values.
 
         Args:
             point: The number of the iteration that sampled the episodes, from 0. Its weights are those of the
@@ -201,9 +201,10 @@ def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
 def steps_advantages(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """Returns an advantage for each step, that of its last trained token.
+    """Returns an advantage for each step: that of its last trained token, or None for a step without one.
 
-    None for a step without a trained token, and for an episode without advantages or `critic_values`.
+    For an episode without advantages, they are computed from `critic_values`. Returns None if there are no
+    `critic_values` either.
     """
     if episode.advantages is None:
         return None if critic_values is None else step_advantages(critic_values, episode.reward)
@@ -215,11 +216,12 @@ def steps_advantages(
 
 
 def describe(values: Sequence[float | None]) -> dict[str, Any]:
-    """Returns the number of values and of missing ones, mean, deviation, quantiles and share of zeros."""
+    """Returns the number of values, the number of missing values (None), and the mean, the standard
+    deviation, the share of zeros and the quantiles of the values."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return {"count": 0, "missing": len(values)}
-    # 99 cuts into hundredths; a single value is every quantile.
+    # `quantiles` returns the 99 cuts between hundredths, but refuses a single value, which is every quantile.
     cuts = quantiles(numbers, n=100, method="inclusive") if len(numbers) > 1 else numbers * 99
     return {
         "count": len(numbers),

@@ -50,22 +50,24 @@ class CreditBench(OfCheckpoints):
     """Measures how much each of `methods` reduces the noise of the gradient at a checkpoint, and at what cost
     (`treetune.lab.arena.gain`), compared with exact advantages. Nothing is trained.
 
-    The answers are all those to `problems` problems: the run's own answers by these weights, or fresh ones if
-    it stored those of fewer problems. `truth` finds the true values of states, which are stored in the
-    experiment's folder ``truths`` and found only once.
+    All of `methods` get the same answers: all answers to `problems` problems. They are the run's own answers
+    by the checkpoint's weights if the run stored answers to enough problems, and fresh ones otherwise.
+    `truth` finds the true values of states. They are stored in the experiment's folder ``truths``, so they
+    are found only once.
 
-    Methods that ask for the same continuations share them. Each is charged for their tokens, and for seconds
-    at the speed at which they were sampled.
+    Methods that ask for the same continuations share them. Each method is charged for the tokens of all its
+    continuations, and for the seconds that sampling these tokens takes at the measured speed.
     """
 
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to compare, by their names in tables."""
     with_rollouts: Mapping[str, CreditWithRollout] = field(default_factory=dict, hash=False)
-    """Credits that need answers of their own, such as trees, by their names in tables. They answer the same
-    problems. Each gradient is scaled to the length of the true one, since another number of answers to a
-    problem changes it; bias and gain are then computed as for biased credits. Their values and advantages are
-    not compared with the true ones."""
+    """Credits that need their own answers, such as trees, by their names in tables. Their rollouts answer the
+    same problems. Each of their gradients is scaled to the length of the true gradient, since another number
+    of answers to a problem changes the length. Bias and gain are then computed as for biased credits. The
+    values and advantages of these credits are not compared with the true ones."""
     problems: Annotated[int, Gt(0)] = 16
+    """The number of problems whose answers get credit."""
     truth: TrueValues | None = field(default_factory=ByEngine)
     """How the true values of states are found; null: methods are not compared with exact advantages."""
 
@@ -247,9 +249,9 @@ class Speed:
             self._seconds += time.perf_counter() - began
 
     def seconds(self, tokens: int) -> float | None:
-        """Returns the seconds that so many tokens take.
+        """Returns the seconds that sampling `tokens` tokens takes.
 
-        None where the speed is unknown, because all continuations were read from the journal.
+        Returns None where the speed is unknown because all continuations were read from the journal.
         """
         if not tokens:
             return 0.0
@@ -259,8 +261,9 @@ class Speed:
 def required_critics(
     key: str, methods: Mapping[str, Credit], experiment: PolicyIteration
 ) -> Iterator[Finding]:
-    """Yields a finding for each method that needs a critic which the run didn't train, a reward model that
-    learns, or a reference model. `key` is the setting that has the methods."""
+    """Yields a finding for each method that needs something that an analysis doesn't have: a critic that the
+    run didn't train, a reward model that learns, or the trainer's reference model. `key` is the setting that
+    has the methods."""
     for name, credit in methods.items():
         # Credit without `asks_critic` leaves the critic's values to the trainer. Only training computes these
         # values, and an analysis doesn't train. Credit with `asks_critic` reads the values itself, and can
@@ -318,7 +321,8 @@ def sample_and_credit(
 def credit_of_method(
     context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]
 ) -> CreditOfMethod:
-    """Returns the episodes that a method makes of these answers, in their order, with its cost."""
+    """Returns the episodes that a method makes of the answers, in the order of the answers, and the number of
+    tokens that it sampled for them."""
     from treetune.lab.analyzers.credit_measures import CreditOfMethod
 
     episodes, metrics = credit.assign(context, trees_of(answers))

@@ -24,12 +24,13 @@ class Truth:
     """
 
     problem: Hashable
+    """The problem's id. Intervals are over problems, so answers to the same problem must have the same."""
     step_ends: tuple[int, ...]
     values: tuple[float, ...]
     """The true value before each step."""
     reward: float
     noise: tuple[float, ...] = ()
-    """The variance of each value where values are estimates; empty for exact values."""
+    """The variance of each value's own error where values are estimates; empty for exact values."""
 
     @property
     def advantages(self) -> list[float]:
@@ -42,7 +43,8 @@ def reliability(truths: Sequence[Truth]) -> float | None:
     """Returns the share of the variance of the true advantages, as estimated, that is not estimation error.
 
     A method's correlation with the estimated true advantages is its correlation with the exact ones, times
-    the square root of this share. None where the advantages don't vary, or the true values are exact.
+    the square root of this share. Returns None where the advantages don't vary, and where the true values are
+    exact.
     """
     noise: list[float] = []  # the variance of each advantage, a difference of two estimates
     advantages: list[float] = []
@@ -87,7 +89,7 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
         true_advantages = truth.advantages
         decisive = max(range(len(true_advantages)), key=lambda step: abs(true_advantages[step]))
         starts = (0, *truth.step_ends[:-1])
-        # A method may cut answers into other steps than these.
+        # A method may cut answers into other steps than those of `truth`.
         value_by_start = dict(zip((0, *episode.step_ends[:-1]), episode.step_values or ()))
         for step, (start, end) in enumerate(zip(starts, truth.step_ends, strict=True)):
             problems.append(truth.problem)
@@ -106,7 +108,8 @@ def measure(truths: Sequence[Truth], credited: CreditOfMethod, seed: int) -> dic
     advantages_S, true_advantages_S = np.array(advantages), np.array(all_true_advantages)
     return {
         "value_bias": bootstrap(mean_of(value_errors)),
-        # The order matters: max(NaN, 0.0) is NaN, so that a method without values has none.
+        # The order of the arguments matters: max(NaN, 0.0) is NaN, and so is the error of a method without
+        # values, but max(0.0, NaN) would be 0.0.
         "value_error": bootstrap(lambda rows: math.sqrt(max(mean_square(rows), 0.0))),
         "advantage_correlation": bootstrap(
             lambda rows: correlation(advantages_S[rows], true_advantages_S[rows])

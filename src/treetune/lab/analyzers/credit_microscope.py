@@ -1,4 +1,4 @@
-"""Values and advantages that each credit method gives to the steps of a few answers."""
+"""Shows the values and advantages that each credit method gives to the steps of a few answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ AXIS_LABELS = {"values": "value before the step", "advantages": "advantage of th
 
 
 def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draws a column for each answer, by its title: values above, advantages below."""
+    """Draws a column for each answer, with its values above and its advantages below.
+
+    `answers` has the row of each answer (see `_row`), by the title of its column."""
     titles = [f"{title} ({'right' if row['correct'] else 'wrong'})" for title, row in answers.items()]
     figure, axes = panels(titles * 2, rows=2)  # a panel per answer in each of the two rows
     ordered_methods: dict[str, None] = {}  # a dictionary as an ordered set
@@ -73,22 +75,24 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 OWN, TRUTH = "the run's own", "truth"
-"""The names of the run's own credit, and of that from the values of many continuations."""
+"""The names under which two credits are shown: the run's own, and the credit from the values of many
+continuations."""
 
 Credits = Mapping[str, Mapping[str, StepCredit]]
-"""The credit by the method's name and the answer's id."""
+"""The credit of each answer, by the method's name and then by the answer's id."""
 
 
 @Analyzer.register("credit_microscope")
 @dataclass(frozen=True, kw_only=True)
 class CreditMicroscope(OfIterations):
     """Shows the credit that the run itself and each of `methods` give to the steps of a few answers of an
-    iteration: the value before each step and its advantage, with 95 % intervals where a method has standard
-    errors. The report draws them.
+    iteration: the value before each step and the step's advantage, with 95 % intervals where a method has
+    standard errors. The run's report draws this credit.
 
-    Methods are computed as by `replay`, on whole groups: continuations that the run stored are read, others
-    are sampled with the weights of that iteration. As many right answers are shown as wrong ones: those on
-    which the methods differ most, where each method's advantages are divided by their root mean square.
+    The credit of methods is computed as by `replay`, on whole groups: continuations that the run stored are
+    read, and others are sampled with the weights of that iteration. As many right answers are shown as wrong
+    ones. They are the answers on which the methods differ most, after each method's advantages are divided by
+    their root mean square.
     """
 
     iterations: PointChoice = "last"
@@ -97,14 +101,14 @@ class CreditMicroscope(OfIterations):
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
     """The credits to show, by their names in the report."""
     problems: Annotated[int, Gt(0)] = 16
-    """Problems whose answers the methods give credit to."""
+    """The number of problems to whose answers the methods give credit."""
     answers: Annotated[int, Gt(0)] = 4
-    """Answers that are shown."""
+    """The number of answers that are shown."""
     truth: Annotated[int, Ge(0)] = 0
-    """Continuations of each state of the shown answers, whose mean is shown as its true value. They are
-    sampled apart from those of the methods. 0: no true values are shown."""
+    """The number of continuations of each state of the shown answers whose mean reward is shown as the
+    state's true value. They are sampled apart from those of the methods. 0: no true values are shown."""
     seed: Annotated[int, Ge(0)] = 0
-    """The seed by which problems are drawn."""
+    """The seed by which problems are drawn, and of the continuations for `truth`."""
 
     file = EPISODES
 
@@ -133,7 +137,8 @@ class CreditMicroscope(OfIterations):
 
     @override
     def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
-        """Returns the iterations with stored answers and, where something is to be sampled, stored weights.
+        """Returns the iterations with stored answers and, where something is to be sampled, with stored
+        weights.
 
         Iteration 0 needs no checkpoint: its answers are sampled with the start weights.
         """
@@ -156,8 +161,9 @@ class CreditMicroscope(OfIterations):
         return Findings({"truth": self.truth, "by_iteration": by_iteration})
 
     def _analyse_iteration(self, resources: RunResources, point: int, work: Path) -> dict[str, Any]:
-        """Returns some answers of an iteration with the credit of the run's own method (OWN), of `methods`
-        and, with `truth`, of true values; and what the methods cost."""
+        """Returns some answers of an iteration with their credit, and the costs of the methods.
+
+        The credit is that of the run's own method (OWN), of `methods` and, with `truth`, of true values."""
         from treetune.rollouts.storage import read_episodes, read_trajectories
 
         session = resources.session
@@ -171,7 +177,7 @@ class CreditMicroscope(OfIterations):
         for name, credit in self.methods.items():
             episodes, costs[name] = self._assign_credit(resources, credit, name, point, answers, work)
             credits[name] = _credit_by_answer(answers, episodes)
-        # A run whose critic computes advantages in training has stored none.
+        # A run whose critic computes advantages in training has stored no advantages.
         credits = {name: by_answer for name, by_answer in credits.items() if by_answer}
         if not credits:
             raise ValueError(
@@ -213,7 +219,7 @@ class CreditMicroscope(OfIterations):
         answers: Sequence[Trajectory],
         work: Path,
     ) -> tuple[Sequence[Episode], dict[str, float]]:
-        """Returns a method's episodes, and what they cost."""
+        """Returns a method's episodes, and their cost in tokens and seconds."""
         from treetune.lab.analyzers.replay import assign_credit_again
         from treetune.tree import trees_of
 
@@ -226,7 +232,7 @@ class CreditMicroscope(OfIterations):
         )
         return episodes, {
             "tokens_per_answer": metrics.get("credit/value_tokens", 0.0) / len(answers),
-            "sampled_tokens": float(tokens),  # without continuations that a journal had already
+            "sampled_tokens": float(tokens),  # without those of continuations that a journal had already
             "seconds": time.perf_counter() - began,
         }
 
@@ -312,7 +318,7 @@ def choose(answers: Sequence[Trajectory], credits: Credits, count: int) -> list[
 
 
 def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
-    """Returns the first answer to each problem, and then the others."""
+    """Returns the answers in another order: first the first answer to each problem, and then all others."""
     first: list[Trajectory] = []
     others: list[Trajectory] = []
     problems_so_far: set[str] = set()
@@ -323,11 +329,12 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
-    """Returns how much the methods disagree on each answer, by its id: the variance of a step's advantages
-    among methods, averaged over its steps. Each method's advantages are divided by their root mean square.
+    """Returns how much the methods disagree on each answer, by the answer's id.
 
-    Answers that a method has no credit for are left out. With only one method: the variance of its
-    advantages among the steps.
+    It is the variance of a step's advantages among the methods, averaged over the answer's steps. Before,
+    each method's advantages are divided by their root mean square. With only one method, it is the variance
+    of the method's advantages among the answer's steps. Answers for which a method has no credit are left
+    out.
     """
     from statistics import fmean, pvariance
 
@@ -354,7 +361,7 @@ def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str,
 
 
 def _row(answer: Trajectory, credits: Credits, codec: TextCodec) -> dict[str, Any]:
-    """Returns what the report shows of an answer."""
+    """Returns everything that the report shows of an answer, as JSON."""
     starts = (0, *answer.step_ends[:-1])
     return {
         "answer": answer.id,

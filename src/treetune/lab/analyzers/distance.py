@@ -1,4 +1,4 @@
-"""The distance of a policy from its start: of its weights, and of its answers (KL)."""
+"""Measures the distance of a policy from its start: that of its weights, and that of its answers (KL)."""
 
 from __future__ import annotations
 
@@ -38,16 +38,17 @@ if TYPE_CHECKING:
     from treetune.runtime.session import Session
     from treetune.vocabulary import Trajectory
 
+# The number of the layer in the name of a weight, such as 11 in "model.layers.11.mlp.up_proj.weight".
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
 @Analyzer.register("weight_distance")
 @dataclass(frozen=True, kw_only=True)
 class WeightDistance(OfCheckpoints):
-    """The L2 distance of the policy's weights to the start weights, in all and by group.
+    """Measures the L2 distance of the policy's weights to the start weights, over all weights and by group.
 
-    Each distance is absolute, and relative to the norm of the start weights. Groups are the embeddings, every
-    layer, the head, and the rest (norms).
+    Each distance is given in absolute terms, and relative to the norm of the start weights. The groups are
+    the embeddings, every layer, the head, and the rest (norms).
     """
 
     checkpoints: PointChoice = "all"
@@ -108,7 +109,7 @@ def group_of(name: str) -> str:
 
 
 def distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns the distance of all weights and of each group.
+    """Returns the distance to the start of all weights together and of each group.
 
     Example: `{"all": {"absolute": 0.41, "relative": 0.002}, "groups": {"layer 0": {…}, "head": {…}}}`.
     `relative` is None for a group whose start weights are all 0. Raises ValueError for weights of different
@@ -143,9 +144,10 @@ ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
 @Analyzer.register("kl_to_reference")
 @dataclass(frozen=True, kw_only=True)
 class KlToReference(OfCheckpoints):
-    """KL(policy ‖ start) of whole answers along the checkpoints, with their rewards.
+    """Estimates KL(policy ‖ start) of whole answers for each checkpoint, and shows it with their rewards.
 
-    Every checkpoint answers the same `problems` of `split`, `samples` times each, sampled as in training.
+    Every checkpoint answers the first `problems` problems of `split`, each `samples` times, sampled as in
+    training.
     Log-probs are those of the trainer's models at the sampling temperature. An answer's KL is the sum over
     its tokens of k1 = log p − log p_start or of k3 = exp(−k1) − 1 + k1. Both are unbiased estimates of the KL
     of whole answers if the whole distribution is sampled; with top_p or top_k they are not, because the
@@ -182,8 +184,8 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            # Rewards are compared with distances. An answer that could not be graded has no reward.
-            # So it is left out.
+            # Rewards are compared with distances. An answer that could not be graded has no reward, so it is
+            # left out.
             graded = [answer for answer in answers_of(trees) if answer.grade.is_known]
             rows += self._rows(session, point, graded)
         sampling = rollout.sampling
@@ -260,7 +262,7 @@ class KlToReference(OfCheckpoints):
 
 
 def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
-    """Returns each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
+    """Returns the KL of each answer, by estimator. Answer i has the tokens ``starts[i]:starts[i + 1]``."""
     kl_by_estimator: dict[str, list[float]] = {}
     for name in ESTIMATORS:
         kl_N = kl_estimate(policy_N.double(), start_N.double(), name)

@@ -121,9 +121,10 @@ def ngrams(ids: TokenTuple, n: int) -> Counter[TokenTuple]:
 
 
 def distinct_ngrams(answers: Sequence[TokenTuple], order: int) -> float | None:
-    """Returns the share of different n-grams among all, averaged over the n for which there are n-grams.
+    """Returns the share of different n-grams among all n-grams of the answers, averaged over n.
 
-    None where all answers are empty.
+    The mean is over each n from 1 to `order` for which there are n-grams. Returns None where all answers are
+    empty.
     """
     shares = []
     for n in range(1, order + 1):
@@ -136,10 +137,11 @@ def distinct_ngrams(answers: Sequence[TokenTuple], order: int) -> float | None:
 
 
 def overlap(answers: Sequence[TokenTuple], order: int) -> float | None:
-    """Returns the mean over pairs of answers of the share of n-grams that both have (Dice's coefficient).
+    """Returns the mean, over pairs of answers, of the share of n-grams that the two have in common (Dice's
+    coefficient).
 
-    A pair's share is averaged over the n for which at least one of its answers has n-grams. None for fewer
-    than two answers.
+    A pair's share is averaged over each n from 1 to `order` for which at least one of its answers has
+    n-grams. Returns None for fewer than two answers.
     """
     overlaps = []
     for first, second in itertools.combinations(answers, 2):

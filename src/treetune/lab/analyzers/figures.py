@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#4d4d4d", "#a6761d")
-"""Colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design", 2008),
-and two more."""
+"""Six colours that are distinct for colour-blind readers, too (Okabe and Ito, "Color Universal Design",
+2008), and two more."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PANEL_INCHES = (4.6, 3.6)
 PNG_DOTS_PER_INCH = 130
@@ -30,7 +30,8 @@ def style_of(number: int) -> dict[str, Any]:
 
 
 def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Returns a figure with a panel for each title in so many `rows`, and the panels."""
+    """Returns a figure that has a panel for each title, arranged in `rows` rows, and the list of its
+    panels."""
     # pyplot would keep figures in global state, and may open a window.
     from matplotlib.figure import Figure
 
@@ -68,7 +69,7 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
 def points_with_bars(
     axes: Axes, xs: Sequence[float], numbers: Sequence[NumberWithInterval], **style: Any
 ) -> None:
-    """Draws points with their intervals; numbers without a value are left out."""
+    """Draws a point with its interval for each number that has a value. `style` is passed to matplotlib."""
     drawn_xs, values, below, above = [], [], [], []
     for x, number in zip(xs, numbers, strict=True):
         value, low, high = number["value"], number["low"], number["high"]
@@ -86,7 +87,7 @@ def points_with_bars(
 
 
 def save(figure: Figure, folder: Path, name: str = "figure") -> None:
-    """Writes ``name.png`` and ``name.svg``, which have the same bytes for the same numbers."""
+    """Writes the figure as ``name.png`` and ``name.svg``. The same figure always gives the same bytes."""
     import matplotlib
 
     figure.savefig(folder / f"{name}.png", dpi=PNG_DOTS_PER_INCH)
@@ -121,7 +122,9 @@ class Bootstrap:
             self._resamples.append(np.concatenate([members[i] for i in drawn_clusters]))
 
     def __call__(self, statistic: Statistic) -> dict[str, float | None]:
-        """Returns a statistic of all rows with its interval; None for all three where it is not defined."""
+        """Returns a statistic of all rows as "value", with its interval, "low" and "high".
+
+        All three are None where the statistic is not defined."""
         import numpy as np
 
         if not len(self._all):
@@ -152,7 +155,8 @@ def mean_of(values: Sequence[float] | Any) -> Statistic:
 
 
 def correlation(x: Any, y: Any) -> float:
-    """Returns Pearson's correlation; NaN where one of both is constant."""
+    """Returns Pearson's correlation, or NaN where `x` or `y` is constant or there are fewer than two
+    numbers."""
     import numpy as np
 
     x, y = np.ravel(x), np.ravel(y)

@@ -24,18 +24,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TIMED = ("seconds", "memory/", "time", "speed", "tokens_per_second", "sync_", "restarts")
-"""Parts of the names of numbers that depend on time, and so differ between any two runs."""
+"""Parts of names of numbers. A number whose name has one of these parts depends on time, and so differs
+between any two runs."""
 
 CHUNK_BYTES = 1 << 20
 
 SEAL, SEAL_BYTES = b"checksum", 128
-"""The word at the beginning of a file's checksum, and the most bytes from there to the end of the file."""
+"""The word with which the checksum at the end of a file begins, and the largest number of bytes from this
+word to the end of the file."""
 
 PHASE_BY_FOLDER = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
-"""The folders of a checkpoint, each with the phase that a difference in it is reported as."""
+"""The folders of a checkpoint that are compared. The value names the phase in the report of a difference."""
 
 Difference = tuple[str, str, str] | None
-"""The position of the first difference of two files, and what the first and the second file have there.
+"""The position of the first difference of two files, and the values of the first and the second file there.
 
 Example: `("train/17/0, reward", "1.0", "0.0")`. None for equal files."""
 
@@ -53,8 +55,9 @@ class FirstDifference:
     position: str
     """The file, and the position in it."""
     first: str
-    """The first run's value there."""
+    """The first run's value at the position."""
     second: str
+    """The second run's value at the position."""
 
     @override
     def __str__(self) -> str:
@@ -65,7 +68,7 @@ class FirstDifference:
 
 
 def first_difference(first: Path, second: Path) -> FirstDifference | None:
-    """Returns the first difference between the folders of two experiments, or None.
+    """Returns the first difference between the folders of two experiments, or None if they don't differ.
 
     Files are compared in the order in which a run writes them: in each iteration the answers, their credit,
     the metrics of training, the weights and the trainer's state, and the evaluations. Numbers that depend on
@@ -129,7 +132,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _compare_tensors(first: Path, second: Path) -> Difference:
-    """Compares two files of tensors by name. A name that only one file has is a difference."""
+    """Compares the tensors of two files, name by name. A name that only one file has is a difference."""
     import numpy as np
     import torch
     from safetensors import SafetensorError, safe_open
@@ -182,8 +185,8 @@ def _compare_tables(first: Path, second: Path) -> Difference:
         for row, (a, b) in enumerate(zip(column, second_column, strict=True)):
             if a.equals(b):
                 continue
-            # None if the cells differ only in what depends on time, or if both are NaN, which isn't equal to
-            # itself.
+            # It is None if the cells differ only in what depends on time, or if both are NaN: `equals` holds
+            # NaN to be different from NaN.
             difference_in_cell = _difference_of_values(a.as_py(), b.as_py())
             if difference_in_cell is not None:
                 differences.append((row, name, difference_in_cell))
@@ -191,7 +194,8 @@ def _compare_tables(first: Path, second: Path) -> Difference:
     if not differences:
         # One of the files may still be damaged, in a column that is not compared or in its checksum.
         return _compare_checksums(first, second, _verify_stream) or _compare_missing_checksums(first, second)
-    # The first row, and in it the first column: `min` keeps the first of equals.
+    # The difference in the first row that has one, and there in the first column: of equals, `min` returns
+    # the first.
     row, name, (path_in_cell, value, second_value) = min(differences, key=lambda difference: difference[0])
     label = f"row {row}"
     if "trajectory" in first_table.column_names:
@@ -212,10 +216,11 @@ def _read_table(path: Path) -> pa.Table:
 
 
 def _difference_of_values(a: Any, b: Any) -> tuple[str, Any, Any] | None:
-    """Returns the path of the first difference between two nested values, and the values that both have
-    there. Keys that depend on time, or that only one value has, are left out.
+    """Returns the path of the first difference between two nested values, and what each of the two has there.
 
-    Example: `(".grade.reward", 1.0, 0.0)`, or with an index `("[3]", 17, 5)`. None for equal values."""
+    Keys that depend on time, or that only one value has, are left out. Returns None for equal values.
+
+    Example: `(".grade.reward", 1.0, 0.0)`, or with an index `("[3]", 17, 5)`."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in a:
             if key not in b or _is_timed(key):
@@ -274,8 +279,8 @@ def _verify_stream(path: Path) -> None:
 def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], object]) -> Difference:
     """Returns a difference if, by their checksums, only one of two files or folders is damaged.
 
-    It is called after a comparison of their contents that found no difference. A part that is not compared
-    may still be damaged."""
+    It is called after a comparison of the contents has found no difference: a part that is not compared may
+    still be damaged. `verify` raises Damaged for a file or folder that differs from its checksum."""
 
     def verdict(path: Path) -> str:
         try:
@@ -291,7 +296,7 @@ def _compare_checksums(first: Path, second: Path, verify: Callable[[Path], objec
 def _compare_missing_checksums(first: Path, second: Path) -> Difference:
     """Returns a difference if only one of two files of the same size and content has a checksum.
 
-    Files of earlier versions have no checksum. Such a file is shorter, so that None is returned for it."""
+    Files of earlier versions have no checksum. Such a file is shorter, so None is returned for it."""
     sizes, has_checksum = [], []
     for path in (first, second):
         with path.open("rb") as file:
@@ -305,7 +310,8 @@ def _compare_missing_checksums(first: Path, second: Path) -> Difference:
 
 
 def _compare_checksums_of_folders(first: Path, second: Path) -> Difference:
-    """Returns a difference if, by the checksums, only one of two folders with equal tensors is damaged."""
+    """Returns a difference if, by the checksums, only one of two folders is damaged. Their files have been
+    compared before."""
 
     def verify(path: Path) -> None:
         if damage := damage_of(path):

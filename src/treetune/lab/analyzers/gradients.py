@@ -78,8 +78,8 @@ class Loss:
         self.tensors.old_logprobs_N = None  # so that ratios are exactly 1, without rounding errors
 
     def gradients(self, members: Sequence[Unit]) -> tuple[float, list[Tensor]]:
-        """Returns the loss over these sequences as one minibatch, and its gradient for each of the policy's
-        parameters."""
+        """Returns the loss over the units `members` as one minibatch, and its gradient for each of the
+        policy's parameters."""
         objective, scorer, policy = self.settings.objective, self.models.scorer, self.models.policy
         policy.zero_grad(set_to_none=True)
         minibatch = Minibatch.of(self.sequences, members, objective)
@@ -115,7 +115,8 @@ class Loss:
 
 
 SKETCH = 4096
-"""The size of a gradient's projection. Squared lengths have the right expectation and an error of 2 %."""
+"""The size of a gradient's projection. The squared length of a projection has the gradient's squared length
+as its expectation, and an error of 2 %."""
 
 
 def problem_gradients(
@@ -153,7 +154,7 @@ def problem_gradients(
     losses = []
     for episodes in credits:
         same_tokens = _with_trained_tokens_of(credits[0], episodes)
-        # `Outcome` leaves no values to the trainer, so that the episodes' own advantages are used.
+        # `Outcome` leaves no values to the trainer, so the episodes' own advantages are used.
         losses.append(Loss(session, point, same_tokens, settings, Outcome(), layout))
     sequences, models = losses[0].sequences, losses[0].models
     parameters, scorer = list(models.policy.parameters()), models.scorer
@@ -203,7 +204,7 @@ def problem_gradients(
 
 
 def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Episode]) -> list[Episode]:
-    """Returns the episodes with the trained tokens of the reference.
+    """Returns the episodes, changed so that they train the same tokens as the reference.
 
     A token that only the reference trains gets the advantage 0. The gradient is then the same as if the token
     were not trained.
@@ -219,8 +220,11 @@ def _with_trained_tokens_of(reference: Sequence[Episode], episodes: Sequence[Epi
 
 
 def _project(parts: Sequence[Tensor], bins_D: Tensor, signs_D: Tensor) -> Tensor:
-    """Returns the projection of a gradient, which is given in parts: for each bin the sum of the gradient's
-    numbers in it, each times its sign. A part at a time needs less memory than the whole gradient."""
+    """Returns the projection of a gradient: for each bin, the sum of the gradient's numbers in the bin, each
+    times its sign.
+
+    The gradient is given in parts, one for each parameter. Projecting a part at a time needs less memory than
+    projecting the whole gradient."""
     import torch
 
     sketch_S = torch.zeros(SKETCH, dtype=torch.float64)

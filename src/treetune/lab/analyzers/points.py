@@ -17,19 +17,23 @@ from treetune.runtime.directory import TRAJECTORIES, ExperimentDirectory
 T = TypeVar("T")
 
 PointChoice = tuple[Annotated[int, Ge(0)], ...] | Literal["last", "all"]
-"""Numbers of finished iterations, or the last there is, or all of them."""
+"""The numbers of the checkpoints or iterations to look at, or ``last`` or ``all`` of those that there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfCheckpoints(Analyzer):
-    """An analyzer that needs weights; one that `judges_critic` needs the critics of its checkpoints as well,
-    in an experiment that trains one."""
+    """An analyzer that looks at the weights of checkpoints.
+
+    An analyzer whose `judges_critic` is true also needs the critics of the checkpoints, if the experiment
+    trains a critic."""
 
     name: str | None = None
     checkpoints: PointChoice = "last"
-    """The checkpoints to look at: ``last``, ``all``, or a list of their numbers; 0 is the start weights."""
+    """The checkpoints to look at: ``last``, ``all``, or a list of numbers of finished iterations. 0 is the
+    start weights."""
     at_most: Annotated[int, Gt(0)] = 10
-    """The most checkpoints of ``all`` that are looked at: evenly spaced, with the first and the last."""
+    """The largest number of checkpoints that are looked at with ``all``. They are evenly spaced, with the
+    first and the last."""
     seed: Annotated[int, Ge(0)] = 0
     """The seed of everything that the analysis draws."""
 
@@ -70,14 +74,15 @@ class OfCheckpoints(Analyzer):
 
 @dataclass(frozen=True, kw_only=True)
 class OfIterations(Analyzer):
-    """An analyzer that reads the files of iterations. The first iteration is 0; iteration i was sampled by
-    the weights after i iterations."""
+    """An analyzer that reads the files of iterations. The first iteration is 0, and iteration i was sampled
+    by the weights after i finished iterations."""
 
     name: str | None = None
     iterations: PointChoice = "all"
     """The iterations to look at: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
-    """The most iterations of ``all`` that are looked at: evenly spaced, with the first and the last."""
+    """The largest number of iterations that are looked at with ``all``. They are evenly spaced, with the
+    first and the last."""
 
     file = TRAJECTORIES
     """The file that an iteration must have to be looked at."""
@@ -104,7 +109,8 @@ class OfIterations(Analyzer):
         return choose_points(self.iterations, iterations, self.at_most, what, remedy)
 
     def stored_iterations(self, directory: ExperimentDirectory) -> list[int]:
-        """Returns the iterations that can be analyzed. Raises ValueError where there is none."""
+        """Returns the numbers of the iterations that can be analysed. Raises ValueError where there are
+        none."""
         iterations = directory.iterations_with(self.file)
         if not iterations:
             raise ValueError(
@@ -126,8 +132,8 @@ def check_samples_answers(experiment: PolicyIteration) -> Iterator[Finding]:
 
 
 def check_points(key: str, wanted: PointChoice, last: int) -> Iterator[Finding]:
-    """Yields what is wrong with the setting `key`: an empty list, or numbers that the experiment never
-    reaches."""
+    """Yields a finding where the setting `key` is an empty list, or has numbers that the experiment never
+    reaches because they are larger than `last`."""
     beyond = [] if isinstance(wanted, str) else [number for number in wanted if number > last]
     if beyond:
         yield Finding(
@@ -140,7 +146,7 @@ def check_points(key: str, wanted: PointChoice, last: int) -> Iterator[Finding]:
 def choose_points(
     wanted: PointChoice, available: Sequence[int], at_most: int, what: str, remedy: str
 ) -> list[int]:
-    """Returns the wanted ones of the available numbers, in rising order.
+    """Returns those of the available numbers that are wanted, in rising order.
 
     Args:
         at_most: The largest number of points that "all" chooses. They are evenly spaced.
@@ -161,8 +167,9 @@ def choose_points(
 
 
 def evenly(items: Sequence[T], count: int) -> list[T]:
-    """Returns `count` evenly spaced items, with the first and the last; only the last if `count` is 1, and
-    all if there are no more than `count`."""
+    """Returns `count` evenly spaced items, among them the first and the last.
+
+    If there are at most `count` items, all are returned. If `count` is 1, only the last item is."""
     if len(items) <= count:
         return list(items)
     if count == 1:
@@ -175,8 +182,9 @@ def _comma_separated(numbers: Sequence[int]) -> str:
 
 
 def require_critic(config: PolicyIteration, directory: ExperimentDirectory, point: int) -> None:
-    """Raises ValueError where the experiment trains no critic, or the checkpoint `point` has none. The start
-    weights (0) need no file: a critic begins as a copy of them."""
+    """Raises ValueError where the experiment trains no critic, or the checkpoint `point` has none.
+
+    Point 0 needs no file: a critic begins as a copy of the start weights."""
     if not config.credit.needs_critic:
         raise ValueError(
             f"{directory.path} trains no critic: experiments with the credit 'gae', or the values 'critic' or"

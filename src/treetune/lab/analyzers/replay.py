@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """The result of training an iteration again: as it was ("own"), or as it was changed ("other")."""
+    """The result of training an iteration again, either as the run did ("own") or with changes ("other")."""
 
     episodes: Sequence[Episode]
     gradient: Tensor
@@ -55,20 +55,23 @@ class ReplayedStep:
     """Whether the weights are bit-identical to the run's own after the iteration; None where the run's
     weights or the trainer's state are not stored."""
     parted: Mapping[str, Any] | None
-    """The first tensor that differs from the run's, as `first_difference` returns it."""
+    """The first tensor that differs from the run's, as `first_difference` returns it; None where no tensor
+    differs, and where `same_as_run` is None."""
     unlike_record: Sequence[str] | None
-    """The names of training metrics that differ from those that the run recorded, in the recorded digits;
-    None where it recorded none."""
+    """The names of training metrics that differ from those that the run recorded, compared in the digits that
+    it recorded; None where it recorded none."""
     sampled_tokens: int
+    """The number of tokens that credit sampled for this training."""
 
 
 def compare_steps(steps: Mapping[str, ReplayedStep]) -> dict[str, Any]:
-    """Returns the norms of each step's gradient and change of weights, and the similarity of both steps.
+    """Returns numbers about each step, and the similarity of the two steps if there are two.
 
-    The steps are "own", as the run took it, and "other", as it was changed. With both, the result has the
-    cosines of their gradients and changes, and the correlation of their advantages. Of the resulting weights,
-    ``same_as_run`` says whether they equal the run's, and ``parted`` which tensor is the first that differs.
-    ``unlike_record`` has the names of training metrics that differ from the run's.
+    The steps are "own", as the run took it, and "other", as it was changed. For each step, the result has the
+    norms of its gradient and of its change of the weights. ``same_as_run`` says whether the resulting weights
+    equal the run's, and ``parted`` which tensor is the first that differs. ``unlike_record`` has the names of
+    training metrics that differ from the run's. For two steps, the result also has the cosines of their
+    gradients and of their changes, and the correlation of their advantages.
     """
     own, other = steps["own"], steps.get("other")
     result: dict[str, Any] = {}
@@ -97,7 +100,9 @@ def _cosine(first: Tensor, second: Tensor) -> float | None:
 
 
 def _correlation(first: Sequence[Episode], second: Sequence[Episode]) -> float | None:
-    """Returns the correlation of the advantages of tokens that both train; None where it is not defined."""
+    """Returns the correlation of the two trainings' advantages, over the tokens that both train.
+
+    Returns None where the correlation is not defined."""
     import numpy as np
 
     from treetune.lab.analyzers.figures import correlation
@@ -124,7 +129,7 @@ def rows_of_answers(steps: Mapping[str, ReplayedStep]) -> Iterator[dict[str, Any
     A variant is the training "own" or "other". `step_ends` are those of the first variant that has the
     answer. The advantage of a step is the advantage of its first token.
     """
-    episodes_by_answer: dict[str, dict[str, Episode]] = {}  # by answer and variant
+    episodes_by_answer: dict[str, dict[str, Episode]] = {}  # by the answer's id and the variant's name
     for name, step in steps.items():
         for episode in step.episodes:
             episodes_by_answer.setdefault(episode.trajectory, {})[name] = episode
@@ -189,8 +194,8 @@ REPLACEABLE = ("credit", "selection", "shaping", "trainer")
 """The keys that a replay may change: those that take effect after the answers are sampled."""
 
 JOURNAL, STATE = "journal", "state"
-"""Names in the folder of a replay: of the journals of its samples, one for each rank, and of the trainer's
-state, which is deleted at the end."""
+"""Names in the folder of a replay. JOURNAL begins the names of the journals of its samples, one for each
+rank. STATE is the folder of the trainer's state, which is deleted at the end."""
 
 
 def replay(
@@ -201,20 +206,23 @@ def replay(
     other: PolicyIteration | None,
     exact: bool = False,
 ) -> dict[str, Any]:
-    """Trains an iteration of a run again, as it was and, with `other`, as `other` has it. Collective.
+    """Trains an iteration of a run again as the run did, and, if there is `other`, also as `other` says.
 
-    Nothing that the run stored is sampled again. Other continuations that the other credit needs are sampled
-    with the weights of that iteration, and kept in the result's folder ``analyses/replay-…``. Results are
-    bit-identical with as many ranks as the run had.
+    Nothing that the run stored is sampled again. Further continuations that the other credit needs are
+    sampled with the weights of that iteration, and kept in the result's folder ``analyses/replay-…``. Results
+    are bit-identical with as many ranks as the run had.
+
+    Collective: every rank must call it.
 
     Args:
         path: the run's directory.
-        iteration: counted from 1.
+        iteration: the number of the iteration, counted from 1.
         own: the run's experiment.
-        plain: its configuration.
+        plain: the configuration from which `own` was built, as a dictionary.
         other: the changed experiment, if there is one.
-        exact: where the optimiser's state of that iteration is not stored any more, computes it by training
-            the earlier iterations again from their episodes. Otherwise the optimiser starts without a state.
+        exact: what to do where the optimiser's state before that iteration is not stored any more. If true,
+            it is computed by training the earlier iterations again from their episodes. If false, the
+            optimiser starts without a state.
 
     Raises ValueError where the run's answers or weights of the iteration are not stored.
     """
@@ -236,7 +244,7 @@ def replay(
     variants = {"own": config} | ({} if other is None else {"other": other})
     label = f"replay-{iteration:04d}"
     if other is not None:
-        # Each change has a folder of its own; the same change finds its earlier samples.
+        # Each change has its own folder, in which a later replay of the same change finds the samples.
         label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
     folder = directory.analysis(label)
     work = folder.with_name(f".{folder.name}.unfinished")
@@ -261,7 +269,7 @@ def replay(
 
 
 def _make_same_episodes(first: PolicyIteration, second: PolicyIteration) -> bool:
-    """Returns whether both make the same episodes of the same answers."""
+    """Returns whether both experiments make the same episodes of the same answers."""
     return all(getattr(first, key) == getattr(second, key) for key in ("credit", "selection", "shaping"))
 
 
@@ -283,7 +291,7 @@ def _require_files(directory: ExperimentDirectory, point: int) -> None:
 
 
 def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | None:
-    """Returns the folder of the trainer's state before an iteration; None for a new trainer.
+    """Returns the folder of the trainer's state before an iteration, or None for a trainer without a state.
 
     The state is read where it is stored. Where the state was deleted, it is computed from stored episodes and
     saved in `rebuilt`; if `rebuilt` is None, the state isn't computed. All ranks call this function together.
@@ -301,7 +309,7 @@ def _state_before(session: Session, point: int, rebuilt: Path | None) -> Path | 
             " step is that of a new optimiser; --exact computes the state from the earlier episodes"
         )
         return None
-    if config.choose_checkpoint is not None:  # `train` alone doesn't choose
+    if config.choose_checkpoint is not None:  # the run chose, and `trainer.train` below doesn't
         raise ValueError(
             "the trainer's state can't be computed from the episodes of an experiment that chooses among"
             " epochs: replay it without --exact"
@@ -466,7 +474,7 @@ def _train_and_compare(
 def first_difference(
     stored: Mapping[str, Tensor], after: Mapping[str, Tensor], change: float
 ) -> dict[str, Any] | None:
-    """Returns the first tensor that differs from the checkpoint's by even one bit; None if none does.
+    """Returns the first tensor that differs from the checkpoint's by even one bit, or None if none differs.
 
     Args:
         stored: the checkpoint's weights.
@@ -498,7 +506,9 @@ def first_difference(
 
 
 def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
-    """Returns the names of training metrics that differ from the run's record; None if it recorded none."""
+    """Returns the names of training metrics that differ from those that the run recorded.
+
+    Returns None if the run recorded none."""
     if not path.is_file():
         return None
     record = read_record(path, METRICS_REMEDY)

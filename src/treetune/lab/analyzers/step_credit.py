@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 QUANTILE = 1.959963984540054
-"""The 97.5 % quantile of the normal distribution: half the width of a 95 % interval, in standard errors."""
+"""The 97.5 % quantile of the standard normal distribution: half the width of a 95 % interval in units of the
+standard error."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Shown:
     def of(value: float, error: float | None, least: float = -math.inf, most: float = math.inf) -> Shown:
         """Returns a number with the interval of its standard error, cut off at `least` and `most`.
 
-        The value itself may be outside of these: then the interval reaches to the value.
+        The value itself may be outside of these two bounds. Then the interval reaches to the value.
         """
         if error is None:
             return Shown(value)
@@ -45,7 +46,7 @@ class StepCredit:
     advantages: tuple[Shown, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Returns it as dictionaries and tuples, for JSON."""
+        """Returns the credit as dictionaries and tuples, for JSON."""
         return asdict(self)
 
 
@@ -59,11 +60,10 @@ def step_credit(
 ) -> StepCredit:
     """Returns the credit of an answer's steps, from the numbers of a training row.
 
-    Credit may cut the answer into other steps than those that are asked for, for example where it merges
-    steps.
+    Credit may cut the answer into other steps than those of `step_ends`, for example where it merges steps.
 
     Args:
-        step_ends: the ends of the steps that are asked for.
+        step_ends: the ends of the steps whose credit is returned.
         reward: the answer's reward.
         advantages: the advantage of each token. A step's advantage is their mean.
         credit_ends: the ends of credit's own steps.
@@ -71,7 +71,7 @@ def step_credit(
         errors: the standard errors of these values; NaN or infinite for a value that isn't shown.
 
     The interval of an advantage is that of the difference of the values before and after the step, as if the
-    two were independent. It is too wide where both are estimated from the same continuations.
+    two were independent. It is too wide where the two values are estimated from the same continuations.
     """
     starts = (0, *step_ends[:-1])
     value_by_start: dict[int, tuple[float, float | None]] = {}  # with its standard error
@@ -99,7 +99,7 @@ def _error_of_difference(
 ) -> float | None:
     """Returns the standard error of the difference of the values after and before a step.
 
-    None where an error is unknown, and where a value inside of the step cuts it into two.
+    Returns None where an error is unknown, and where a value inside of the step cuts the step into two.
     """
     positions_before = [position for position in value_by_start if position <= start]
     if not positions_before or any(start < position < end for position in value_by_start):

@@ -50,7 +50,7 @@ def policy_at(session: Session, point: int) -> PreTrainedModel:
 
 
 def critic_at(session: Session, point: int) -> CriticModule:
-    """Returns the critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
+    """Returns the critic after `point` iterations. Raises ValueError where the checkpoint has no critic."""
     require_critic(session.config, session.directory, point)
     settings = session.config.credit.critic_settings
     assert settings is not None, "the experiment trains a critic"
@@ -110,8 +110,16 @@ def context_at(
 ) -> RolloutContext:
     """Returns a context for sampling with the experiment's own settings, or with those of `rollout`.
 
-    Answered requests are kept in a journal, so that an interrupted analysis resumes. Credit methods find the
-    policy's distributions in the context, and the critic if the experiment trains one.
+    Answered requests are kept in a journal, so that an interrupted analysis resumes. The context has the
+    policy's distributions and, if the experiment trains one, the critic: credit methods read them there.
+
+    Args:
+        point: The number of finished iterations whose weights the engine has.
+        work: The folder of the journal.
+        seed: The seed from which the seeds of samples derive.
+        purpose: Distinguishes the journal from those of other purposes.
+        progress: Is called with (done, total) while work goes on.
+        rollout: The rollout whose settings are taken in place of the experiment's.
     """
     context = resources.context(
         rollout or rollout_that_samples(resources.session.config),
@@ -128,7 +136,7 @@ def context_at(
 
 
 def distributions_at(session: Session, point: int) -> Distributions:
-    """Returns the policy's distributions after `point` iterations; the policy is loaded on each use."""
+    """Returns the distributions of the policy after `point` iterations. The policy is loaded on each use."""
 
     def squares_and_entropies(rows: Sequence[Episode]) -> list[tuple[Column, Column]]:
         """Returns for each row Σ π² and the entropy of each response token's distribution."""
@@ -150,8 +158,9 @@ def distributions_at(session: Session, point: int) -> Distributions:
 
 
 def credit_critic_at(resources: RunResources, point: int) -> Critic | None:
-    """Returns the critic after `point` iterations in the form that credit uses; None where the experiment
-    trains none. It is loaded on each use."""
+    """Returns the critic after `point` iterations in the form that credit uses. It is loaded on each use.
+
+    Returns None where the experiment trains no critic."""
     session = resources.session
     if not session.config.credit.needs_critic:
         return None
@@ -167,9 +176,10 @@ def answers_at(
 ) -> tuple[list[Trajectory], str]:
     """Returns graded answers to training problems by the weights after `point` iterations, and their origin.
 
-    If the run stored answers of this iteration to at least `enough` problems, these answers are returned.
-    Their origin is "stored". Otherwise, such as after the run's last iteration, `problems` problems are
-    answered now. The origin of these answers is "sampled". The engine must hold the weights.
+    If the run stored answers of iteration `point` and its iterations have at least `enough` problems, these
+    answers are returned, with the origin "stored". If not, as after the run's last iteration, `problems`
+    problems are answered now, and the origin is "sampled". The engine must have the weights after `point`
+    iterations.
     """
     session = resources.session
     stored = session.directory.iteration(point) / TRAJECTORIES
@@ -211,14 +221,14 @@ def answers_and_critic_at(
 
 
 SEQUENCES_AT_ONCE = 64
-"""The states in a batch of the critic."""
+"""The largest number of states in a batch of the critic."""
 
 
 class StoredModels:
     """Computes the log-probs and values of an experiment's models after `point` iterations.
 
-    It has the methods that `trainer.preparation.prepare` needs. Models run as in training on one rank, by
-    default with padded batches, which every model supports.
+    It has the methods that `trainer.preparation.prepare` needs. Models run as in training on a single rank.
+    By default batches are padded, which every model supports.
     """
 
     def __init__(self, session: Session, point: int, temperature: float, layout: Layout = "padded") -> None:
@@ -255,7 +265,7 @@ class StoredModels:
         return self.scorer.logprobs(self.policy, sequences)
 
     def old_logprobs(self, sequences: Sequences) -> PolicyScores:
-        """Returns log-probs alone; analyses need no comparison with the engine's."""
+        """Returns only log-probs: analyses need no comparison with the engine's."""
         return self.scorer.all_scores(self.policy, sequences, nucleus=None)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:

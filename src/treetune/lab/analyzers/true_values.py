@@ -56,7 +56,7 @@ class TrueValues(Registrable):
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        """Yields the reasons why it can't be used in an experiment."""
+        """Yields a finding for each reason why this way can't be used in an experiment."""
         return ()
 
     def find(
@@ -66,19 +66,21 @@ class TrueValues(Registrable):
         raise NotImplementedError
 
     def describe_settings(self) -> str:
-        """Returns a text with all settings that its values depend on."""
+        """Returns a text with all settings on which the values depend. The name of the file in which values
+        are stored derives from it."""
         raise NotImplementedError
 
 
 @TrueValues.register("continuations")
 @dataclass(frozen=True, kw_only=True)
 class ByEngine(TrueValues):
-    """The mean reward of `samples` continuations of each state by the engine, for models of any size.
+    """Takes the mean reward of `samples` continuations of each state by the engine, for models of any size.
 
-    Their seeds differ from those of any credit method, so that its errors are independent of theirs."""
+    The seeds of these continuations differ from those of any credit method. So the errors of the true values
+    are independent of the errors of the method's values."""
 
     samples: Annotated[int, Gt(1)] = 512
-    """Continuations of each state."""
+    """The number of continuations of each state."""
 
     @override
     def find(
@@ -105,8 +107,9 @@ def find_values_once(
 ) -> list[EstimatedValue]:
     """Returns the true values of states, and stores them in the experiment's folder ``truths``.
 
-    Values are stored under a hash of all that they depend on: weights, task, sampling, settings, prompt and
-    prefix. Another call with the same states only reads them, and an interrupted call resumes.
+    Values are stored under a hash of everything on which they depend: the weights, the task, the sampling,
+    the reward of unfinished answers, the context's seed, the settings of `truth`, the prompt and the answer
+    so far. Another call with the same states only reads them, and an interrupted call resumes.
     """
     keys = [_key(state) for state in states]
     state_by_key = dict(zip(keys, states, strict=True))
@@ -183,13 +186,14 @@ def whole_ids(state: StateIds) -> TokenIds:
 
 
 TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
-"""Purposes of continuations, from which their seeds derive. So estimates are independent of the true values
-that they are compared with, and both are independent of the run's own continuations."""
+"""The purposes of an analysis's continuations, from which their seeds derive. Because the purposes differ,
+estimates are independent of the true values with which they are compared, and both are independent of the
+run's own continuations."""
 
 
 @dataclass(frozen=True)
 class ChosenState:
-    """A state of one of the policy's answers, the one before a step."""
+    """A state of one of the policy's answers: the state before one of the answer's steps."""
 
     trajectory: Trajectory
     step: int
@@ -202,6 +206,7 @@ class ChosenState:
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
+        """The answer's tokens that belong to the state, without the prompt."""
         return tuple(self.trajectory.response_ids[: self.start].tolist())
 
     @property
@@ -211,18 +216,19 @@ class ChosenState:
 
     @property
     def token_ids(self) -> TokenIds:
+        """All tokens of the state: those of the prompt, and the answer's tokens that belong to the state."""
         return joined([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
 
 
 def choose_states(
     trajectories: Sequence[Trajectory], count: int, seed: int, point: int, *, prompts: bool = False
 ) -> list[ChosenState]:
-    """Returns at most `count` different states between the steps of these answers.
+    """Returns at most `count` different states between the steps of answers, drawn at random.
 
-    The answers are from the policy after `point` iterations. The number enters the seed of the draw.
-    With `prompts`, the states are the prompts instead. All steps of all answers are equally likely, so that a
-    state is drawn in proportion to how often the policy reaches the state. A state that is drawn again is
-    skipped. Equal answers, seeds and points give equal states.
+    The answers are from the policy after `point` iterations; `point` also enters the seed of the draw. With
+    `prompts`, the states are the prompts instead. All steps of all answers are equally likely, so a state is
+    drawn in proportion to how often the policy reaches it. A state that is drawn again is skipped. Equal
+    answers, seeds and points give equal states.
     """
     candidates: list[tuple[int, int]] = []  # an answer's position, and a step
     for i, trajectory in enumerate(trajectories):
@@ -267,7 +273,7 @@ def continue_states(
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not states:
         return []
-    # Each state is treated as a problem of its own. This problem has one path, the answer so far, and one
+    # Each state is treated as a separate problem. This problem has one path, the answer so far, and one
     # state, the end of path 0.
     problem_states = []
     for state in states:
@@ -294,16 +300,17 @@ LEAST_WEIGHT = 1e-6
 @TrueValues.register("in_process")
 @dataclass(frozen=True, kw_only=True)
 class InProcess(TrueValues):
-    """The mean reward of `samples` continuations of each state, sampled in plain PyTorch. It is fast for
-    models so small that a server costs more time than the model.
+    """Takes the mean reward of `samples` continuations of each state, sampled in plain PyTorch. This is fast
+    for models that are so small that a server would cost more time than the model.
 
     Where the task knows which tokens decide the reward (`KnowsDecisions`), a continuation takes both the
-    right and a wrong token there, each with its probability, and ends where the reward is certain. Only
-    tokens that hardly matter are then sampled, so that a few samples are as precise as thousands. Unbiased.
+    right and a wrong token there, each with its probability, and ends where the reward is certain. Then only
+    tokens that hardly matter are sampled, so a few samples are as precise as thousands. The values are
+    unbiased.
     """
 
     samples: Annotated[int, Gt(1)] = 256
-    """Continuations of each state."""
+    """The number of continuations of each state."""
 
     @override
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
@@ -332,17 +339,18 @@ class InProcess(TrueValues):
 
 
 class NextTokens(Protocol):
-    """Computes the probabilities of the next token for a batch of sequences, which it keeps.
+    """Keeps a batch of sequences, and computes the probabilities of the next token of each.
 
     Probabilities are float64 of shape [batch, vocabulary].
     """
 
     def begin(self, ids_BT: np.ndarray) -> np.ndarray:
-        """Starts a new batch."""
+        """Starts a new batch of sequences, and returns the probabilities of their next tokens."""
         ...
 
     def extend(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-        """Replaces the batch by some of its rows, each extended by a token. A row may occur several times."""
+        """Replaces the batch by the given rows of it, each extended by a token, and returns the probabilities
+        of their next tokens. A row may occur several times."""
         ...
 
 
@@ -379,12 +387,14 @@ class PolicySteps:
 
 @dataclass
 class _Path:
-    """A continuation of a state."""
+    """A continuation of a state. At each decision it becomes two, so a sample may have many paths."""
 
     state: int
+    """The number of the state in the `_StateBatch`."""
     sample: int
+    """The number of the sample of this state, from 0."""
     row: int
-    """Its row in the batch of `NextTokens`."""
+    """The path's row in the batch of `NextTokens`."""
     weight: float
     """The probability of the decisions on the path."""
     ids: list[int]
@@ -396,9 +406,10 @@ class _Path:
 def expand_continuations(
     steps: NextTokens, context: RolloutContext, states: Sequence[StateIds], samples: int
 ) -> list[EstimatedValue]:
-    """Returns the value of each state from `samples` continuations.
+    """Returns the value of each state, estimated from `samples` continuations.
 
-    Random numbers derive from the state and the context's seed, so that a value doesn't depend on the batch.
+    Random numbers derive from the state and the context's seed, so a value doesn't depend on the batch in
+    which the state is continued.
     """
     lengths = [len(whole_ids(state)) for state in states]
     order = sorted(range(len(states)), key=lambda i: lengths[i])
@@ -427,15 +438,16 @@ class _StateBatch:
         for state in states:
             budget = context.settings.token_budget(state.prompt_ids, context.settings.sampling.max_tokens)
             self.budgets.append(budget - len(state.begun_ids))
-        # A random number for each state, sample and position. Paths of the same sample share them, which
-        # doesn't bias their mean: each path alone follows a fair draw.
+        # A random number for each state, sample and position. Paths of the same sample share these numbers.
+        # This doesn't bias the mean of the paths, because each single path follows a fair draw.
         uniform = []
         for state in states:
             begun = repr(state.begun_ids.tolist())
             seed = derive_seed(context.seed, state.problem.id, begun, "expansion")
             uniform.append(np.random.default_rng(seed).random((samples, max(self.budgets))))
         self.uniform = np.stack(uniform)
-        # The reward of each state's samples: the sum over its paths that are over, weighted by probability.
+        # The reward of each sample of each state so far: the sum of the rewards of its paths that have ended,
+        # each times the path's weight.
         self.earned = np.zeros((len(states), samples))
         self.paths = []
         for number in range(len(states)):
@@ -473,10 +485,11 @@ class _StateBatch:
         return [mean_and_noise(rewards_of_state.tolist()) for rewards_of_state in self.earned]
 
     def _extend_paths(self, probabilities_BV: np.ndarray) -> Iterator[_Path]:
-        """Yields each path with one more token, W paths in all.
+        """Yields each path with one more token. In the names of arrays, W stands for the paths to extend.
 
-        A path at which nothing is decided gets a drawn token. At a decision it becomes two: one with the
-        right token, and one with a token drawn from the others, each weighted by its probability.
+        A path at which nothing is decided gets a drawn token. At a decision it becomes two paths: one with
+        the right token, and one with a token drawn from the others. The weight of each is multiplied by the
+        probability of its token, or of all the tokens that it was drawn from.
         """
         import numpy as np
 
@@ -517,7 +530,7 @@ class _StateBatch:
         return int(token)
 
     def _is_over(self, path: _Path) -> bool:
-        """Returns whether the path ends here; if so, its reward is added to its sample.
+        """Returns whether the path ends here. If it does, its reward is added to that of its sample.
 
         A path ends where the task already knows its reward, at an end token, where the budget of tokens is
         used up, and where its weight is too small to change a value noticeably. The weight is the probability

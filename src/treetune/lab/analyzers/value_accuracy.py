@@ -1,4 +1,4 @@
-"""The errors of Monte-Carlo values, and of the critic's values, compared with nearly exact values."""
+"""Measures the errors of Monte-Carlo values and of the critic's values against nearly exact values."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
         numbers = result["numbers"]["all"]
         bin_centres = [(low + high) / 2 for low, high in itertools.pairwise(numbers["bins"])]
         # Experiments are drawn next to each other at each position of the x axis. Estimators are 1 apart on
-        # this axis. Positions in the answer go from 0 to 1, so that experiments are shifted by less there.
+        # this axis. Positions in the answer go from 0 to 1, so experiments are shifted by less there.
         shift = (index - (len(results) - 1) / 2) * 0.16
         positions = [centre + shift * 0.1 for centre in bin_centres]
         for estimator, errors_of_estimator in numbers["estimators"].items():
@@ -115,7 +115,8 @@ def order_of(estimator: str) -> tuple[bool, int]:
 CRITIC = "critic"
 
 CriticFunction = Callable[[Sequence[TokenIds]], list[float]]
-"""Returns the critic's values of states, each given as all tokens up to it."""
+"""A function that returns the critic's values of states. A state is given as all tokens up to it, the prompt
+included."""
 ValuedState = Mapping[str, Any]
 """A state with its true value and its estimates, as `ValueAccuracy.measure` makes it."""
 
@@ -126,24 +127,26 @@ class ValueAccuracy(OfCheckpoints):
     """Compares values of states that the policy reaches with the mean reward of `rollouts` continuations
     (Kazemnejad et al., arXiv:2410.01679, section 7 and figures 7 and 8).
 
-    The states are drawn from answers that the checkpoint's own weights sampled. Compared are the means of
-    `samples` fresh continuations, and the critic's values where the experiment has a critic.
+    The states are drawn from answers that the checkpoint's own weights sampled. The values that are compared
+    are the mean rewards of K fresh continuations, for each K of `samples`, and the critic's values where the
+    experiment has a critic.
     """
 
     rollouts: Annotated[int, Gt(1)] = 256
-    """Continuations of a state, whose mean reward counts as its true value."""
+    """The number of continuations of a state whose mean reward counts as the state's true value."""
     samples: Annotated[tuple[Annotated[int, Gt(0)], ...], MinLen(1)] = (1, 3, 9)
-    """Values of K: means of K continuations are compared with the true values."""
+    """The values of K: means of K continuations are compared with the true values."""
     repeats: Annotated[int, Gt(0)] = 4
-    """Means of each K for a state."""
+    """The number of means of K continuations for each K and state."""
     states: Annotated[int, Gt(0)] = 128
-    """States between the steps of answers."""
+    """The largest number of states between the steps of answers at a checkpoint."""
     prompts: Annotated[int, Ge(0)] = 32
-    """Prompts; their errors are reported apart from those of the states between steps."""
+    """The largest number of prompts at a checkpoint. Their errors are reported apart from those of the states
+    between steps."""
     bins: Annotated[int, Gt(0)] = 5
-    """Equal parts of an answer's tokens, for the errors by position."""
+    """The number of equal parts of an answer's tokens, for the errors by position."""
     problems: Annotated[int, Gt(0)] = 64
-    """Problems that are answered where the run kept no answers by these weights."""
+    """The number of problems that are answered where the run kept no answers by the checkpoint's weights."""
 
     needs_engine = True
     judges_critic = True
@@ -170,7 +173,7 @@ class ValueAccuracy(OfCheckpoints):
     def measure(
         self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticFunction | None
     ) -> list[ValuedState]:
-        """Returns one row for each state: its true value, and all estimates of it."""
+        """Returns a row for each state, with its true value and all estimates of this value."""
         prefixes = [(state.trajectory, state.prefix_ids) for state in states]
         # Different purposes derive different seeds: an estimate shares no continuation with the true value.
         truths = continue_prefixes(context, prefixes, self.rollouts, TRUTH)
@@ -211,7 +214,7 @@ class ValueAccuracy(OfCheckpoints):
 
     @override
     def summarise(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
-        """Returns the errors of every estimator, at every checkpoint and over all of them together."""
+        """Returns the errors of every estimator, at every checkpoint and over all checkpoints together."""
         by_checkpoint = {}
         for point in sorted({row["checkpoint"] for row in rows}):
             rows_of_checkpoint = [row for row in rows if row["checkpoint"] == point]
@@ -220,7 +223,7 @@ class ValueAccuracy(OfCheckpoints):
 
     def _numbers(self, rows: Sequence[ValuedState]) -> dict[str, Any]:
         """Returns the errors of every estimator in these rows."""
-        # The state before the first step (0) is the prompt alone.
+        # The state before the first step (0) is only the prompt.
         within = [row for row in rows if row["step"] > 0]
         prompts = [row for row in rows if row["step"] == 0]
         names: dict[str, None] = {}  # a dictionary as an ordered set
@@ -252,9 +255,9 @@ class ValueAccuracy(OfCheckpoints):
 def errors(rows: Sequence[ValuedState], name: str, seed: int) -> dict[str, Any]:
     """Returns the errors of one estimator on these states, with 95 % intervals over problems.
 
-    They are ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − true value;
-    ``correlation`` (Pearson's); ``accuracy``, the share of estimates on the same side of 0.5 as the true
-    value, where 0.5 itself counts half. True values are means of samples: their own error
+    The errors are ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − true
+    value; ``correlation`` (Pearson's); and ``accuracy``, the share of estimates on the same side of 0.5 as
+    the true value, where 0.5 itself counts half. True values are means of samples: their own error
     (``truth_error``) is part of all these errors.
     """
     import numpy as np

@@ -15,7 +15,7 @@ True advantages. The answers' gradients Σ_t A_t s_t are independent, where s_t 
 
     V(true advantages) = (Σ_t E[A_t² |s_t|²] − |G|²) / n
 
-The policy has parameters of its own at each position and status, so scores of different tokens are orthogonal
+The policy has its own parameters at each position and status, so scores of different tokens are orthogonal
 and |S|² = Σ_t |s_t|². All expectations are then sums over positions and statuses.
 """
 
@@ -52,12 +52,13 @@ class ExactVariance(NamedTuple):
 
 
 def exact_variance(language: Language, answers: int = 8, environment: Collection[int] = ()) -> ExactVariance:
-    """Returns the exact variances of a language for groups of so many answers.
+    """Returns the exact variances of a language.
 
     Names end with shapes: T positions in an answer, S statuses (the states of an answer), O options (the
     choices at a position).
 
     Args:
+        answers: The number of answers in a group.
         environment: The positions whose tokens the environment writes. No credit trains these tokens, and
             they are not the policy's decisions.
     """
@@ -105,7 +106,7 @@ def exact_variance(language: Language, answers: int = 8, environment: Collection
     if true_variance < ROUNDING * weighted_by_advantage:
         true_variance = 0.0
     pairs = answers * (answers - 1)
-    # A step has at most one token that is a choice, so that decisive tokens are decisive steps.
+    # A step has at most one token that is a choice, so there are as many decisive steps as decisive tokens.
     steps = (language.length - len(environment)) / language.step
     return ExactVariance(
         rloo=float((4 * (answers - 2) * variance_of_mean + 2 * variance_of_pair) / pairs),

@@ -1,8 +1,8 @@
 """The gain of a credit method: how much it reduces the variance of the policy gradient, and at what cost.
 
-Groups of different problems are independent, so a batch of N problems has a gradient with covariance
-Cov(g)/N, g being one problem's. V = tr Cov(g). Between credits that are unbiased the mean gradient is the
-same, so their V compare directly:
+Let g be the gradient of one problem, and V = tr Cov(g). Different problems are independent, so the gradient
+of a batch of N problems has the covariance Cov(g) / N. All unbiased credits have the same mean gradient, so
+their V can be compared directly:
 
 * gain per answer = V(RLOO) / V(credit), on the same answers;
 * cost = (tokens sampled by rollout and credit) / (tokens of eight answers a problem);
@@ -37,8 +37,8 @@ TRUE_ADVANTAGES = "true advantages"
 BATCH = 64
 """The number of problems of the batch in which a bias counts as noise."""
 RATIOS = (0.25, 1.0, 3.0, 10.0)
-"""Values of ρ: a small CPU, a GPU with one pass, with two epochs and a reference, with long continuations
-left out."""
+"""The values of ρ for which tables have a column. In this order, they stand for a small CPU; a GPU with one
+training pass; a GPU with two epochs and a reference model; and a GPU with long continuations left out."""
 
 
 def gain(
@@ -49,15 +49,26 @@ def gain(
     unbiased: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """Returns ``gain``, the gain per answer with its interval (95 %, bootstrap over problems), and ``cost``,
-    ``gain_per_token``, ``bias``.
+    """Returns the gain of a credit, with its cost and bias.
 
-    The gain per answer is V(RLOO) / V(credit), where V is the variance of a problem's policy gradient. A bias
-    counts as variance, too. The arrays are the gradients of each problem with RLOO, with true advantages
-    (RLOO again where there are none), and with the credit. Row n of all three is of the same problem. If the
-    three rows are also of the same answers, their common noise cancels out. ``bias`` is the share of the mean
-    gradient's squared length that isn't along the true one. The gain is None where the mean gradient
-    has no part along the true one, or where noise hides that part.
+    Row n of the three arrays of gradients is of the same problem. If the three rows are also of the same
+    answers, their common noise cancels out.
+
+    Args:
+        reference_ND: The gradient of each problem with RLOO.
+        true_ND: The gradient of each problem with true advantages, or with RLOO again where there are none.
+        credit_ND: The gradient of each problem with the credit. It may have fewer problems than the others.
+        cost: The tokens that rollout and credit sampled, in units of the tokens of RLOO's answers.
+        unbiased: Whether the credit is unbiased, so its gradient needs no scaling and has no bias.
+        seed: The seed of the bootstrap.
+
+    Returns:
+        ``gain``, the gain per answer, and ``gain_per_token``, each with its interval (95 %, bootstrap over
+        problems); ``cost``; ``bias``; and ``problems``, the number of problems. The gain per answer is
+        V(RLOO) / V(credit), where V is the variance of a problem's policy gradient; a bias counts as
+        variance, too. ``bias`` is the share of the mean gradient's squared length that isn't along the true
+        gradient. The numbers of both gains are None where the mean gradient has no part along the true one,
+        or where noise hides that part.
     """
     # `credit_ND` may have fewer problems than the other two arrays. Then only these problems are compared.
     problems = len(credit_ND)
@@ -65,7 +76,7 @@ def gain(
     # The gradient that the credit's is compared with.
     target_ND = true_ND if unbiased else _mix_like(reference_ND, true_ND, credit_ND)
     reference, target, credit = map(_split_mean, (reference_ND, target_ND, credit_ND))
-    columns = []  # each pair's variance and product of means, by problem, in the order of `_gain_and_bias`
+    columns = []  # two for each pair: its (co)variance and its product of means, in `_gain_and_bias`'s order
     for first, second in ((reference, reference), (target, target), (target, credit), (credit, credit)):
         noise_N = np.einsum("nd,nd->n", first.deviations_ND, second.deviations_ND, dtype=np.float64)
         # The product of two means over N problems has 1/N of their common noise in it, which is taken out.
@@ -109,7 +120,7 @@ class _Split(NamedTuple):
 
 
 def _split_mean(rows_ND: Gradients) -> _Split:
-    """Returns the mean of the rows, and their deviations from it, whose mean square is the variance."""
+    """Returns the mean of the rows and the rows' deviations from it, which are scaled as in `_Split`."""
     # The mean is summed up in float64: in float32 the sum of many problems would lose digits.
     mean_D = rows_ND.mean(0, dtype=np.float64).astype(np.float32)
     scale = np.float32((len(rows_ND) / (len(rows_ND) - 1)) ** 0.5)
@@ -129,7 +140,7 @@ def _mix_like(reference_ND: Gradients, true_ND: Gradients, credit_ND: Gradients)
     # The least squares of c on r and t, up to a common factor; negative weights are left out.
     weight_r = max(rc * tt - tc * rt, 0.0)
     weight_t = max(tc * rr - rc * rt, 0.0)
-    # Where both weights are 0, the mixture has the true gradients alone.
+    # Where both weights are 0, the mixture has only the true gradients.
     share_of_reference = np.float32(weight_r / (weight_r + weight_t or 1.0))
     return true_ND + share_of_reference * (reference_ND - true_ND)
 
@@ -167,8 +178,8 @@ def at_ratio(gain: float, cost: float, rho: float) -> float:
 
 
 def half_width(score: Mapping[str, Any]) -> float:
-    """Returns half the width of the gain's interval as a share of the gain; infinite where there is no gain.
-    `score` is as `gain` returns it."""
+    """Returns half the width of the gain's interval as a share of the gain, or infinity where there is no
+    gain. `score` is what `gain` returns."""
     interval = score["gain"]
     if not interval["value"]:
         return float("inf")
@@ -180,7 +191,8 @@ COLUMNS += [f"at ρ = {rho:g} ↑" for rho in RATIOS]
 
 
 def gain_table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Returns a table in Markdown as lines, a row for each method, the best gain per token first."""
+    """Returns the lines of a table in Markdown, with a row for each method. The method with the largest gain
+    per token comes first."""
     rows = []
     # A method without a gain comes last.
     by_gain = sorted(methods.items(), key=lambda item: -(item[1]["gain_per_token"]["value"] or 0.0))

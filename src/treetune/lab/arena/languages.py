@@ -136,13 +136,13 @@ class Language:
         seed_N = np.array(seeds, np.uint64)
         ids_NT: NDArray[np.int32] = np.zeros((len(begun), self.length + 1), np.int32)  # 0 is the end token
         logprobs_NT = np.zeros(ids_NT.shape)
-        # All answers are extended position by position; those that begin further on join there.
+        # All answers are extended position by position. A longer beginning is only extended where it ends.
         for position in range(int(start_N.min(initial=self.length)), self.length):
             active = np.flatnonzero(start_N <= position)
             before = status_N[active]
             chances_AO = self.chances_TSO[position][before]
-            # Each position has two random numbers of its own: the even one draws the option, the odd one the
-            # wording.
+            # Each position has two random numbers: that with the even counter draws the option, and that with
+            # the odd counter draws the wording.
             option = _draw_options(chances_AO, _uniform(seed_N[active], 2 * position))
             after = self.after_TSO[position][before, option]
             wordings = self.wordings_TS[position][before]
@@ -302,9 +302,10 @@ def _draw_options(chances_NO: NDArray[np.float64], uniform_N: NDArray[np.float64
 
 
 def _uniform(seeds: NDArray[np.uint64], counter: int) -> NDArray[np.float64]:
-    """Returns random numbers in [0, 1) that depend only on seed and counter.
+    """Returns a random number in [0, 1) for each seed. It depends only on the seed and the counter.
 
-    They are splitmix64 of both (Steele et al., "Fast splittable pseudorandom number generators", 2014).
+    The number is output number `counter`, counted from 0, of the generator splitmix64 with this seed (Steele
+    et al., "Fast splittable pseudorandom number generators", 2014).
     """
     with np.errstate(over="ignore"):
         mixed = seeds + np.uint64(counter + 1) * np.uint64(0x9E3779B97F4A7C15)
@@ -499,7 +500,11 @@ def fork(steps: int = 12, good: float = 0.5, fails: float = 0.025, worse: float 
 
 
 def walk(steps: int = 12, up: float = 0.44, levels: int = 7) -> Language:
-    """Returns a language in which every step moves a level up or down. High levels are correct at the end."""
+    """Returns a language in which every step moves a level up or down, from the middle level on.
+
+    A step beyond the lowest or the highest level stays there. An answer that ends above the middle level is
+    correct.
+    """
     middle = levels // 2
     # Answers begin in status 0, which must be the middle level.
     level_of_status = [middle, *(level for level in range(levels) if level != middle)]
@@ -523,14 +528,15 @@ CHOICES: Mapping[str, Callable[[int, float], Language]] = {
     "majority": majority,
     "all": every_choice,
 }
-"""Functions that return a language of some length and chance of a correct answer, by what decides it."""
+"""For each thing that may decide an answer, a function that returns such a language. Its arguments are the
+number of choices and the chance of a correct answer: ``CHOICES["first"](8, 0.25)`` is "first of 8"."""
 WORDY: Mapping[str, Callable[[], Language]] = {
     "slips": slips,
     "repair": partial(slips, wrong=0.16, repaired=0.11),
     "fork": fork,
     "walk": walk,
 }
-"""Functions that return a language with steps of several tokens."""
+"""For each name of a language with steps of several tokens, a function that returns the language."""
 LANGUAGES = (
     *("first of 2", "first of 8", "first of 32"),
     *("middle of 8", "middle of 32"),
@@ -579,7 +585,8 @@ class LastStatus(Grader):
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageTask(Task):
-    """A task with `count` problems that are all the same, so that each is another sample."""
+    """A task with `count` problems that differ only in their ids. The answers to each problem are another
+    sample from the language."""
 
     language: Language
     count: int
@@ -607,7 +614,7 @@ class LanguageTask(Task):
 
 
 PRIVILEGED = -1
-"""The first token of a prompt of three that tells the policy that the answer will be correct."""
+"""The first of the three tokens of a prompt that tells the policy that the answer will be correct."""
 
 
 class TableEngine(Engine):
@@ -671,7 +678,7 @@ def context_of(language: Language, problems: int, seed: int) -> RolloutContext:
         ),
         seed=seed,
         iteration=0,
-        # More context than any answer needs, and a budget with the end token.
+        # The context is longer than any answer needs. The budget of tokens includes the end token.
         settings=AnswerSettings(context_length=4096, sampling=SamplingParams(max_tokens=language.length + 1)),
         model_scores=ModelScores(
             distributions=Distributions(language.distributions),
@@ -705,6 +712,6 @@ class TrueAdvantages(TokenCredit):
         rows = []
         for answer in answers:
             values_T = language.values_TS[positions, language.statuses(answer.response_ids)]
-            # The end token is certain, so that its advantage is 0.
+            # The end token is certain, so its advantage is 0.
             rows.append([*np.diff(values_T).tolist(), 0.0])
         return rows

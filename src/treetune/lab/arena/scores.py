@@ -64,24 +64,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ANSWERS = 8
-"""Answers to each problem."""
+"""The number of answers to each problem."""
 AT_ONCE = 125
-"""Problems whose answers get credit before the precision of the gain is tested again."""
+"""The number of problems whose answers get credit before the precision of the gain is tested again."""
 CRITIC_PROBLEMS = 32
-"""Problems from whose answers the critic learns."""
+"""The number of problems from whose answers the critic learns."""
 
 
 class ScoredMethod(NamedTuple):
-    """A credit method, and the rollout that makes its answers; None: the answers that all methods share."""
+    """A credit method, and the rollout that samples its answers."""
 
     credit: Credit
     rollout: Rollout | None = None
+    """None: the method gives credit to the answers that all such methods share."""
 
 
 def shipped_methods() -> dict[str, ScoredMethod]:
     """Returns the methods of configs/lib/arena.libsonnet, and those that are only in code, by their names.
 
-    The latter read the tables of a language, which have its exact values and probabilities.
+    Those that are only in code read the tables of a language, which have its exact values and probabilities.
     """
     methods = {
         TRUE_ADVANTAGES: ScoredMethod(TrueAdvantages()),
@@ -97,8 +98,9 @@ def shipped_methods() -> dict[str, ScoredMethod]:
 def methods_of(module: str) -> dict[str, ScoredMethod]:
     """Returns the credit methods and value estimators that a module registers, with their defaults.
 
-    Value estimators are used with three continuations of each state. Raises ConfigError for a module that
-    can't be imported or registers none.
+    A value estimator is used in the credit `monte_carlo` with three continuations of each state. Raises
+    ConfigError for a module that can't be imported, and for one that registers neither a credit method nor a
+    value estimator.
     """
     # A failed import has the same messages as one that a configuration asks for.
     import_parts({"imports": [module]})
@@ -219,7 +221,8 @@ class AssignedCredit(NamedTuple):
 def assign_credit(context: RolloutContext, method: ScoredMethod, shared: Sequence[Tree]) -> AssignedCredit:
     """Returns answers to some problems, with the credit that a method gives them.
 
-    A method's own rollout makes its answers. Methods without a rollout use the same answers, `shared`.
+    A method with a rollout samples its own answers to the problems of `shared`. A method without one gives
+    credit to the answers of `shared`.
     """
     trees = shared
     if method.rollout is not None:
@@ -242,7 +245,7 @@ def gradients_of(
 ) -> tuple[Any, int]:
     """Returns a method's gradient of each problem, [problems, parameters], and the number of sampled tokens.
 
-    `shared` are the answers that methods without a rollout use.
+    `shared` has the answers to which methods without a rollout give credit.
     """
     credited = assign_credit(context, method, shared)
     return language.gradients(credited.answers, credited.episodes, credited.groups), credited.tokens
@@ -314,8 +317,10 @@ def summary_table(by_language: Mapping[str, Mapping[str, Mapping[str, Any]]]) ->
 
 
 def rank_correlation(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
-    """Returns Spearman's rank correlation of the gains per token in two sets of scores by language, over all
-    languages and methods that have a gain in both; NaN for fewer than two."""
+    """Returns Spearman's rank correlation of the gains per token in two sets of scores.
+
+    Each set has the scores of methods by language and method. The correlation is over all pairs of a language
+    and a method that have a gain in both sets. It is NaN for fewer than two such pairs."""
     from scipy.stats import spearmanr
 
     pairs = []
@@ -414,7 +419,9 @@ here."""
 
 
 def _methods_to_score(modules: Sequence[str], names: Sequence[str] | None) -> dict[str, ScoredMethod]:
-    """Returns the methods of the modules, or all shipped ones; with `names` only these."""
+    """Returns the methods of the modules, or all shipped methods where there are no modules.
+
+    With `names`, only the methods with these names are returned. Raises ValueError for an unknown name."""
     methods: dict[str, ScoredMethod] = {}
     for module in modules:
         methods |= methods_of(module)

@@ -23,14 +23,14 @@ HINDSIGHT_RATIO = "hindsight ratio, exact"
 
 @dataclass(frozen=True, kw_only=True)
 class LogProbability(TokenCredit):
-    """Gives each token its log-probability under the policy: fluency, or confidence. It ignores the reward.
-    The step with the largest credit in size is the least likely one."""
+    """Gives each token its log-probability under the policy, which is also called fluency or confidence. It
+    ignores the reward. The step whose credit is largest in size is the least likely step."""
 
     @override
     def token_advantages(self, answers: Sequence[Trajectory]) -> Sequence[Sequence[float]]:
         language: Language = answers[0].problem.data["language"]
         status_NT = np.stack([language.statuses(answer.response_ids) for answer in answers])
-        # The end token is certain, so that its log-probability is 0.
+        # The end token is certain, so its log-probability is 0.
         return [[*row, 0.0] for row in language.log_probabilities(status_NT).tolist()]
 
 

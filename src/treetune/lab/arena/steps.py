@@ -34,8 +34,8 @@ from treetune.vocabulary import Episode, Trajectory
 Steps: TypeAlias = NDArray[np.float64]
 """A number for each step of each answer, [answers, steps]."""
 DIGITS = 9
-"""Numbers of an answer that agree in so many digits, relative to the largest one, count as equal. Otherwise
-rounding would decide about ranks."""
+"""Numbers of an answer that agree in this many digits, relative to the answer's largest one, count as equal.
+If they didn't, rounding would decide their ranks."""
 SMALLEST = 1e-9
 """Numbers up to this size are rounding, and count as 0."""
 MEASURES = ("truth", "fluency", "decisive", "chance")
@@ -68,7 +68,7 @@ def step_sums(
     status_NT = np.stack([language.statuses(answer.response_ids) for answer in answers])
     # The end token, which is after `language.length` tokens, is left out: it is certain.
     weights_NT = np.stack([(episode.advantages * episode.trained)[: language.length] for episode in episodes])
-    # Sums in place of means: all steps have the same number of tokens, so that ranks are the same.
+    # Sums take the place of means: all steps have the same number of tokens, so the ranks are the same.
     credit_NS = _sum_by_step(language, weights_NT)
     true_NS = true_advantages(language, status_NT)
     fluency_NS = _sum_by_step(language, language.log_probabilities(status_NT))
@@ -76,7 +76,7 @@ def step_sums(
         "truth": rank_correlations(credit_NS, true_NS),
         "fluency": rank_correlations(credit_NS, fluency_NS),
         "decisive": decisive_hits(credit_NS, true_NS),
-        # If the credit is the same for all steps, the draw is among all of them.
+        # A credit that is the same for all steps is largest at every step, so the draw is among all steps.
         "chance": decisive_hits(np.ones_like(true_NS), true_NS),
     }
     starts = np.cumsum([0, *groups[:-1]])
@@ -166,7 +166,7 @@ def decisive_hits(credit_NS: Steps, true_NS: Steps) -> NDArray[np.float64]:
 
 
 def _sum_by_step(language: Language, values_NT: NDArray[np.float64]) -> Steps:
-    """Returns the sums of each step's tokens."""
+    """Returns for each step the sum of the values of its tokens."""
     step_starts = np.arange(0, language.length, language.step)
     return np.add.reduceat(values_NT, step_starts, axis=1)
 

@@ -115,7 +115,8 @@ def _mean(numbers: Sequence[NumberWithInterval]) -> NumberWithInterval:
 
 
 def _with_interval(number: NumberWithInterval) -> str:
-    """Returns a number with its interval: ``0.81 [0.79, 0.83]``, or alone if it has no error: ``0.125``."""
+    """Returns a number with its interval, ``0.81 [0.79, 0.83]``, or only the number if it is exact,
+    ``0.125``."""
     if number["value"] is None:
         return "–"
     if number["low"] == number["high"]:

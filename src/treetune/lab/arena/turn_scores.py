@@ -50,7 +50,7 @@ from treetune.tree import Sharing, Tree, trees_of
 from treetune.vocabulary import Episode, Fork, Trajectory
 
 DIGITS = 9
-"""Credits that agree in so many digits count as equal. Otherwise rounding would decide about ranks."""
+"""Credits that agree in this many digits count as equal. If not, rounding would decide their ranks."""
 GROUPS_AT_ONCE = 1000
 """Groups that a credit gets in one call, as answers to as many problems. A call for each group would be slow,
 and one for all of them would need much memory."""
@@ -69,9 +69,11 @@ class TurnScore(NamedTuple):
     turns: float
     """The expected number of turns that the policy takes for a group."""
     fidelity: float
-    """This one and the next two: see `Audit`."""
+    """See `Audit.fidelity`."""
     spread: float
+    """See `Audit.spread`."""
     noise: float
+    """See `Audit.noise`."""
     share_of_length: float
     """The length of the expected gradient along the true one, divided by the true one's."""
 
@@ -121,7 +123,15 @@ class Audit:
     def add(
         self, before: tuple[PlayedTurn, ...], action: int, truth: float, credit: float, weight: float
     ) -> None:
-        """Adds the credit of an action after some turns. `weight` is its probability."""
+        """Adds the credit of an action.
+
+        Args:
+            before: The turns before the action, which are its context.
+            action: The number of the action.
+            truth: The true advantage of the action in this context.
+            credit: The credit.
+            weight: The probability of this credit.
+        """
         self._credits.append(credit)
         self._truths.append(truth)
         self._weights.append(weight)
@@ -177,8 +187,8 @@ def _middle_ranks(values: NDArray[np.float64], weights: NDArray[np.float64]) -> 
 
 @dataclass
 class _Expectation:
-    """What is expected of a group's gradient: sums over everything that can happen, weighted by its
-    probability."""
+    """Collects the expectations of a group's gradient: sums over all possible groups (or trees), each
+    weighted by its probability."""
 
     table: TurnTable
     audit: Audit = field(default_factory=Audit)
@@ -188,6 +198,7 @@ class _Expectation:
     squared_length: float = 0.0
     """E|gradient|²."""
     turns: float = 0.0
+    """The expected number of turns that the policy takes."""
 
     def __post_init__(self) -> None:
         self.gradient_P = np.zeros_like(self.table.true_gradient)
@@ -210,7 +221,7 @@ class _Expectation:
         self.turns += probability * turns
 
     def score(self) -> TurnScore:
-        """Returns the score, once everything that can happen has been added."""
+        """Returns the score. Everything that can happen must have been added before."""
         assert math.isclose(self.probability, 1.0, rel_tol=1e-9), "everything that can happen has been added"
         true_P, mean_P = self.table.true_gradient, self.gradient_P
         true_squared = float(true_P @ true_P)
@@ -235,7 +246,7 @@ class _Expectation:
 
 
 class _Group(NamedTuple):
-    """Several draws from a list of answers, or of what may grow from a state, in any order.
+    """Several draws from a list of answers, or from a list of what may grow from a state, in any order.
 
     Example: of two draws from two answers with the probabilities 0.75 and 0.25, each is drawn once with the
     probability ``2 · 0.75 · 0.25``: ``_Group(answers=(0, 1), probability=0.375)``.
@@ -267,7 +278,13 @@ def context_for_credits() -> RolloutContext:
 
 
 def score_group_credit(table: TurnTable, credit: Credit, size: int) -> TurnScore:
-    """Returns the score of a credit that needs nothing but the answers to a problem."""
+    """Returns the score of a credit that needs nothing but the answers to a problem.
+
+    Args:
+        table: The language.
+        credit: The credit.
+        size: The number of answers in a group.
+    """
     answers = table.answers
     scores_by_answer = [table.scores_KP(answer.turns) for answer in answers]
     truths_by_answer = [table.true_advantages(answer.turns) for answer in answers]
@@ -313,7 +330,10 @@ def _add_to_audit(
 
 
 def score_true_advantages(table: TurnTable, size: int) -> TurnScore:
-    """Returns the score of the exact advantages, for which the policy takes no turns but the answers' own."""
+    """Returns the score of the exact advantages in groups of `size` answers.
+
+    The policy takes no turns but those of the answers.
+    """
     expectation = _Expectation(table)
     for answer in table.answers:
         advantages_K = table.true_advantages(answer.turns)
@@ -420,7 +440,7 @@ def _audit_replays(
 
 
 def mean_distribution(distribution: Distribution, size: int) -> Distribution:
-    """Returns the distribution of the mean of so many independent draws.
+    """Returns the distribution of the mean of `size` independent draws.
 
     Example: of two draws from ``{0: 0.5, 1: 0.5}`` it is ``{0: 0.25, 0.5: 0.5, 1: 0.25}``.
     """
@@ -448,14 +468,15 @@ class BranchedAnswer(NamedTuple):
 
     turns: tuple[PlayedTurn, ...]
     parent: int | None = None
-    """The number of the answer that it branched off from; None for one from the prompt."""
+    """The number of the answer from which this one branched off; None for an answer from the prompt."""
     shared_turns: int = 0
+    """The number of turns at the beginning that the answer shares with its parent."""
 
 
 class RootOutcome(NamedTuple):
     """The answers that grew from one root, or from a state within a tree, and their probability.
 
-    Turns are counted from the state on, and `parent` within `answers`.
+    The turns of the answers begin at the root or the state. Each `parent` is an index into `answers`.
     """
 
     answers: tuple[BranchedAnswer, ...]
@@ -523,7 +544,7 @@ def enumerate_single_branchings(
     """Returns every tree of answers that may grow from one root with one branching, before a given turn.
 
     Each tree comes with its probability. The root's first answer is sampled from the prompt. The other
-    answers have the turns of the first answer before the branching, and later turns of their own.
+    answers have the turns of the first answer before the branching, and their own turns after it.
 
     Args:
         table: The language: tables of a policy and an environment, whose answers can all be enumerated.
@@ -591,8 +612,8 @@ def score_trees(
                 gradient_P += advantages_K @ table.scores_KP(answer.turns) / roots
                 # A turn that several answers share was sampled once, and one of them trains it.
                 turns_sampled += int(is_trained_K.sum())
-                # `reach_K` divides the weight of a turn among the branches of a branching, so that all of
-                # them together count as one answer. With the credit's weight `reach`, the advantages of the
+                # `reach_K` divides the weight of a turn among the branches of a branching: all branches
+                # together count as one answer. With the credit's weight `reach`, the advantages of the
                 # episode contain this weight already.
                 credits_K = advantages_K / reach_K if credit.weight == "reach" else advantages_K
                 weights_K = np.where(is_trained_K, group.probability * reach_K / roots, 0.0)
@@ -646,7 +667,7 @@ def _reach_of_turns(tree: Tree) -> list[NDArray[np.float64]]:
 
 
 ENDS = -1
-"""The symbol for "the answer ends" in place of a next action: the index of the last column."""
+"""Stands for "the answer ends" in place of a next action. As an index, it is that of the last column."""
 
 
 def influence(table: TurnTable) -> float:

@@ -87,7 +87,7 @@ class TurnTable:
     replies: Mapping[tuple[str, int], tuple[Reply, ...]]
     """The possible replies to an action in a state."""
     max_turns: int
-    """An answer ends after so many turns, in whichever state it is."""
+    """The number of turns after which an answer ends, in whichever state it is."""
     start: str = "start"
 
     # Answers
@@ -98,7 +98,9 @@ class TurnTable:
         return self.continuations_from(self.start, self.max_turns)
 
     def continuations_from(self, state: str | None, turns_left: int) -> list[PlayedAnswer]:
-        """Returns all ways in which an answer may continue from a state with so many turns left."""
+        """Returns all ways in which an answer may continue from a state with `turns_left` turns left.
+
+        The state None is the end of the answer, from which the only continuation has no turns."""
         if state is None or turns_left == 0:
             return [PlayedAnswer((), 1.0)]
         continuations = []
@@ -142,7 +144,7 @@ class TurnTable:
         return sum(len(later.turns) * later.probability for later in continuations)
 
     def true_advantage(self, turn: PlayedTurn, turns_left: int) -> float:
-        """Returns Q(state, action) − V(state), with so many turns left before the turn.
+        """Returns Q(state, action) − V(state). `turns_left` counts the turns that are left before the turn.
 
         The environment's reply is not the policy's choice, so its luck is not part of the advantage.
         """

@@ -10,16 +10,18 @@ sum of its rewards from turn t on, minus a baseline from the group's other answe
   ended earlier earn 0. Each answer subtracts the same terms;
 * by return: the mean return from turn t on, among those of the other answers that have a turn t.
 
-The first is the generalisation of MT-GRPO (2505.11821, which has two turns in every answer) to answers with
-different numbers of turns, and is biased, as verl's issue 7244 points out. With ρ_k = P(the answer has a turn
-k), m_k the mean reward of turn k and groups of n, the gradient by the logit of c_t is
+The baseline by index generalises that of MT-GRPO (2505.11821, which has two turns in every answer) to answers
+with different numbers of turns. It is biased, as verl's issue 7244 points out. Let ρ_k = P(the answer has a
+turn k), let m_k be the mean reward of turn k, and let a group have n answers. The gradient by the logit of
+c_t is then
 
     true:      (1 − c_t) Σ_{k>t} ρ_k m_k
     by index:  (1 − c_t) Σ_{k>t} ρ_k m_k (1 − ρ_k)^(n−1)
 
-because E[1(turn k exists) ∇ log π] = ρ_k (1 − c_t) for k > t, and the baseline of turn k has the mean
-m_k (1 − (1 − ρ_k)^(n−1)), being 0 where no other answer has that turn. In large groups nothing is left: the
-policy learns nothing from the rewards of further turns about whether to take them.
+because E[1(turn k exists) ∇ log π] = ρ_k (1 − c_t) for k > t. The baseline of turn k has the mean
+m_k (1 − (1 − ρ_k)^(n−1)), since it is 0 where no other answer has that turn. In large groups nothing is left
+of the gradient by index: the policy learns nothing from the rewards of further turns about whether to take
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from treetune.vocabulary import Trajectory
 
 
 class TurnAnswer(NamedTuple):
-    """An answer. Example, of three turns, the second of which earned nothing:
+    """An answer. Example of an answer of three turns, the second of which earned nothing:
     ``TurnAnswer(rewards=(1.0, 0.0, 1.0), probability=0.04)``."""
 
     rewards: tuple[float, ...]
@@ -48,12 +50,15 @@ class TurnAnswer(NamedTuple):
 
 
 Baseline: TypeAlias = Callable[[TurnAnswer, Sequence[TurnAnswer], int], float]
-"""The baseline of an answer's turn t (from 0), from the group's other answers."""
+"""A function that returns the baseline of a turn. Its arguments are the answer, the group's other answers,
+and the number of the turn, counted from 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnLanguage:
-    """Answers of up to K turns. Example: ``TurnLanguage(goes_on=(0.5, 0.5), earns=(0.5, 0.5, 0.5))``."""
+    """A language of answers of up to K turns.
+
+    Example, for K = 3: ``TurnLanguage(goes_on=(0.5, 0.5), earns=(0.5, 0.5, 0.5))``."""
 
     goes_on: tuple[float, ...]
     """c_t: the probability of another turn after each turn but the last."""
@@ -62,36 +67,38 @@ class TurnLanguage:
 
     @property
     def turns(self) -> int:
-        """K: the most turns of an answer."""
+        """K: the largest number of turns of an answer."""
         return len(self.earns)
 
     @property
     def reached(self) -> NDArray[np.float64]:
-        """ρ_t: the probability that an answer has a turn t."""
+        """ρ_t for each turn t: the probability that an answer has a turn t."""
         return np.cumprod([1.0, *self.goes_on])
 
     def answers(self) -> list[TurnAnswer]:
         """Returns all possible answers: each number of turns, with each combination of their rewards."""
         answers = []
         for turns in range(1, self.turns + 1):
-            # The probability that an answer with so many turns takes no further turn. After the last possible
+            # The probability that an answer with `turns` turns takes no further one. After the last possible
             # turn, there is no further one.
             ends_here = 1.0 if turns == self.turns else 1 - self.goes_on[turns - 1]
             for rewards in itertools.product((0.0, 1.0), repeat=turns):
                 # m is the probability that a turn earns 1.
                 chances = [m if reward else 1 - m for m, reward in zip(self.earns, rewards)]
-                # `reached[turns - 1]` is the probability that an answer has so many turns or more.
+                # `reached[turns - 1]` is the probability that an answer has `turns` turns or more.
                 probability = self.reached[turns - 1] * ends_here * math.prod(chances)
                 answers.append(TurnAnswer(rewards, float(probability)))
         return answers
 
     def true_gradient(self) -> NDArray[np.float64]:
-        """Returns the derivative of the expected sum of rewards by the logit of each choice to go on, [K − 1]
-        as all gradients here."""
+        """Returns the derivative of the expected sum of rewards by the logit of each choice to go on.
+
+        There are K − 1 such choices, so this gradient has K − 1 numbers, as all gradients of this file have.
+        """
         return self._later(self.reached * self.earns)
 
     def gradient_by_index(self, answers: int) -> NDArray[np.float64]:
-        """Returns the expected gradient with the baseline by index in groups of so many answers."""
+        """Returns the expected gradient with the baseline by index, in groups of `answers` answers."""
         return self._later(self.reached * self.earns * (1 - self.reached) ** (answers - 1))
 
     def _later(self, terms_K: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -114,20 +121,25 @@ def by_index(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> flo
 
 
 def padded(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float:
-    """Returns the sum of the mean rewards of all turns from `turn` on, ended answers earning 0."""
+    """Returns the padded baseline: the sum of the mean rewards of all turns from `turn` on.
+
+    The means are over all other answers. An answer that ended earlier earns 0 in a turn that it doesn't have.
+    """
     return sum(sum(other.rewards[turn:]) for other in others) / len(others)
 
 
 def by_return(answer: TurnAnswer, others: Sequence[TurnAnswer], turn: int) -> float:
-    """Returns the mean return from `turn` on, of the others that have this turn."""
+    """Returns the baseline "by return": the mean return from `turn` on of the other answers that have this
+    turn, or 0 if none has."""
     returns = [sum(other.rewards[turn:]) for other in others if len(other.rewards) > turn]
     return sum(returns) / len(returns) if returns else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnRewardCredit(TokenCredit):
-    """Gives each turn the sum of its reward and the later ones, minus a baseline for turn rewards. It has no
-    `type`: the credit exists to be measured."""
+    """Gives each turn the sum of its reward and the later ones, minus a baseline for turn rewards.
+
+    It is not registered, so no configuration can choose it: it exists only to be measured."""
 
     baseline: Baseline
 

@@ -1,5 +1,5 @@
-"""Which credit assignment learns most per second of a run: gains and costs of several, weighed by the run's
-own seconds of sampling and training."""
+"""Finds the credit assignment that learns most per second of a run: the gains and costs of several methods,
+weighed by the run's own seconds of sampling and training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import ExperimentDirectory
 
 NAME = "credit_worth"
+"""The name of the analysis that is described, and of the folder of its result."""
 
 
 def describe_worth(directory: ExperimentDirectory) -> list[str]:
@@ -29,7 +30,7 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
         if rho is None:
             lines.append("ρ is unknown, as no iteration recorded its seconds: read the column of your ρ")
             continue
-        # By the intervals' low ends, so that a wide interval doesn't win.
+        # Methods are compared by the low ends of their intervals, so that a wide interval doesn't win.
         best, low_end = best_at(methods, rho, by="low")
         lines.append(f"In this run, training a token took {rho:.2g} times as long as sampling one (ρ).")
         if round(low_end, 2) > 1:  # rounded as in the line below, which never says "1.00 times"
@@ -40,10 +41,13 @@ def describe_worth(directory: ExperimentDirectory) -> list[str]:
 
 
 def measured_ratio(rows: Sequence[Mapping[str, Any]]) -> float | None:
-    """Returns ρ, the seconds of training a token over those of sampling one: the median over iterations,
-    whose metrics `rows` has. None where no iteration both sampled and trained.
+    """Returns ρ: the seconds that training a token takes, divided by the seconds that sampling one takes.
 
-    The tokens and seconds of credit count as sampled: credit takes its time by sampling continuations.
+    It is the median over iterations. Returns None where no iteration both sampled and trained. The tokens and
+    seconds of credit count as sampling, since credit spends its time on sampling continuations.
+
+    Args:
+        rows: The metrics of each iteration, by name.
     """
     ratios = []
     for row in rows:

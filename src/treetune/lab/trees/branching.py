@@ -65,7 +65,7 @@ class Branching(Registrable):
     def branches(self, answers: Sequence[Trajectory], number: int) -> list[Branches]:
         """Returns the branches to sample next; none when the tree is complete.
 
-        The result must depend on the answers alone. Then a tree does not depend on the order in which its
+        The result must depend only on the arguments. Then a tree does not depend on the order in which its
         answers arrive.
 
         Args:
@@ -95,7 +95,7 @@ def forks_along(answers: Sequence[Trajectory]) -> list[list[int]]:
         if answer.fork is not None:
             forks.add(answer.fork.tokens)
             # The answer shares the branchings before its fork with the answer that it forked from. That
-            # answer has a smaller number, so that its list is there already.
+            # answer has a smaller number, so its list is there already.
             forks_of_parent = forks_by_answer[answer.fork.sample]
             for tokens in forks_of_parent:
                 if tokens < answer.fork.tokens:
@@ -141,8 +141,9 @@ def next_states(rule: StateRule, answers: Sequence[Trajectory], number: int) -> 
 @Branching.register("at_states")
 @dataclass(frozen=True, kw_only=True)
 class AtStates(Branching):
-    """SPO-tree's trees: every answer continues in ``ways[0]`` ways from its first state, each of these in
-    ``ways[1]`` ways from its second, and so on. An answer that ends before a state does not branch there.
+    """SPO-tree's trees: every answer continues in ``ways[0]`` ways from its first state. Each resulting
+    answer continues in ``ways[1]`` ways from its second state, and so on. An answer that ends before a state
+    does not branch there.
 
     With `states` at every 600 tokens, six answers from the prompt and `ways` [6, 6] this is the tree of
     SPO-tree (Guo et al., arXiv:2505.23564). The paper samples each way only up to the next state. Here whole
@@ -153,8 +154,8 @@ class AtStates(Branching):
     unbiased = True
 
     states: StateRule
-    """The rule for the states at which it branches. The gradient is unbiased only if the position of a state
-    depends on nothing but the tokens before it."""
+    """The rule for the states at which an answer branches. The gradient is unbiased only if the position of a
+    state depends on nothing but the tokens before it."""
     ways: Annotated[tuple[Annotated[int, Gt(1)], ...], MinLen(1)]
     """The number of ways in which an answer continues from its first state, from its second, …"""
 
@@ -174,19 +175,19 @@ class AtStates(Branching):
 @Branching.register("up_to_width")
 @dataclass(frozen=True, kw_only=True)
 class UpToWidth(Branching):
-    """TreePO's trees: a tree gets up to `width` answers. At each state, the answers that have not ended share
-    the answers that are still missing. None continues in more than `most_ways` ways.
+    """TreePO's trees: a tree gets up to `width` answers. In each round, the answers that have not ended share
+    equally the number of answers that are still missing. No answer continues in more than `most_ways` ways.
 
     Answers that end early leave their share to the others. Which answers have ended is known at the state, so
-    that its branches depend on nothing after it. With `states` at even distances these are TreePO's trees (Li
-    et al., arXiv:2508.17445, section 3), without its early stops and without its restarts from random
-    positions.
+    the branches there depend on nothing after the state. With `states` at even distances these are TreePO's
+    trees (Li et al., arXiv:2508.17445, section 3), without its early stops and without its restarts from
+    random positions.
     """
 
     unbiased = True
 
     states: StateRule
-    """The rule for the states at which it branches."""
+    """The rule for the states at which an answer branches."""
     width: Annotated[int, Gt(1)]
     """The largest number of answers of a tree."""
     most_ways: Annotated[int, Gt(1)] = 2
@@ -224,15 +225,16 @@ class LastStates(Branching):
     The code keeps a branch only if its reward differs from the answer's; here every branch is kept, since
     dropping branches by their reward adds a bias (docs/results/turn_credits.md).
 
-    **Biased** where the number of states depends on the tokens after a state: then only the end of the answer
-    tells which states are its last. In the small language of the tests, with states at every token, the error
-    of the expected gradient of the credit `tree` is 25 % of the true gradient's length (cosine 0.992).
+    **Biased** where the number of states depends on the tokens after a state: then only at the end of the
+    answer is it known which states are its last. In the small language of the tests, with states at every
+    token, the error of the expected gradient of the credit `tree` is 25 % of the true gradient's length
+    (cosine 0.992).
     """
 
     unbiased = False
 
     states: StateRule
-    """The rule for the states at which it may branch."""
+    """The rule for the states at which an answer may branch."""
     count: Annotated[int, Gt(0)] = 1
     """How many of an answer's last states branch."""
     ways: Annotated[int, Gt(1)] = 2
@@ -265,10 +267,10 @@ class RandomStates(Branching):
 
     Here a *tree* is one answer from the prompt with all answers that grew from it. In each of `rounds`
     rounds, each of these trees draws `draws` of its states, with replacement, and samples a further answer
-    from each. The prompt is one of the states, and a state that answers share counts once. M answers from the
-    prompt become M (1 + rounds · draws).
+    from each drawn state. The prompt is one of the states, and a state that answers share counts once. M
+    answers from the prompt become M (1 + rounds · draws) answers.
 
-    No seed is needed: a hash of the tree's tokens draws the states, so that a restart draws the same.
+    No seed is needed: a hash of the tree's tokens draws the states, so a restart draws the same ones.
     **Biased** for two reasons. How likely a state is drawn depends on the number of states after it. And a
     further answer from the prompt counts as much as one of the first `samples`. In a game of two turns, with
     one draw, the expected gradient of the credit `tree` has the right direction and 1.5 times the right
@@ -278,11 +280,11 @@ class RandomStates(Branching):
     unbiased = False
 
     states: StateRule
-    """Where it may branch, in addition to the prompt."""
+    """The rule for the states at which a tree may branch, in addition to the prompt."""
     draws: Annotated[int, Gt(0)] = 2
-    """States of a tree that are drawn in a round."""
+    """The number of states of a tree that are drawn in a round."""
     rounds: Annotated[int, Gt(0)] = 1
-    """Rounds of branching."""
+    """The number of rounds of branching."""
 
     @override
     def most_answers(self, samples: int) -> int:
@@ -315,7 +317,9 @@ class RandomStates(Branching):
 
 
 class _Candidate(NamedTuple):
-    """A position at which a tree may branch. The smallest log-prob sorts first."""
+    """A position at which a tree may branch.
+
+    `logprob` is the first field, so sorting puts the position with the smallest log-prob first."""
 
     logprob: float
     """The log-prob of the token after the position."""
@@ -336,8 +340,8 @@ class LeastSure(Branching):
     rounds, each of these trees branches before its `positions` least probable tokens, into `ways` further
     answers each: M answers from the prompt become M (1 + rounds · positions · ways).
 
-    A position branches once. **Biased**: whether it branches depends on the token that was sampled there and
-    on all other positions, so that the answer with this token is not a fair sample of what follows. In the
+    A position branches only once. **Biased**: whether it branches depends on the token that was sampled there
+    and on all other positions, so the answer with this token is not a fair sample of what follows. In the
     small language of the tests, the error of the expected gradient of the credit `tree` is 11 % of the true
     gradient's length (cosine 0.998).
     """
@@ -347,9 +351,9 @@ class LeastSure(Branching):
     positions: Annotated[int, Gt(0)] = 2
     """At how many positions a tree branches in a round. A position is the place before a token."""
     ways: Annotated[int, Gt(0)] = 2
-    """Further answers at each of these positions."""
+    """The number of further answers at each of these positions. The answer that was there isn't counted."""
     rounds: Annotated[int, Gt(0)] = 1
-    """Rounds of branching."""
+    """The number of rounds of branching."""
 
     @override
     def most_answers(self, samples: int) -> int:
@@ -386,7 +390,7 @@ class LeastSure(Branching):
 class ResetsOfWrongAnswers(Branching):
     """RRPO's resets (Samanta et al., arXiv:2605.25507, by its abstract): each wrong answer from the prompt
     continues from one of its states, drawn uniformly, in `ways` further answers. The credit `resets` trains
-    the further answers alone.
+    only the further answers.
 
     No seed is needed: a hash of the answer's tokens draws the state, so a restart draws the same. Right
     answers, and those that could not be graded, don't branch. **Biased**: whether a state branches depends on
@@ -399,7 +403,7 @@ class ResetsOfWrongAnswers(Branching):
     states: StateRule
     """The rule for the states from which an answer may continue. The prompt is one of them."""
     ways: Annotated[int, Gt(1)] = 4
-    """Further answers for each wrong one."""
+    """The number of further answers for each wrong one. The wrong answer itself isn't counted."""
 
     @override
     def most_answers(self, samples: int) -> int:

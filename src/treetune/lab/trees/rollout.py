@@ -1,14 +1,14 @@
 """Sampled trees: answers that branch off from each other (rollout `tree`).
 
-SPO-tree (Guo et al., arXiv:2505.23564), TreePO (Li et al., arXiv:2508.17445), TreeRL (Hou et al.,
-arXiv:2506.11902); `branching` says where trees branch. The tree of each problem grows in a coroutine of its
-own::
+SPO-tree (Guo et al., arXiv:2505.23564), TreePO (Li et al., arXiv:2508.17445) and TreeRL (Hou et al.,
+arXiv:2506.11902) sample such trees. They differ in where trees branch, which the rollout's `branching` says.
+Each problem's tree grows in its own coroutine::
 
-    round 0    n answers from the prompt ── sampled ── submitted to the grader
-    round 1    branches of these ────────── sampled ── submitted to the grader
+    round 0    n answers from the prompt ────── sampled ── submitted to the grader
+    round 1    branches of these answers ────── sampled ── submitted to the grader
     ...        until the branching asks for no more; then the tree waits for its grades
 
-All trees grow at the same time, and don't wait for each other. The credit `tree` (`treetune.credit.trees`)
+All trees grow at the same time, and none waits for another. The credit `tree` (`treetune.credit.trees`)
 gives advantages to their nodes.
 """
 
@@ -85,9 +85,10 @@ declare(
 
 
 def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
-    """Returns means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains.
+    """Returns the means of the metrics ``tree/…`` over the trees of all ranks.
 
-    `tokens_of_chains` is the number of tokens that the tree's answers would have cost without sharing.
+    ``tree/tokens_of_chains`` is the number of tokens that a tree's answers would have cost without sharing.
+    ``tree/shared`` is 1 − tokens / tokens_of_chains, computed from the two means.
 
     Collective: every rank must call it.
     """
@@ -144,18 +145,18 @@ class TreeRollout(SampledRollout):
     share are sampled once and trained once. Each problem's tree grows by itself, without waiting for other
     problems.
 
-    ``tree/…`` are means over trees: answers, nodes, depth, sampled tokens, the tokens that its answers would
-    have had without sharing, and the share of these that was saved.
+    The metrics ``tree/…`` are means over trees: answers, nodes, depth, sampled tokens, the tokens that the
+    tree's answers would have cost without sharing, and the share of these tokens that sharing saved.
     """
 
     samples: Annotated[int, Gt(0)] = 4
-    """Answers from the prompt."""
+    """The number of answers that are sampled from each problem's prompt."""
     branching: Branching
     """The rule that says where trees branch, and into how many answers."""
     most_tokens: Annotated[int, Gt(0)] | None = None
-    """Bounds the tokens that are sampled for a problem: branches that could exceed it at full length are left
-    out. How many are left out depends on the lengths of the answers so far, so that an unbiased branching
-    becomes slightly biased where the bound matters. null: there is no bound."""
+    """The largest number of tokens that are sampled for a problem. Branches that could exceed it at full
+    length are left out. How many are left out depends on the lengths of the answers so far, so an unbiased
+    branching becomes slightly biased where the bound matters. null: there is no bound."""
     temperature: Annotated[float, Gt(0)] = 1.0
     """Temperature of sampling, and of the log-probs in training."""
     stop: tuple[str, ...] = ()
@@ -196,8 +197,8 @@ class TreeRollout(SampledRollout):
         growing_trees = []
         for problem in rank_share(context, problems):
             prompt_ids = prompts[problem.id]
-            # In a mixture of tasks, the problem's task has stop strings and a budget of its own. A long
-            # prompt leaves fewer tokens of the context.
+            # In a mixture of tasks, the problem's task has its own stop strings and its own budget. A long
+            # prompt leaves fewer tokens of the context for the answer.
             sampling = task_of(context.task, problem).adjust_sampling(self.sampling)
             max_tokens = context.settings.token_budget(prompt_ids, sampling.max_tokens)
             sampling = replace(sampling, max_tokens=max_tokens)
@@ -211,9 +212,9 @@ class TreeRollout(SampledRollout):
 
 
 class _BranchSample(NamedTuple):
-    """A sample that a round requests: the branch that it continues, and the tokens before it.
+    """A sample that a round requests: the branch from which it continues, and the tokens before the branch.
 
-    Example: two answers that begin with the first 12 tokens of answer 3 are two of these, both with
+    Example: two answers that begin with the first 12 tokens of answer 3 are two `_BranchSample`, both with
     ``branch=Branches(sample=3, tokens=12, further=2)``.
     """
 
@@ -240,7 +241,7 @@ class _SubmittedSample(NamedTuple):
 
 @dataclass
 class _GrowingTree:
-    """The tree of a problem while it grows."""
+    """A problem's tree while it grows. `grow` samples it."""
 
     context: RolloutContext
     problem: Problem
@@ -260,15 +261,14 @@ class _GrowingTree:
         requests = [self._first_request()]
         round_number = 0
         while requests:
-            # `gather` keeps the order of the requests, so that the order in which samples arrive does not
-            # matter.
+            # `gather` keeps the order of the requests, so the order in which samples arrive does not matter.
             samples_of_requests = await asyncio.gather(*(self._sample(request) for request in requests))
             for samples in samples_of_requests:
                 for submitted in samples:
                     self._add_answer(submitted)
                     grades.append(submitted.grade)
             answers = self.answers
-            # Most branchings don't read grades. The tree then grows on while its answers are graded.
+            # Most branchings don't read grades. With them, the tree grows on while its answers are graded.
             if self.rollout.branching.needs_grades:
                 answers = await self._graded(grades)
             branches = self.rollout.branching.branches(answers, round_number)
@@ -291,7 +291,7 @@ class _GrowingTree:
         return graded
 
     async def _sample(self, round_request: _RoundRequest) -> list[_SubmittedSample]:
-        """Samples, and submits each answer to the grader when the request is answered."""
+        """Samples the answers of a request, and submits each to the grader when the request is answered."""
         samples = []
         completions = await self.counted_samples.sample(round_request.request)
         for sample, completion in zip(round_request.samples, completions, strict=True):
@@ -317,9 +317,9 @@ class _GrowingTree:
         """Returns the requests of a round: one for each state from which answers branch.
 
         A state is the tokens with which an answer begins. Two answers may begin with the same tokens by
-        chance, and branch at the same place. The seed of a request derives from the state's tokens. Separate
-        requests for these two branches would get the same samples, and one request for both gets different
-        ones.
+        chance, and branch at the same place. The seed of a request derives from the state's tokens. So
+        separate requests for these two branches would get the same samples, whereas one request for both gets
+        different samples.
         """
         by_state: dict[bytes, list[_BranchSample]] = {}
         for branch in self._affordable(branches):
@@ -330,8 +330,7 @@ class _GrowingTree:
         for samples in by_state.values():
             prefix_ids = samples[0].prefix_ids
             state = repr(tuple(prefix_ids.tolist()))  # as text: seeds are derived from numbers and texts
-            # The round is in the key, so that a state that branches again in a later round gets other
-            # samples.
+            # The round is in the key: a state that branches again in a later round must get other samples.
             key = (self.context.iteration, self.problem.id, state, "tree", round_number)
             request = Request(
                 prompt_ids=joined([self.prompt_ids, prefix_ids]),
@@ -410,8 +409,8 @@ def _part(segment: Segment, start: int, end: int) -> Segment:
 
 
 def cut_at_forks(answers: Sequence[Trajectory]) -> list[tuple[Segment, ...]]:
-    """Returns the segments of each answer, cut wherever another answer forks off, so that answers share whole
-    segments.
+    """Returns the segments of each answer, cut wherever another answer forks off. After that, answers share
+    whole segments.
 
     Example: answer 0 has one segment of 40 tokens, and answer 1 forks off after 12. Then the segments of
     answer 0 have 12 and 28 tokens, and the first of them is also the first of answer 1.

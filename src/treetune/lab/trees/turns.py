@@ -9,7 +9,7 @@ had there::
     round 1    turn 1 ── reply ──┬── turn 2 ── reply ── turn 3        answer 0
                                  └── turn 2' ── …                     answer 1
 
-All trees grow at the same time, each in a coroutine of its own, and none waits for another. The rollout
+All trees grow at the same time, each in its own coroutine, and none waits for another. The rollout
 `multi_turn` samples the answers; `branching` says where trees branch; the credit `tree` gives advantages to
 turns.
 """
@@ -39,25 +39,26 @@ from treetune.vocabulary import Fork, Metrics, Problem, Segment, TokenIds, Traje
 @Rollout.register("turn_tree")
 @dataclass(frozen=True, kw_only=True)
 class TurnTree(MultiTurn):
-    """Samples `samples` answers of several turns to each problem, as `multi_turn` does, and round by round
-    further answers that branch off after a turn of another answer, as `branching` says (Tree-GRPO,
+    """Samples `samples` answers of several turns to each problem, as `multi_turn` does. Round by round it
+    samples further answers, which branch off after a turn of another answer, as `branching` says (Tree-GRPO,
     arXiv:2509.21240; BranPO, arXiv:2602.03719). Every answer is trained on. Turns that answers share are
     sampled once. Each problem's tree grows by itself, without waiting for other problems.
 
-    A branch begins in the state that the environment had after that turn. The environment gets into this
-    state by a copy, or by playing the turns again (`Environment.again`). All branches have the same random
-    events, since the environment's seed derives from the problem. The limits of turns and tokens count from
-    the prompt. Each branch has the whole deadline of an answer.
+    A branch begins in the state that the environment had after the turn where it branches off. The
+    environment gets into this state by a copy, or by playing the turns again (`Environment.again`). All
+    branches have the same random events, since the environment's seed derives from the problem. The limits of
+    turns and tokens count from the prompt. Each branch has the whole deadline of an answer.
 
-    ``tree/…`` are the metrics of the rollout `tree`; observations don't count as sampled tokens. The seconds
-    and events of ``turns/…`` in turns that answers share count for the first of these answers alone.
+    The metrics ``tree/…`` are those of the rollout `tree`; observations don't count as sampled tokens. In the
+    metrics ``turns/…``, the seconds and events of a turn that several answers share count only for the first
+    of these answers.
     """
 
     samples: Annotated[int, Gt(0)] = 4
-    """Answers from the prompt."""
+    """The number of answers that are sampled from each problem's prompt."""
     branching: Branching
     """The rule that says where trees branch, and into how many answers. Its `states` must be
-    ``turns``."""
+    ``{type: 'turns'}``, since an environment has no state within a turn."""
 
     needs = NEEDS_OF_TREES
 
@@ -124,11 +125,11 @@ class TurnTree(MultiTurn):
             starts = []
             for sample, fork in enumerate(forks, start=len(answers)):
                 segments = () if fork is None else segments_before(answers[fork.sample], fork.tokens)
-                # The number of the answer enters its seed, so that two answers that begin with the same
-                # tokens have different seeds. Answers from the prompt have the seeds of `multi_turn`.
+                # The number of the answer enters its seed: two answers that begin with the same tokens must
+                # have different seeds. Answers from the prompt have the seeds of `multi_turn`.
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompt_ids, seed, segments))
-            # `gather` keeps the order of the starts, so that the order in which answers end does not matter.
+            # `gather` keeps the order of the starts, so the order in which answers end does not matter.
             sampled = await asyncio.gather(*(answering.answer(start) for start in starts))
             for answer, fork in zip(sampled, forks, strict=True):
                 answers.append(replace(answer, sample=len(answers), fork=fork))
@@ -142,7 +143,7 @@ class TurnTree(MultiTurn):
 
 @dataclass
 class _CountedAnswers:
-    """Samples the answers of all trees. The run's log shows how many of the requested answers are done."""
+    """Samples the answers of all trees, and shows in the run's log how many requested answers are done."""
 
     rollout: TurnTree
     context: RolloutContext
@@ -161,8 +162,8 @@ class _CountedAnswers:
 def segments_before(answer: Trajectory, tokens: int) -> tuple[Segment, ...]:
     """Returns the segments of an answer's first `tokens` tokens. One of its segments must end there.
 
-    They are the answer's own segments, whole: the last one may hold a snapshot of the environment, from which
-    the branch then begins.
+    The segments are returned whole and not copied, because the last one may hold a snapshot of the
+    environment, from which the branch then begins.
     """
     segments: list[Segment] = []
     remaining_tokens = tokens
