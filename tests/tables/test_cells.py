@@ -112,7 +112,7 @@ def test_curves_begin_at_the_start_weights_and_have_mean_and_range(tmp_path: Pat
 
 def test_a_speedup_is_taken_where_the_best_value_of_the_other_row_is_reached(tmp_path: Path) -> None:
     speedup = Speedup(of="PPO", over="steps")
-    columns = (MeasuredColumn(name="less", speedup=speedup, curve="validation", percent=False, unit="×"),)
+    columns = (MeasuredColumn(name="less", speedup=speedup, curve="validation", unit="×"),)
     plan = finish(plan_of(tmp_path, rows=ROWS, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
     write_validation_curve(plan, "vine", {1: 0.65, 2: 0.7})
     write_validation_curve(plan, "ppo", {2: 0.5})

@@ -246,7 +246,7 @@ class MeasuredColumn:
     `speedup`, `area` and `reach` are computed from it."""
     percent: bool | None = None
     """Whether numbers are shown in percent. null: an evaluation's number is if it is a share, numbers of an
-    analysis, a `speedup` and an `area` are, and a `reach` isn't."""
+    analysis and an `area` are, and a `speedup` and a `reach` aren't."""
     digits: Annotated[int, Ge(0)] | None = None
     """The number of digits after the decimal point. null: 1 in percent, or else three significant digits."""
     unit: str = ""
@@ -292,10 +292,12 @@ class MeasuredColumn:
 
     @property
     def kind(self) -> ValueKind:
-        """The kind of the column's number. The numbers of an analysis, a `speedup` and an `area` count as
-        shares of which more is better."""
+        """The kind of the column's number. The numbers of an analysis and an `area` count as shares of which
+        more is better."""
         if self.reach is not None:
             return ValueKind("lower")
+        if self.speedup is not None:
+            return ValueKind("higher")
         return value_named(self.number) if self.evaluation is not None else ValueKind("higher", share=True)
 
     @property
