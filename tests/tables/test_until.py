@@ -23,6 +23,7 @@ from tests.tables import fabricated
 from tests.tables.small_table import FAKE, calls, cells, experiment, show, table
 from treetune.config.build import checked
 from treetune.exceptions import ConfigError
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.tables.check import missing_start_models
 from treetune.tables.columns import Area, MeasuredColumn
 from treetune.tables.launch import Launcher, launch_lines, reproduce
@@ -101,6 +102,15 @@ def test_further_finished_seeds_change_nothing(tmp_path: Path) -> None:
     fresh = fill_until_done(table_until_narrow(tmp_path / "fresh", 0.15))
     assert verdicts(later) == verdicts(fresh)
     assert seeds(later) == seeds(fresh)
+
+
+def test_the_result_of_a_run_that_runs_now_is_still_to_come(tmp_path: Path) -> None:
+    table_until = table_until_narrow(tmp_path, 0.15)
+    fill(add_needed_seeds(make_plan(table_until)))
+    next(tmp_path.glob("seed-2/quickstart/ppo/evaluations")).rename(tmp_path / "not measured yet")
+    with ExperimentDirectory(tmp_path / "seed-2" / "quickstart" / "ppo").locked("run"):
+        (verdict,) = verdicts(make_plan(table_until))
+    assert verdict.reason == "more" and verdict.seeds == 1
 
 
 def test_a_run_without_a_result_ends_the_search_and_is_named(tmp_path: Path) -> None:

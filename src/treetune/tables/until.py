@@ -103,8 +103,8 @@ def _verdict(plan: TableRuns, until: Until, row: str, to: str) -> DifferenceVerd
             value = read(plan, run, rows_by_name[row], table.judged).value
             other_value = read(plan, other_run, rows_by_name[to], table.judged).value
         except ValueError:  # one of the runs has no result, or none yet
-            to_come = any(plan.statuses[run.key].state in TO_DO for run in runs)
-            # This seed is planned already: where its result is still to come, no next seed is asked for.
+            to_come = any(plan.statuses[run.key].state in (*TO_DO, "running") for run in runs)
+            # This seed is planned already: if its result is still to come, no next seed is asked for.
             return verdict(len(differences), "more") if to_come else verdict(count, "lacking")
         differences.append(value - other_value)
         sequence = until.sequence(differences, table.level)
