@@ -39,13 +39,13 @@ CHECK_S = 5.0
 AWAY_S = 0.2
 """Seconds between two attempts to reach a server that is away."""
 ANSWER_S = 60.0
-"""Most seconds until a server answers a question about itself, also while it samples."""
+"""Most seconds that a server may take to answer a question about itself, even while it samples."""
 END_S = 5.0
-"""Most seconds until a server's thread ends."""
+"""Most seconds that closing waits for a server's thread to end."""
 
 
 class ServerState(NamedTuple):
-    """A server's answer to the question which process it is and which weights it has.
+    """A server's state: which process it is, and which weights it has.
 
     Example: ``ServerState(process="9c01d2", weights="3f2a91c07be4d518 0007")``.
     """
@@ -57,8 +57,8 @@ class ServerState(NamedTuple):
 
 
 class AddressedServer(Server):
-    """A server that the run neither starts nor ends. While it is away, the engine uses the others, and waits
-    for this one for `start_timeout` at most."""
+    """A server that the run neither starts nor ends. While it is away, the engine uses its other servers. It
+    waits for this one for `start_timeout` at most."""
 
     start_command = ""
     """The command that starts such a server, for messages."""
@@ -91,7 +91,7 @@ class AddressedServer(Server):
         self._from_folder = FromFolder(client, settings.sync_timeout)
         self._weights = weights
         self._process = ""
-        """The name that the server's process has given itself."""
+        """The name of the server's process when it was last met (`ServerState.process`)."""
         self._weights_lock = threading.Lock()
         """Held while the thread loads weights into a server that has come back."""
         self._reason_away = "it has not answered yet"
@@ -99,8 +99,8 @@ class AddressedServer(Server):
         self._is_loading = False
         """Whether the main thread is loading weights. The server's own thread then leaves it alone."""
         self._must_load = True
-        """Whether weights are loaded even if the server's have the right name already: at the start, and
-        after a sync that failed."""
+        """Whether weights are loaded even if the server has weights of the right name already: True at the
+        start, and after a sync that failed."""
         self._thread = threading.Thread(target=self._supervise, name="engine-addressed", daemon=True)
         self._thread.start()
 
@@ -144,7 +144,8 @@ class AddressedServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
-        """Notes a failure of the server, which is then met again, or given up after too many failures."""
+        """Notes a failure of the server. Its thread then meets the server again. After too many failures, the
+        server is given up."""
         with self._changed:
             if address.epoch != self._epoch:
                 return  # the failure is that of a process that has been replaced
@@ -171,7 +172,7 @@ class AddressedServer(Server):
 
     @override
     def begin_weights(self, address: Address) -> Address:
-        # The first lock waits until the thread has loaded older weights, if the server has just come back.
+        # `_weights_lock` waits until the thread has loaded the older weights, if it is just doing so.
         with self._weights_lock, self._changed:
             # The thread may have lost the server since the caller read its address. The thread then has to
             # meet the server again, and it would not do so while `_is_loading` is set.
@@ -236,7 +237,7 @@ class AddressedServer(Server):
 
     @property
     def reason_away(self) -> str:
-        """The reason why the server was away the last time."""
+        """The reason why the server is away or, if it is present, was away the last time."""
         return self._reason_away
 
     @property
