@@ -442,7 +442,8 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
 
 
 def _builtin_task(name: str) -> Task:
-    """Returns a task of configs/tasks. Raises ConfigError, with the nearest name, where there is none."""
+    """Returns a task of configs/tasks. Raises ConfigError, with the nearest name, if there is no such
+    task."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
 

@@ -98,7 +98,7 @@ class MakeThreads(DataPipeline):
     min_saved_characters: Annotated[int, Gt(0)] = 200
     """The least characters of a block that need not be waited for (all threads but the longest)."""
     max_threads: Annotated[int, Ge(2), Le(MOST_THREADS)] = MOST_THREADS
-    """The most threads of a block. Each is compared with every earlier one, in a request of its own."""
+    """The most threads of a block. Each thread is compared with every earlier one, in a separate request."""
     self_check: bool = True
     """Whether the model checks each thread once more. A block with a thread that fails this check stays
     sequential."""

@@ -8,7 +8,7 @@ The thread ``engine-addressed`` of each server, on every rank::
      └────────── _check, every CHECK_S: another process answers, or it has other weights ◄──────┘
 
 The main thread waits in `Server.ready` until the server is present, and for `start_timeout` at most. A server
-that fails is away at once, so that its requests go to the other servers.
+that fails is away at once, so its requests go to the other servers.
 
 The first rank (`loads_weights`) loads weights into the server: the start weights at first, and the newest
 ones whenever the server comes back without them. The name of the weights consists of the run's and the
@@ -194,7 +194,8 @@ class AddressedServer(Server):
         self._name_weights(address, self._weights_name)
         with self._changed:
             self._is_loading = False
-            if self._address is not None:  # else the server was lost meanwhile, and `_meet` sets the address
+            # If the server was lost meanwhile, `_meet` sets the address.
+            if self._address is not None:
                 self._address = self._make_address()
             self._changed.notify_all()
             return self._make_address()
@@ -232,7 +233,8 @@ class AddressedServer(Server):
             self._check()
         except ServerFailure as failure:
             with self._changed:
-                if not self._is_loading:  # else the thread that loads weights notices the failure itself
+                # While weights are loaded, the thread that loads them notices the failure itself.
+                if not self._is_loading:
                     self._set_away(str(failure))
 
     @property
@@ -267,7 +269,8 @@ class AddressedServer(Server):
             except EngineError as error:
                 self._give_up(str(error))
             except Exception as error:
-                # Otherwise this thread would end, and the main thread would wait until `start_timeout`.
+                # If the error weren't caught, this thread would end, and the main thread would wait until
+                # `start_timeout`.
                 logger.exception(f"an error in the thread of the server at {self._url}")
                 self._give_up(
                     f"the server at {self._url} can't be used, because of an error in treetune"
@@ -338,7 +341,7 @@ class AddressedServer(Server):
 
     def _set_away(self, reason: str) -> None:
         """Records that the server is away. The caller holds `_changed`."""
-        if self._address is not None:  # else it has been away for longer
+        if self._address is not None:  # if it is None, the server has been away for longer
             self._away_since = time.monotonic()
         self._reason_away, self._address = reason, None
         self._changed.notify_all()

@@ -37,7 +37,8 @@ TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 class Tolerance(NamedTuple):
     """The accepted difference between a log-prob of the engine and the trainer's, in nats.
 
-    In bfloat16 rounding alone changes single tokens a lot, so the mean is the more reliable bound.
+    In bfloat16, rounding alone changes the log-probs of single tokens a lot, so the mean is the more reliable
+    bound.
     Example: ``Tolerance(mean=5e-2, largest=2.0)``.
     """
 

@@ -1,6 +1,6 @@
 """Sends requests to vLLM servers: token ids, answered by sampled token ids with their log-probs.
 
-HTTP runs in a thread of its own with an event loop, so that answers arrive while other threads work::
+HTTP runs in a separate thread with an event loop, so that answers arrive while other threads work::
 
     any thread                                 thread "engine-client"            server
       post(…), or run(coroutine, timeout)  ──►   sends the HTTP request    ──►
@@ -130,7 +130,7 @@ def score_payload(request: ScoreRequest, version: int) -> dict[str, Any]:
 
 def _cache_salt(version: int) -> str:
     """Returns the salt of requests to weights of this version. vLLM uses cached prefixes only for requests of
-    the same salt, so that those of older weights can't be used."""
+    the same salt, so prefixes of older weights aren't used."""
     return f"version-{version}"
 
 
@@ -170,7 +170,7 @@ def scored_completion(
 
 
 class Client:
-    """An HTTP client with a thread of its own.
+    """An HTTP client that sends its requests in a thread of its own, as drawn in the head of this file.
 
     Args:
         end_ids: The tokens that end every sample; empty for those of the model's configuration.

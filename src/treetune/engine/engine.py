@@ -134,8 +134,8 @@ class VllmEngine(Engine):
     """An engine of one or several vLLM servers; see `Engine`. `version` is 0 for the weights that it starts
     with.
 
-    All servers have the same weights and settings, so that a request's samples don't depend on the server
-    that draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
+    All servers have the same weights and settings, so a request's samples don't depend on the server that
+    draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
 
     Args:
         client: The client that samples; None: one for the routes of servers that treetune started.
@@ -249,8 +249,8 @@ class VllmEngine(Engine):
         for replica in self._targets:
             replica.server.wait_anew()
         settings = self._settings
-        # Requests go to `_sampled`: to the servers themselves, or to a router alone. A router takes as many
-        # samples at once as all servers behind the router.
+        # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
+        # samples at once as all of its servers together.
         samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
         with RequestScheduler(
             self._client,
@@ -620,8 +620,8 @@ class Replica:
             if address.epoch == self._emptied_epoch:
                 self.server.failed(address, "it was asked to sample after its weights were dropped")
                 return None
-            # The weights are woken before the cache: before a sync only they are needed (`delivery`), so that
-            # the peak of memory is lower.
+            # Weights and cache are woken separately, and the weights first: a sync needs only the weights
+            # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.now()

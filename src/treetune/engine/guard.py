@@ -19,8 +19,8 @@ The server's processes also share memory in files ``/dev/shm/psm_…``. These fi
 processes are killed. The guard notes the files, and deletes those that are left.
 
 If the guard itself is killed, the command gets SIGTERM, and the next start deletes the files
-(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so that it stays small while
-the server runs.
+(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so it takes little memory
+while the server runs.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         # If the guard died before that call, no signal comes any more, so nothing is started.
         if os.getppid() == guard:
-            # The guard's standard input is for the guard alone.
+            # The guard's standard input is only for the guard, so the server gets an empty one.
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.execvp(command[0], command)
     finally:

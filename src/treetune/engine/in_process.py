@@ -36,8 +36,8 @@ FEWEST_ROWS = 8
 last bits. From four rows on, a row's result doesn't depend on their number (measured on a CPU with one
 thread)."""
 BLOCK = 32
-"""Prompts and caches are padded to a multiple of this, so that how a row is computed depends only on its own
-length, and not on the other rows. It is also the number of tokens of a block of `_PromptBlocks`."""
+"""Prompts and caches are padded to a multiple of this. So a row is computed in a way that depends only on its
+own length, and not on the other rows. This is also the number of tokens in a block of `_PromptBlocks`."""
 PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
 STORED_BYTES = 1 << 29
@@ -531,8 +531,8 @@ class _PromptBlocks:
         "… What is 7+8?"   tokens 0–31  tokens 32–63  tokens 64–70
         "… What is 7+2?"   the same     the same      others
 
-    A block always has a pass of its own, with the same shape, whether earlier blocks were stored or have just
-    been computed. So what is stored changes the speed, and no bit of a result.
+    Each block is computed in a separate pass of the same shape, whether earlier blocks were stored or have
+    just been computed. So the stored blocks change the speed, and no bit of a result.
     """
 
     def __init__(self, model: Any, device: str) -> None:
@@ -562,7 +562,7 @@ class _PromptBlocks:
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), PREFILL_ROWS):
                 prefixes = missing[first : first + PREFILL_ROWS]
-                # All prompts of a prefix have the same earlier blocks, so that any one of them will do.
+                # All prompts of a prefix have the same earlier blocks, so any one of these prompts will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
                     [tokens_of[name][start : start + BLOCK] for name in examples],
@@ -687,7 +687,8 @@ class _GenerateCall:
                 self.results.append([None])
                 continue
             for number in range(request.n):
-                # Drawn at once from the sample's own seed, so that a sample depends on no other one.
+                # All random numbers of a sample are drawn here from its own seed, so that it depends on no
+                # other sample.
                 generator = np.random.default_rng(request.seed + number)
                 uniforms = generator.random(request.sampling.max_tokens)
                 sample = _Sample(index, number, request, uniforms)
@@ -744,7 +745,7 @@ class _RowBatch:
 
     The samples of a row have the same prompt, the same tokens so far, and the same distribution of the next
     token. Example: three samples of one prompt begin in one row, ``{0: [a, b, c]}``. If `b` draws another
-    token than the other two, it moves to a row of its own, ``{0: [a, c], 1: [b]}``.
+    token than the other two, it moves to another row, ``{0: [a, c], 1: [b]}``.
     """
 
     def __init__(self, model: Any, device: str, prompts: _PromptBlocks) -> None:
@@ -794,7 +795,7 @@ class _RowBatch:
             self.rows[row] = samples_of_row
 
     def branch(self) -> None:
-        """Gives samples rows of their own where they drew other tokens than the first sample of their row.
+        """Moves samples to new rows if they drew another token than the first sample of their row.
 
         The keys and values of the tokens so far are copied into the new rows. Those of the newly drawn tokens
         are left to the next step.

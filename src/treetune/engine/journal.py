@@ -204,7 +204,7 @@ class JournaledEngine(EngineWrapper):
         completions = self._read_completions(key)
         if completions is None:
             # The samples of a request for fewer samples are the first ones of a request for more.
-            # `_key` has noted this request, so that there is always a widest one.
+            # `_key` has noted this request, so there is always a widest one.
             key_for_any_n = request_key(request, self.version, n=0)
             _, widest_key = self._widest[key_for_any_n]
             if more_completions := self._read_completions(widest_key):

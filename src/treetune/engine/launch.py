@@ -247,11 +247,11 @@ class ServerLaunch:
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             # By default, each server would bind its threads to cores that it chooses without knowing of the
-            # others, so that all servers would share the same cores.
+            # other servers. So all servers would share the same cores.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             if self._one_process_computes:
                 # Without this variable, vLLM refuses the executor that has no workers. The engine core still
-                # runs in a process of its own.
+                # runs in a process apart from the HTTP server.
                 environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             if self._eager:
                 # Without this, one small function would still be compiled, which takes 15 s and gains

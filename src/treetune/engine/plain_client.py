@@ -106,8 +106,8 @@ class ServerFacts:
     takes_weights: bool
     """Whether the server has the routes that load weights."""
     has_processed_logprobs: bool
-    """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p;
-    otherwise they are the model's own."""
+    """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p.
+    If not, they are the model's own."""
     greedy: tuple[tuple[int, float], ...] = field(default=(), compare=False)
     """The tokens that the server sampled with `GREEDY`, each with its log-prob. Other weights have others."""
 
@@ -129,7 +129,7 @@ class ServerFacts:
             if token_id != earlier_id:
                 # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both
                 # log-probs are below `TIE`. So a higher one shows other weights. After different tokens the
-                # two texts differ, so that their next log-probs can't be compared.
+                # two texts differ, so their next log-probs can't be compared.
                 if max(logprob, earlier_logprob) > TIE:
                     return f"its most probable token is {token_id}, and it was {earlier_id}"
                 break
@@ -231,8 +231,9 @@ class PlainClient(Client):
         """Returns the JSON body of a part's request.
 
         Args:
-            cache_salt: vLLM uses cached prefixes only for requests of the same salt, so that those of older
-                weights can't be used.
+            facts: The facts about the server.
+            cache_salt: A text that stands for the weights. vLLM uses cached prefixes only for requests of the
+                same salt, so prefixes of older weights aren't used.
         """
         sampling = part.request.sampling.with_special_stops(self.special_ids)
         parameters = {
@@ -415,7 +416,8 @@ class PlainClient(Client):
         # The body of a request depends only on the name and the route. All other facts are placeholders.
         facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
-        # A salt that no other request has: the server's weights may have changed since the last probe.
+        # A salt that no other request has, so that no cached prefix is used: the server's weights may have
+        # changed since the last probe.
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}

@@ -19,8 +19,8 @@ with `Engine.generate`, which samples until no request is left::
        ▼
     3. no request is left: `generate` returns, and the program is done
 
-A program runs only inside the callbacks of `generate`, in one thread, so that programs need no locks. The
-loop has no timers. Everything that a program waits for has a deadline of its own: the engine's requests, the
+A program runs in one thread, before `generate` and inside of its callbacks, so programs need no locks. The
+loop has no timers. Everything that a program waits for has its own deadline: the engine's requests, the
 grader's answers, the environment's turns.
 """
 

@@ -246,8 +246,8 @@ class OwnServer(Server):
                 process.end(at_once=True)
                 self._give_up(error)
                 continue
-            # When the engine is closed, the server still works, and gets time for a clean end. Otherwise it
-            # has failed, or is replaced.
+            # When the engine is closed, the server still works, and gets time for a clean end. A server that
+            # has failed or is replaced gets none.
             process.end(at_once=not self._closed)
             with self._changed:
                 self._address = None
@@ -452,8 +452,8 @@ def servers_of(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Ser
 
     Args:
         log: The log of the first server. The others' logs are in the same folder.
-        folder: A folder that all ranks see, if they share the servers, which the first rank then starts; None
-            if this process has servers of its own.
+        folder: A folder that all ranks see, if all ranks share the servers. The first rank then starts them.
+            None: the servers are only for this rank, which starts them.
 
     Raises:
         ValueError: There are too few GPUs. No server has been started then.

@@ -51,7 +51,7 @@ def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> st
     if not addresses:
         return "is empty"
     if any(re.search("[@?#]", address) for address in addresses):
-        # Settings are printed and stored, so that a key or a password must not be in them.
+        # Settings are printed and stored, so they must not contain a key or a password.
         return "has a user name, a password or a query in an address, which is not shown here"
     malformed = [address for address in addresses if not form.fullmatch(address)]
     if malformed:
@@ -155,7 +155,7 @@ class VllmSettings(EngineSettings):
     """GiB of memory for keys and values on a CPU."""
     prefix_caching: bool | None = None
     """Whether common beginnings of prompts are computed once; null: on a GPU only. On a CPU a block of the
-    cache has 32 tokens, so that short prompts would gain little."""
+    cache has 32 tokens, so short prompts would gain little."""
     async_scheduling: bool = True
     """Plans a step while the step before it runs."""
     enforce_eager: bool | None = None
@@ -440,7 +440,7 @@ class PlainVllmSettings(EngineSettings):
     """A PEM file with the certificates that https addresses are verified with; null: the system's."""
     route: Literal["auto", "tokens", "completions"] = "auto"
     """The route that samples: ``tokens`` (/inference/v1/generate), ``completions`` (/v1/completions), or
-    ``auto``: the first one where a server has it."""
+    ``auto``: ``tokens`` if the server has that route, and otherwise ``completions``."""
     weight_transfer: Literal["auto", "file", "none"] = "auto"
     """The way in which weights get into the servers. ``file``: each server reads the experiment's folder,
     which its machine must see under the same path. ``none``: the servers keep the weights that they have, for
@@ -452,7 +452,7 @@ class PlainVllmSettings(EngineSettings):
     max_num_seqs: Annotated[int, Gt(0)] = 256
     """Most sequences that each server samples at the same time."""
     samples_per_request: Annotated[int, Gt(0)] = 16
-    """Most samples of one HTTP request. A router distributes requests, so that smaller ones fill its servers
+    """Most samples of one HTTP request. A router distributes requests, so smaller requests fill its servers
     more evenly; larger ones take less time on the way."""
     retries: Annotated[int, Ge(0)] = 4
     """How often a request is sent again if its server can't be reached or is overloaded (HTTP 429, 500, 502,
@@ -677,8 +677,8 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
-    # ``--option=value`` is split, so that an option is always followed by its value. vLLM reads ``_`` in an
-    # option as ``-``. The "" below follows the last word, so that this word is looked at, too.
+    # ``--option=value`` is split, so an option is always followed by its value. vLLM reads ``_`` in an option
+    # as ``-``. The "" below follows the last word, so that the last word is also the first of a pair.
     words: list[str] = []
     for argument in arguments:
         words += argument.replace("_", "-").split("=")

@@ -99,7 +99,7 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         # Without this, vLLM would report weights of multi-token prediction as missing that are in other
         # chunks.
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
-            # The tensors lie in the mapped file, so that nothing is copied before the model loads it.
+            # The tensors lie in the mapped file, so nothing is copied before the model loads it.
             weights = ((name, file.get_tensor(name)) for name in list(file.keys()))
             loaded = self.model.load_weights(weights)
         if loaded is None:

@@ -165,7 +165,8 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         # `treetune run` started the launcher, and STARTED_BY is the process id of `treetune run`. This id may
         # itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
-    # On a single machine, the per-node launcher has a parent of its own, the `deepspeed` command.
+    # On a single machine, the per-node launcher has a parent that belongs to the launcher as well, the
+    # `deepspeed` command.
     should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(
         topmost.pid
     )

@@ -279,7 +279,7 @@ class Pool:
         """Gives each idle worker a batch of calls.
 
         A batch is as large as `_BATCH_SECONDS` allow, at most `_BATCH_MOST`, and at most an equal share of
-        the queue, so that the other workers have as much to do.
+        the queue, so that the other workers get as many calls.
         """
         for worker in workers:
             if not worker.is_idle:
@@ -660,7 +660,7 @@ class ServiceThreads:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends idle threads and the watcher. Calls that run are left alone, and their results are dropped."""
+        """Ends idle threads and the watcher. Calls that run continue, and their results are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

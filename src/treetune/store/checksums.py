@@ -3,7 +3,7 @@
 =================  ====================================================
 JSON record        in its last key, ``checksum``
 Arrow stream       in a trailer after its end
-folder             in a file of its own, ``checksums.json``
+folder             in an additional file, ``checksums.json``
 line of a journal  at its beginning (`journal`)
 =================  ====================================================
 
@@ -57,8 +57,9 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
-    # JSON changes types: a tuple becomes a list. The checksum is of the types that a reader gets, so that the
-    # reader computes the same one. Readers look only whether there is a FORMAT, and not at its number.
+    # JSON changes types: a tuple becomes a list. The checksum is made from the types that a reader gets, so
+    # that the reader computes the same checksum. Readers only check that there is a FORMAT, whatever its
+    # number.
     plain = json.loads(json.dumps(value)) | {FORMAT: 2}
     return plain | {KEY: _checksum_of_record(plain)}
 

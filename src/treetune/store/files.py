@@ -142,7 +142,7 @@ def new_own_folder(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Deletes a folder, or whatever another user has put in its place.
 
-    Python's rmtree alone would open the path, and wait for ever if it is a named pipe.
+    Python's rmtree by itself would open the path, and wait for ever if the path is a named pipe.
     """
     try:
         is_folder = stat.S_ISDIR(path.lstat().st_mode)

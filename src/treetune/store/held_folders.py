@@ -26,7 +26,8 @@ _NOTES_OF_SHARED_MEMORY = "shared_memory"
 
 
 def new_in_memory() -> Path:
-    """Makes a folder in memory that this process holds, for this user alone, with a random name."""
+    """Makes a folder in memory with a random name. Only this user may use the folder, and this process holds
+    it."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
     hold(folder)
     return folder

@@ -157,7 +157,7 @@ class _Shard:
             self._write_progress(now=True)
             for answer in ungraded:
                 self._grade(answer)
-            if questions:  # otherwise no server needs to be started
+            if questions:  # without questions, no server needs to be started
                 place = AskingShard(self._shard, self._folder, pipeline.seed)
                 with pipeline.policy.opened(pipeline.answers.params, place) as ask:
                     ask(questions, self._keep)

@@ -153,7 +153,7 @@ class _Watch:
         return self._file(shard, DONE).is_file()
 
     def until_done(self) -> None:
-        """Returns when all shards are done. Raises RuntimeError where some could not be finished."""
+        """Returns when all shards are done. Raises RuntimeError if some of them could not be finished."""
         to_do = []
         for shard in self._shards:
             done = self._read(shard, DONE)

@@ -88,7 +88,7 @@ def word_list(text: str) -> list[str]:
 
     Variants of letters become plain ones, such as fullwidth letters (NFKC), and so do variants of numbers and
     formulas (`plain_notation`). In scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
-    Burmese), each character is a word of its own. A text of signs alone is cut at its spaces.
+    Burmese), each character is a word. A text that has only signs is cut at its spaces.
     """
     text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
     # Powers and fractions are set apart first, since NFKC would make 102 of 10², and 31/2 of 3½.

@@ -62,7 +62,7 @@ class RuleContext:
 
 
 class Rule(Registrable):
-    """A rule that drops rows. The summary calls it by its `name`, or by its type where it has none."""
+    """A rule that drops rows. The summary calls it by its `name`, or by its type if it has no name."""
 
     name: str | None
 

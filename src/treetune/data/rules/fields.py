@@ -157,7 +157,8 @@ class Quotas(Rule):
         random_keys: dict[int, int] = {}  # by the number of the row
         for row in rows:
             source = row.row[DATA_SOURCE]
-            # A source that `most` names has a quota of its own. Other sources count for their domain.
+            # A source that `most` names has a separate quota. The rows of other sources count for their
+            # domain.
             group = source if source in (self.most or {}) else domain_of(source)
             numbers_by_group[group].append(row.number)
             random_keys[row.number] = derive_seed(context.seed, row_key(row.row), "quota")
@@ -186,8 +187,8 @@ class Quotas(Rule):
 
 
 def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """Returns shares of `total` in proportion to `sizes`, rounded by largest remainders so that they add
-    up."""
+    """Returns shares of `total` in proportion to `sizes`. They are rounded by the method of largest
+    remainders, so they add up to `total`."""
     whole = sum(sizes.values())
     exact = {group: total * size / whole for group, size in sizes.items()}
     shares = {group: int(share) for group, share in exact.items()}

@@ -61,7 +61,7 @@ class ReferenceSolutions(Rule):
             raise ValueError(f"reference solutions can't be graded here: {'; '.join(absent)}")
         dropped: dict[int, str] = {}
         without_reference = 0
-        # A grade depends on these settings, so that they are part of its key in the journal.
+        # A grade depends on these settings, so they are part of its key in the journal.
         settings = repr((self.grader, self.deadline))
         with (
             Journal(context.folder / "references.jsonl") as journal,
@@ -138,8 +138,8 @@ def _grade_batch(
 
 
 class _Submitted(NamedTuple):
-    """A response that is graded: the row's number, and the response's key in the journal. It has a verdict if
-    an earlier command graded it, and otherwise the future of its grade."""
+    """A response that is graded: the row's number, and the response's key in the journal. If an earlier
+    command has graded the response, it has the verdict. If not, it has the future of the grade."""
 
     number: int
     key: str
