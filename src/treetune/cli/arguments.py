@@ -51,8 +51,8 @@ GROUP = "treetune.commands"
 def _collect_commands() -> dict[str, Command]:
     """Returns all commands by their names, those of installed packages included.
 
-    A package's command is left out, with a note, if another command has its name already. Otherwise it would
-    silently replace the other command.
+    A package's command is left out, with a note, if another command has its name already: it would silently
+    replace that other command.
     """
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     own_commands: dict[str, Command] = {}

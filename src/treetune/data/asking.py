@@ -64,8 +64,8 @@ class TokenUsage:
 
 class Ledger:
     """Counts the tokens of all answers, those of earlier runs included. Admits a request only if its highest
-    possible cost fits into `budget` (dollars), with the dollars spent and the highest costs of the requests
-    in flight."""
+    possible cost fits into `budget` (dollars), together with the dollars spent and the highest possible costs
+    of the requests in flight."""
 
     def __init__(self, prices: Prices | None, budget: float | None) -> None:
         assert budget is None or prices is not None

@@ -123,7 +123,7 @@ class Nccl(ByRoutes):
     """Broadcasts each chunk to the server's workers, in a process group of this rank and the workers."""
 
     _group: Any = None
-    """The process group; None until `meet`, and after a failure."""
+    """The process group; None before `meet` and after `close`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

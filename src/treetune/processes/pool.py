@@ -82,8 +82,8 @@ _MEAN_STEP = 0.1
 """The weight of the newest result in the running mean of seconds for a call."""
 
 _STUCK_PER_THREAD = 4
-"""If this many threads are stuck in calls that don't return, for each thread that may run, waiting calls are
-given up until some of the stuck ones return."""
+"""If this many threads, for each thread that may run, are stuck in calls that don't return, waiting calls are
+given up until some of the stuck threads return."""
 
 _LONGEST_PAUSE_S = 3600.0
 """The longest that a service call may wait for its turn, which doesn't count towards its deadline."""

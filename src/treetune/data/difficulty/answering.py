@@ -136,7 +136,7 @@ class Policy(Registrable):
 @Policy.register("served")
 @dataclass(frozen=True, kw_only=True)
 class Served(Policy):
-    """A model on a server that each job starts for itself, and ends when it ends."""
+    """A model on a server that each job starts for itself. The server ends with the job."""
 
     model: ModelSource
     engine: EngineSettings

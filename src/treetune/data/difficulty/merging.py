@@ -231,8 +231,8 @@ def _summary(
 
 
 def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns, for each outcome without an answer, the number of questions with it, their rows, and the
-    message on the first of them."""
+    """Returns an entry for each outcome of questions without an answer (`WITHOUT_ANSWER`): the number of
+    questions with this outcome, the numbers of their rows, and the message on the first question."""
     by_outcome: dict[str, dict[str, Any]] = {}
     for row, lines in sorted(graded.items()):
         for _, line in sorted(lines.items()):

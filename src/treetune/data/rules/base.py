@@ -41,7 +41,7 @@ class Verdict:
     """The result of a rule."""
 
     dropped: Mapping[int, str]
-    """The reasons for dropping rows, by the row's number. Only the rows to drop are in it."""
+    """The rows to drop, by their numbers, each with the reason."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the summary."""
     columns: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)

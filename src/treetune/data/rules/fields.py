@@ -269,6 +269,8 @@ class PassRates(Rule):
 
 
 def _file(name: str) -> Path:
+    """Returns the file of pass rates that `name`, a folder or the file itself, stands for. Raises ValueError
+    if there is nothing of this name."""
     path = Path(name)
     if not path.exists():
         raise ValueError(
