@@ -150,8 +150,8 @@ class PlainServer(AddressedServer):
                 f" had loaded weights into it: {HOW_TO_LOAD}"
             )
         difference = facts.differs_from(first_facts, self._tolerance)
-        # Other weights matter only if the server can't load weights. A server that can gets the run's weights
-        # again.
+        # Other weights matter only if the server can't load weights. If it can, the run's weights are loaded
+        # into it again.
         if not facts.takes_weights and difference is not None:
             raise EngineError(
                 f"the server at {self._url} was away, and came back with other weights ({difference}), so"

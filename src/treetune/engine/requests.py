@@ -162,7 +162,8 @@ class Later:
     """Requests that depend on something that isn't known yet, such as the reply of an environment.
 
     Once `ready` is done, with a result or an error, the thread that runs `generate` calls `requests`. The
-    requests that it returns are treated like those that `OnResult` returns. If it raises, `generate` raises.
+    requests that this call returns are treated like those that `OnResult` returns. If the call raises,
+    `generate` raises.
 
     Only engines and `ProgramLoop` use this class. A program awaits `result_of(future)` instead.
     """

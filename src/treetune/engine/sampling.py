@@ -279,7 +279,7 @@ class Prefixes:
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._most = most
         self._holders: dict[int, int] = {}
-        """The number of the server that has computed a block last, by the block's hash."""
+        """The number of the server that was last added for a block, by the block's hash."""
 
     def add(self, holder: int, ids: TokenIds) -> None:
         """Remembers that the server with the number `holder` has computed all of `ids`."""

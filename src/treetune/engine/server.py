@@ -110,8 +110,8 @@ class Server:
         self._failures_in_a_row = 0
 
     def hold(self, held: bool) -> None:
-        """Sets whether a server that has ended waits with its restart. While it is held, the trainer uses its
-        memory."""
+        """Sets whether the server is held: if it ends, it is not restarted until it is no longer held. While
+        the server is held, the trainer uses its memory."""
 
     def begin_weights(self, address: Address) -> Address:
         """Begins to load new weights, and returns the address that they are sent to. From now on the server
