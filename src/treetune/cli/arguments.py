@@ -51,8 +51,8 @@ GROUP = "treetune.commands"
 def _collect_commands() -> dict[str, Command]:
     """Returns all commands by their names, those of installed packages included.
 
-    A package's command is left out, with a note, if its name is already that of another command: it would
-    replace that command without a word.
+    A package's command is left out, with a note, if another command has its name already: it would silently
+    replace that other command.
     """
     modules: list[Any] = [experiments, configuration, *OWN_MODULES]
     own_commands: dict[str, Command] = {}
@@ -99,7 +99,8 @@ def _load_commands(entry: importlib.metadata.EntryPoint) -> tuple[Command, ...]:
 
 
 def show_help(options: Options) -> int:
-    """Prints the help of a command, of a group of commands with their examples, of all, or the overview."""
+    """Prints the help of a command, of a group of commands with their examples, or of all commands. Without a
+    topic, prints the overview."""
     topic, groups = options.topic, _group_commands()
     if topic in BY_NAME:
         parse([topic, "--help"])  # ends the program
@@ -161,7 +162,7 @@ OTHERS_CALL_IT = {
     "serve": "view",
     "dashboard": "view",
 }
-"""Names that other programs have for commands, and the name of the same command here."""
+"""Names that other programs have for a command, each with the name that the command has here."""
 
 COMMANDS = _collect_commands()
 BY_NAME = COMMANDS | {short: COMMANDS[name] for name, short in SHORT.items() if name in COMMANDS}

@@ -45,7 +45,8 @@ SHARED_OPTIONS = (
         help="a Jsonnet object that overrides the files; repeatable",
     ),
     click.Option(["--debug"], is_flag=True, help="show tracebacks"),
-    # DeepSpeed's launcher adds it without --no_local_rank. The rank is read from the environment.
+    # DeepSpeed's launcher adds this option unless it is started with --no_local_rank. Its value isn't used:
+    # the rank is read from the environment.
     click.Option(["--local_rank", "--local-rank"], hidden=True),
 )
 """The options of all commands, which may come before or after the command's name."""
@@ -188,7 +189,7 @@ def files_of(options: Options) -> list[str]:
 
 
 def evaluated(options: Options) -> Config:
-    """Returns the configuration of a command line, evaluated. Raises ConfigError."""
+    """Returns the evaluated configuration of a command line. Raises ConfigError if it can't be evaluated."""
     from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
     from treetune.config.schema import keys_of
 
@@ -209,7 +210,7 @@ def evaluated(options: Options) -> Config:
 def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
     """Returns the family of a configuration's root, such as the family of experiments.
 
-    This is the family with a part that has the configuration's `type`. If there is none, it is the family
+    This is the family that has a part with the configuration's `type`. If no family has one, it is the family
     whose root is called `wanted`.
     """
     families = root_families()
@@ -266,7 +267,7 @@ def root_families() -> list[type[Registrable]]:
 
 def import_own_parts(experiment: Path) -> None:
     """Imports the user's parts that an experiment's stored configuration names. Their modules are looked for
-    from the present folder."""
+    in the present folder."""
     from treetune.config.imports import import_parts
     from treetune.runtime.directory import ExperimentDirectory
 

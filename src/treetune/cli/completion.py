@@ -9,12 +9,13 @@ import click
 CONFIGURATION_SUFFIXES = (".jsonnet", ".json", ".yaml", ".yml")
 """Words of a command line with these endings are configuration files."""
 BASE_SUFFIX = ".libsonnet"
-"""So are words with this ending, which aren't completed: most of these files are no experiments."""
+"""Words with this ending are configuration files, too, but they aren't completed: most of these files are no
+experiments."""
 
 
 def complete_configs(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
-    """Returns the files that complete the last name of ``a.jsonnet,b.jsonn``: first those of the present
-    folder, then treetune's."""
+    """Returns the completions of the last name in a list such as ``a.jsonnet,b.jsonn``: first the files of
+    the present folder, then treetune's own."""
     from treetune.config.layers import CONFIGS
 
     earlier_names, comma, last = prefix.rpartition(",")
@@ -58,6 +59,6 @@ def complete_family_names(ctx: click.Context, parameter: click.Parameter, prefix
 
 
 def complete_rank_commands(ctx: click.Context, parameter: click.Parameter, prefix: str) -> list[str]:
-    """Returns the commands that `treetune run` starts."""
+    """Returns the names of commands that `treetune run` can start in ranks."""
     names = [command.name for command in ctx.obj.values() if command.in_ranks]
     return [name for name in names if name.startswith(prefix)]

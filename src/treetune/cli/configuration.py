@@ -32,8 +32,11 @@ def print_config(options: Options) -> int:
 
 
 def check_config(options: Options) -> int:
-    """Reports all mistakes of a configuration, and then what this machine lacks for it, as ConfigErrors.
-    Prints notes, and ``fine`` if there is no error."""
+    """Checks a configuration: prints notes, and ``fine`` if there is no error.
+
+    Raises:
+        ConfigError: All mistakes of the configuration. If there are none, all that this machine lacks for it.
+    """
     config = evaluated(options)
     root = built(config, options.command, None)
     from treetune.config.errors import wrapped
@@ -109,7 +112,8 @@ def _find_declaration(config: Config, path: tuple[str, ...]) -> tuple[type | Non
 
 
 def _describe_key(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
-    """Yields type, bounds, default and meaning of a key; for the key `type`, the types to choose from."""
+    """Yields lines with the type, bounds, default and meaning of a key. For the key `type`, a line with the
+    types to choose from comes first."""
     if owner is None:
         return
     from treetune.config.errors import wrapped
@@ -195,7 +199,7 @@ def _unknown_key(config: Config, name: str) -> ValueError:
 
 
 def _as_text(value: Any) -> str:
-    """Returns a value as JSON; a computed value in words."""
+    """Returns a value as JSON. For a value that is computed, returns words."""
     from treetune.config.explain import COMPUTED, as_plain
 
     return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
@@ -205,7 +209,7 @@ def _as_text(value: Any) -> str:
 
 
 def list_parts(options: Options) -> int:
-    """Prints the parts of all families, or of one, with two lines about each at most."""
+    """Prints the parts of all families, or of one, with at most two lines about each part."""
     from treetune.config import reference, schema
 
     _register_parts(options)

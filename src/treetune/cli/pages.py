@@ -52,8 +52,8 @@ def _index(families: list[type[Registrable]]) -> str:
 
 
 def _family_page(family: type[Registrable]) -> str:
-    """Returns the page of a family: its parts, and then the objects without `type` that are settings of these
-    parts."""
+    """Returns the page of a family: its parts, and then the objects without a `type` that are values of the
+    parts' keys."""
     word = schema.family_word(family)
     lines = [f"# {word.capitalize()}", "", _as_markdown(reference.docstring(family)), ""]
     parts_without_type: list[type] = []

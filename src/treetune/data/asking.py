@@ -12,9 +12,10 @@ All questions are asked in one event loop::
                               flight, there never is enough: `OutOfBudget`, for all that wait
             EndpointClient    the answer: `timeout` for each of `retries` + 1 attempts, with pauses between
 
-Only attempts have a deadline. So every request ends, and lets others go on that wait for a permit or for
-budget. After a failure that concerns all requests, those in flight are not sent again, and those that wait
-raise it when it is their turn. `all_of` waits for everything that it was given, even if some of it raises.
+Each attempt has a deadline, and nothing else has. So every request ends, and others that wait for a permit or
+for budget go on. After a failure that concerns all requests, requests in flight are not sent again, and
+waiting requests raise the failure when it is their turn. `all_of` waits for everything that it was given,
+even if some of it raises.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from treetune.tasks.thoughts import read_thoughts
 
 @dataclass
 class TokenUsage:
-    """The tokens of answers. `estimated` counts answers whose endpoint didn't report their tokens: their
-    bytes are counted instead, which is an upper bound."""
+    """The tokens of answers and of their requests. `estimated` counts the answers whose endpoint didn't
+    report tokens: for these, bytes are counted as tokens, which is an upper bound."""
 
     requests: int = 0
     input_tokens: int = 0
@@ -54,7 +55,7 @@ class TokenUsage:
         self.estimated += estimated
 
     def as_row(self, prices: Prices | None) -> dict[str, Any]:
-        """Returns the sums for the summary; dollars only where prices are known."""
+        """Returns the sums for the summary, with the dollars if the prices are known."""
         row: dict[str, Any] = dict(vars(self))
         if prices is not None:
             row["dollars"] = round(prices.dollars(self.input_tokens, self.output_tokens), 6)
@@ -62,16 +63,21 @@ class TokenUsage:
 
 
 class Ledger:
-    """Counts the tokens of all answers, also of earlier runs, and admits a request only if its highest
-    possible cost, with those in flight, stays within `budget` (dollars)."""
+    """Counts the tokens of all answers, those of earlier runs included. Admits a request only if its highest
+    possible cost fits into `budget` (dollars), together with the dollars spent and the highest possible costs
+    of the requests in flight."""
 
     def __init__(self, prices: Prices | None, budget: float | None) -> None:
         assert budget is None or prices is not None
         self.prices = prices
         self.steps: dict[str, TokenUsage] = defaultdict(TokenUsage)
+        """The tokens by the step of the questions, such as ``check``."""
         self.exhausted = False
+        """Whether a request didn't fit into the budget although no other was in flight. From then on, no
+        request is admitted."""
         self._budget = budget
         self._reserved: list[float] = []
+        """The highest possible cost of each request in flight, in dollars."""
         self._changed = asyncio.Condition()
 
     @property
@@ -123,12 +129,13 @@ class Ledger:
 T = TypeVar("T")
 
 TEMPLATE_TOKENS = 1000
-"""The tokens that a chat template may add to the bytes of a request: room for the budget's bound."""
+"""The most tokens that a chat template is assumed to add to a request. They are reserved in the budget, in
+addition to a token for each byte of the request."""
 
 
 class SolutionAsker(asking.Asker):
-    """Sends the questions about all solutions. After a failure that concerns all requests, every request
-    raises it."""
+    """Sends the questions about all solutions. After a failure that concerns all requests, every further
+    request raises this failure."""
 
     def __init__(
         self,
@@ -147,10 +154,11 @@ class SolutionAsker(asking.Asker):
 
     @property
     def stopping(self) -> bool:
+        """Whether no further question can be answered: after a failure, or without budget."""
         return self.failure is not None or self._ledger.exhausted
 
     async def reply(self, step: str, messages: Sequence[EndpointMessage]) -> AnsweredRequest:
-        """Raises Unanswered, OutOfBudget or EndpointError."""
+        """Returns the answer to a question of a step. Raises Unanswered, OutOfBudget or EndpointError."""
         return await self.answer(step, self._endpoint.body(messages, self._extra_for.get(step, {})))
 
     @override
@@ -240,7 +248,7 @@ class Questions:
 
 
 def without_thought(text: str) -> str:
-    """Returns an answer without the thought before it, if the server leaves thoughts in answers."""
+    """Returns an answer without the thought before it, which some servers leave in the answer."""
     reading = read_thoughts(text)
     # If nothing follows the closing tag, the tag doesn't end the model's own thought. The tag belongs to a
     # solution that the answer repeats, and the whole text is the answer.
@@ -249,8 +257,8 @@ def without_thought(text: str) -> str:
 
 
 async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Returns the results when all have ended, so that no paid request is cancelled. Raises the first
-    exception."""
+    """Waits until all of the work has ended, so that no paid request is cancelled, and returns the results.
+    Raises the first exception, in the order of `work`."""
     results = await asyncio.gather(*work, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

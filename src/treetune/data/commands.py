@@ -81,8 +81,8 @@ def carry_out(options: Options) -> int:
 
 
 def _pipeline(options: Options) -> tuple[Config, Any]:
-    """Returns the configuration, and the pipeline that it describes. Raises ConfigError where the pipeline is
-    that of another command."""
+    """Returns the configuration, and the pipeline that it describes. Raises ConfigError if the pipeline
+    belongs to another command."""
     from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation
     from treetune.exceptions import ConfigError

@@ -13,11 +13,12 @@ from typing import Any
 Fields = dict[str, Any]
 
 MOST_TESTS = 8
-"""Tests of a program that are kept; which ones, the seed draws."""
+"""The most tests of a program that are kept. If there are more, the seed draws which ones."""
 
 
 def code_tests(row: Fields, seed: int) -> Fields | None:
-    """Adds `oracle`, the gold of a grader of programs, and `function_name`. Returns None without tests.
+    """Adds `oracle`, which a grader of programs reads as the gold answer, and `function_name`. Returns None
+    if the row has no tests.
 
     TACO has the tests in `input_output`, and DeepCoder in `tests`. `function_name` is empty if the tests run
     a whole program.
@@ -75,7 +76,8 @@ def shuffled_choices(row: Fields, seed: int) -> Fields | None:
 
 def orz_turns(row: Fields, seed: int) -> Fields | None:
     """Returns the `question` and the `answer` of a pair of turns, as Open-Reasoner-Zero writes them."""
-    # The names of the two columns depend on the reader. In their order, the question comes first.
+    # The names of the two columns depend on the reader. In alphabetical order, the question's column comes
+    # first.
     question, answer = (row[name] for name in sorted(row)[:2])
     return {"question": question["value"], "answer": answer["ground_truth"]["value"]}
 

@@ -44,6 +44,7 @@ from treetune.tasks.sources import json_lines
 
 NOT_ALL = 1
 """The exit code if the endpoint didn't answer for some solutions."""
+# The statistics of a record that the summary sums over all solutions.
 SUMMED = ("blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters")
 
 
@@ -105,7 +106,8 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
 
 @dataclass(frozen=True)
 class _Solution:
-    """A row of the input. `wrong` says why it can't be used; None if it can."""
+    """A row of the input. `place` is its file and line, and `text` its solution. `wrong` says why the row
+    can't be used; None if it can."""
 
     number: int
     place: str
@@ -120,7 +122,8 @@ class _Solution:
 
 
 class _Making:
-    """The solutions of a folder and their records, the files below ``solutions/``, a thousand in a folder."""
+    """The solutions of the input, and their records in the output's folder: a file for each solution below
+    ``solutions/``, a thousand to a folder."""
 
     def __init__(self, pipeline: MakeThreads, source: Path, output: Path) -> None:
         self.pipeline, self.source, self.output = pipeline, source, output
@@ -129,7 +132,7 @@ class _Making:
         self.rows = 0
         """The number of rows of the input."""
         self.finished = 0
-        """The number of rows that were worked on and answered."""
+        """The number of rows that are done (`is_done`)."""
 
     def solutions(self) -> Iterator[_Solution]:
         """Yields the input's rows. Raises ValueError for a line that isn't a JSON object."""
@@ -152,7 +155,7 @@ class _Making:
         path = self._path(solution.number)
         try:
             record: dict[str, Any] = json.loads(path.read_text())
-            # Read here, so that a file without these keys is refused below.
+            # All three keys are read here, so that a file without one of them is refused below.
             source, _, _ = record["source"], record["settings"], record["outcome"]
         except FileNotFoundError:
             return None
@@ -166,7 +169,8 @@ class _Making:
         return record
 
     def is_done(self, record: dict[str, Any] | None) -> bool:
-        """Returns whether a solution was worked on and answered, under these settings."""
+        """Returns whether a solution was worked on with the present settings, and the endpoint answered. The
+        solution may have been rejected."""
         return (
             record is not None and record["outcome"] != "unanswered" and record["settings"] == self._settings
         )
@@ -188,13 +192,13 @@ class _Making:
     async def convert_all(
         self, journal: AnswerJournal, progress: Callable[[int, int], None]
     ) -> tuple[EndpointError | None, int]:
-        """Converts all solutions. Returns the failure that stopped the work (None: it is complete), and the
-        number of failed attempts."""
+        """Converts all solutions. Returns the failure that stopped the work, or None if there was none, and
+        the number of failed attempts. The work also ends, without a failure, when the budget is spent."""
         endpoint = self.pipeline.endpoint
         # All workers take their solutions from this one iterator.
         waiting = (solution for solution in self.solutions() if not self.is_done(self.record(solution)))
-        # The asker is made inside of the block, since the asker needs the client. The client also needs the
-        # asker: the client asks it when to stop retrying.
+        # The client and the asker need each other: the asker sends its requests by the client, and the client
+        # asks the asker when to stop retrying. So the asker is made after the client, inside of the block.
         asker: SolutionAsker
         async with EndpointClient.of(endpoint, lambda: asker.stopping) as client:
             asker = SolutionAsker(client, endpoint, journal, self.ledger, self.pipeline.extra_for)

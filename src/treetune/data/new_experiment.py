@@ -39,7 +39,7 @@ HELD_OUT = 10
 """One row in ten is for tests, and another one for validation."""
 
 FEW_TESTS = 100
-"""With fewer test problems, pass@1 is known to within 0.1 at best."""
+"""With fewer test problems than this, the 95 % interval of pass@1 may be wider than ±0.1."""
 
 TEMPLATES = CONFIGS.parent / "examples/new"
 
@@ -48,10 +48,10 @@ SLOW_ON_A_CPU = 300_000_000
 """From this number of weights, a model is slow to train on a CPU."""
 
 UNKNOWN_ROWS = 10_000
-"""Training rows that are assumed where they aren't known."""
+"""The number of training rows that is assumed if the task doesn't know how many it has."""
 
 CHARACTERS_PER_TOKEN = 4
-"""The average of English text, about. A bound on lengths assumes 3."""
+"""About the average of English text. Bounds on lengths assume 3, so that they are on the safe side."""
 
 ExperimentKind = Literal["supervised", "policy_gradient", "filtered", "preferences"]
 
@@ -63,6 +63,7 @@ class Method:
     fragment: str
     """Its file below configs/methods."""
     about: str
+    """A sentence about the method, for a comment in the configuration."""
     kind: ExperimentKind = "policy_gradient"
     more: str = ""
     """Further keys of the configuration."""
@@ -116,7 +117,7 @@ class OwnRows:
 
     @property
     def held_out(self) -> int:
-        """Rows that are for tests, and as many again for validation."""
+        """The number of rows for tests. As many again are for validation."""
         return len(self.rows[::HELD_OUT])
 
     @property
@@ -139,7 +140,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class TrainingAmount:
-    """How much is trained on. "null" is written as such into the configuration."""
+    """The amount of training, as keys of the configuration. The text "null" stands for Jsonnet's null."""
 
     iterations: int
     problems: int | str
@@ -192,8 +193,8 @@ def make(options: Options) -> Iterator[str]:
         if own_rows is not None:
             _write_rows(unfinished, own_rows)
         with contextlib.chdir(unfinished):
-            # Checks every configuration, that of the first stage last: the loop leaves it in `root`, whose
-            # task grades the examples.
+            # Checks the configurations of all stages, and that of the first stage last. So after the loop
+            # `root` is the first stage's experiment, whose task grades the examples.
             for stage in reversed(stages):
                 options.configs = [f"{stage}.jsonnet"]
                 root: Any = built(evaluated(options), "check", "an experiment")
@@ -207,8 +208,8 @@ def make(options: Options) -> Iterator[str]:
 
 
 def _new_folder(name: str) -> Path:
-    """Returns the folder of that name. Raises ValueError for a name that an experiment can't have, and for a
-    folder that exists."""
+    """Returns the folder with this name. Raises ValueError for a name that an experiment can't have, and for
+    a folder that exists."""
     for finding in check_name(name, "--name", "a relative folder name"):  # the first one, if there are any
         raise ValueError(f"--name: {finding.what}: {finding.remedy}")
     folder = Path(name)
@@ -228,9 +229,11 @@ def _check_method(method: str) -> None:
 
 
 def _model_name(model: str) -> str:
-    """Returns the name of a model, with the whole path of a folder: the experiment is run from another one.
+    """Returns the name of a model. A folder becomes an absolute path, since the experiment is run from
+    another working directory.
 
-    Raises ValueError for what is neither a folder nor known nor a name of the form owner/name.
+    Raises ValueError for a text that is neither a name in configs/models, nor a folder, nor of the form
+    owner/name.
     """
     known = [path.stem for path in (CONFIGS / "models").glob("*.jsonnet")]
     if model in known:
@@ -260,7 +263,8 @@ def _note_on_large_model(options: Options) -> Iterator[str]:
 
 
 def _number_of_weights(name: str) -> float | None:
-    """Returns how many weights a model has, by its config.json or its name; None if neither tells."""
+    """Returns the number of a model's weights, from its config.json or from its name. Returns None if neither
+    tells it."""
     from treetune.models.pretrained import PretrainedModel
     from treetune.models.shapes import number_of_weights
 
@@ -274,17 +278,19 @@ def _number_of_weights(name: str) -> float | None:
 
 
 def _hub_name_or_path(model: str) -> str:
-    """Returns the hub's name or the path of a model that configs/models may know by another one."""
+    """Returns the hub's name or the path of a model. A name in configs/models is replaced by the
+    `name_or_path` of its file."""
     shipped = CONFIGS / "models" / f"{model}.jsonnet"
     return str(_shipped_model(model)["name_or_path"]) if shipped.is_file() else model
 
 
 def _shipped_model(name: str) -> dict[str, Any]:
-    """Returns the `model` of a file below configs/models. These files extend an experiment."""
-    # Without keys, no environment variable changes the configuration.
+    """Returns the `model` of a file below configs/models."""
+    # The files there only extend an experiment, so they are loaded on top of one. With `environment_keys=()`,
+    # no environment variable changes the configuration.
     config = load(["quickstart/grpo.jsonnet", f"models/{name}.jsonnet"], environment_keys=())
     model: dict[str, Any] = config.data["model"]
-    # These two are written first. Jsonnet sorts keys by their names.
+    # Jsonnet has sorted the keys by their names. These two are put first, for the reader of the file.
     return {"type": model["type"], "name_or_path": model["name_or_path"]} | model
 
 
@@ -292,7 +298,7 @@ def _shipped_model(name: str) -> dict[str, Any]:
 
 
 def _own_rows(path: Path, fields: str | None) -> OwnRows:
-    """Reads the rows of a file. Raises ValueError where fields are missing or there are too few rows."""
+    """Reads the rows of a user's file. Raises ValueError if fields are missing or there are too few rows."""
     if path.suffix == ".csv" and path.is_file():
         with path.open(encoding="utf-8", newline="") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
@@ -330,11 +336,13 @@ def _likely_field(row: dict[str, Any], names: Sequence[str]) -> str:
 
 
 def _write_rows(folder: Path, own_rows: OwnRows) -> None:
-    """Writes rows for training and for tests, the reward, and three answers to try it on."""
+    """Writes the rows for training and for tests, the reward function, and three answers to try the function
+    on."""
     problem, gold = own_rows.problem_field, own_rows.gold_field
     # Every tenth row is for tests. The experiment holds the rows for validation out of the others.
     train = [row for number, row in enumerate(own_rows.rows) if number % HELD_OUT]
-    # A right answer to the first problem, a wrong one to the second, and an empty one to the third
+    # The three answers are a right one to the first problem, a wrong one to the second (the gold of another
+    # row), and an empty one to the third.
     another_gold = next((text_of_value(row[gold]) for row in train if row[gold] != train[1][gold]), "")
     responses = [text_of_value(train[0][gold]), another_gold, ""]
     examples = [
@@ -434,7 +442,8 @@ def _configuration(options: Options, stage: str, own_rows: OwnRows | None) -> st
 
 
 def _builtin_task(name: str) -> Task:
-    """Returns a task of configs/tasks. Raises ConfigError, with the nearest name, where there is none."""
+    """Returns a task of configs/tasks. Raises ConfigError, with the nearest name, if there is no such
+    task."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
 
@@ -444,7 +453,8 @@ def _builtin_task(name: str) -> Task:
 
 
 def _texts_of(task: Task) -> list[tuple[str, str]]:
-    """Returns prompts and demonstrations of some problems; nothing where the task has none at hand."""
+    """Returns the prompts and demonstrations of some problems. The list is empty if the task has no problems
+    at hand."""
     texts = []
     with contextlib.suppress(ValueError):
         for problem in task.examples(64):
@@ -453,7 +463,7 @@ def _texts_of(task: Task) -> list[tuple[str, str]]:
 
 
 def _held_out_splits(task: Task) -> Iterator[tuple[Split, int | None]]:
-    """Yields the splits to evaluate on, each with the most problems to take."""
+    """Yields the splits to evaluate on, each with the number of problems to take; None: all of them."""
     # The validation split is also evaluated while training, so fewer of its problems are taken.
     limits: dict[Split, int] = {"validation": 128, "test": 512}
     for split, limit in limits.items():
@@ -471,7 +481,7 @@ def _evaluation_set(split: Split, problems: int | None) -> str:
 def _prompt_of_builtin(name: str) -> str:
     """Returns the prompt that replaces the task's own prompt; "" if the task keeps its own prompt.
 
-    A task's own prompt is replaced if a model understands it only after fine-tuning with it.
+    A task's own prompt is replaced if models understand this prompt only after fine-tuning with it.
     """
     config = load([f"tasks/{name}.jsonnet"], environment_keys=())
     own_prompt = str(config.data["task"].get("prompt", ""))
@@ -483,14 +493,18 @@ def _prompt_of_builtin(name: str) -> str:
 
 
 def _sizes(texts: Sequence[tuple[str, str]], is_small: bool) -> Sizes:
-    """Returns lengths that suit the problems and reference answers. A small model has a token for each
-    character."""
+    """Returns lengths that suit the problems and reference answers.
+
+    Args:
+        texts: The problem and the reference answer of each row.
+        is_small: Whether the model is the small one, which has a token for each character.
+    """
     if not texts and not is_small:
         return Sizes(answer=1024, context=2048, mean_prompt=128, mean_answer=256)
     problems = [len(problem) for problem, _ in texts] or [64]
     golds = [len(gold) for _, gold in texts] or [32]
     if is_small:
-        # A little more than the longest reference answer: it learns to write answers like these.
+        # A little more than the longest reference answer, since the model learns to write such answers.
         answer = max(golds) + 16
         return Sizes(
             answer=answer,
@@ -520,7 +534,7 @@ def _up_to(number: float, step: int) -> int:
 
 
 def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> TrainingAmount:
-    """Returns how long and on how much to train, for a number of training rows.
+    """Returns the amount of training for a number of training rows.
 
     With enough rows, a small model gets the numbers of the quickstart (configs/lib/quickstart.libsonnet).
     """
@@ -551,8 +565,9 @@ def _training_amount(kind: ExperimentKind, rows: int, is_small: bool) -> Trainin
             evaluate_every=1,
             checkpoint_every=1,
         )
-    # A multiple of 8, so that minibatches of 64 divide an iteration's answers, 8 to a problem. A third of few
-    # rows, so that the policy is updated several times in a pass over them.
+    # The number of problems of an iteration is a multiple of 8. There are 8 answers to a problem, so
+    # minibatches of 64 answers divide an iteration. With few rows, an iteration has a third of them, so the
+    # policy is updated several times in a pass over the rows.
     third_of_rows = rows // 3 // 8 * 8
     problems = min(rows, 64, max(8, third_of_rows))
     # The wanted passes over few rows would be over after a few updates, so there are at least `fewest`
@@ -631,7 +646,8 @@ def _model_text(options: Options, stage: str, sizes: Sizes, texts: Sequence[tupl
 
 
 def _is_chat_model(model: str) -> bool:
-    """Returns whether problems are put into a chat template: by the folder's files, or by the name."""
+    """Returns whether problems are put into the model's chat template. The files of a model's folder tell;
+    without a folder, the name does."""
     folder = Path(model)
     if folder.is_dir():
         config = folder / "tokenizer_config.json"
@@ -651,8 +667,8 @@ def _as_jsonnet(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_as_jsonnet, value))}]"
     if isinstance(value, str):
-        # Jsonnet's escapes are JSON's. The text is put in single quotes, so that its own single quotes are
-        # escaped, and its double quotes aren't.
+        # Jsonnet has the same escapes as JSON. But the text is put in single quotes, so its single quotes are
+        # escaped here, and its double quotes aren't.
         inner = json.dumps(value, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
         return f"'{inner}'"
     return json.dumps(value)

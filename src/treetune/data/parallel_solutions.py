@@ -58,10 +58,10 @@ class Threaded:
 async def make_parallel(
     questions: Questions, problem: str, solution: str, *, rule: BlockRule, self_check: bool
 ) -> dict[str, Any]:
-    """Returns the record of a solution: its parallel text, or why there is none, and what became of each
-    block.
+    """Returns the record of a solution: its parallel text, or the reason why there is none, and the blocks
+    that were kept and those that were dropped.
 
-    If a request to the model can't be answered, its error is raised.
+    If a request to the model can't be answered, the request's error is raised.
     """
     dropped: list[Dropped] = []
     kept: list[Threaded] = []
@@ -124,7 +124,7 @@ async def _convert(
     """Returns the blocks of threads, and the parallel text. Raises Rejected if the solution has none.
 
     Args:
-        dropped: Gets the blocks that stay sequential, also if Rejected is raised.
+        dropped: A list to which the blocks that stay sequential are added, also if Rejected is raised.
     """
     parts = parts_of(solution)
     lines = parts.thought.split("\n")
@@ -189,7 +189,7 @@ def _drop(block: SolutionBlock, reason: str, detail: str) -> Dropped:
     return Dropped((LineRange(block.first, block.last),), reason, detail)
 
 
-# References to a sibling's content: the model proposes, a strict rule applies
+# References between threads: the model proposes replacements, which must fit exactly (`apply_edits`)
 
 
 async def _without_references(
@@ -197,7 +197,8 @@ async def _without_references(
 ) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
     """Returns the threads' texts without references to each other, and the changes.
 
-    A change names its two threads by their numbers, counted from 1.
+    A change has the number of the thread that was changed, the number of the earlier thread that it referred
+    to (`sibling`), both counted from 1, and the replacement (`Edit`).
 
     Each thread is compared with every earlier one, since a text that was written from top to bottom refers
     back only. Raises Unreadable if the model's edits can't be applied.
@@ -245,7 +246,8 @@ def _read_edits(text: str, answer: str) -> tuple[str, list[Edit]]:
 def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[Edit]]:
     """Applies the model's replacements to a text. Returns the text, and the replacements that change it.
 
-    Raises Unreadable unless each source occurs exactly once.
+    Raises Unreadable if an item isn't a replacement, if its source doesn't occur exactly once, if its
+    destination adds a tag or a control character, or if no text is left.
     """
     edits = []
     for item in items:
@@ -276,7 +278,8 @@ def apply_edits(text: str, items: Sequence[object]) -> tuple[str, list[Edit]]:
 
 
 async def _outlines(questions: Questions, problem: str, known: str, threads: Sequence[str]) -> list[str]:
-    """Returns an outline per thread. Raises Unreadable if the model writes no valid ones."""
+    """Asks the model for an outline of each thread, and returns the outlines. Raises Unreadable if the model
+    writes no valid ones."""
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
@@ -297,7 +300,8 @@ async def _outlines(questions: Questions, problem: str, known: str, threads: Seq
 
 
 def _checked_outline(item: object, where: str, known: str, thread: str, count: int) -> str:
-    """Returns an outline of the model's answer. Raises Unreadable if it isn't one, or gives away a result.
+    """Returns an outline from the model's answer. Raises Unreadable if the item isn't a valid outline, or
+    gives away a result.
 
     Args:
         where: The outline's name in the message.
@@ -358,12 +362,15 @@ def parts_of(solution: str) -> SolutionParts:
 
 
 def parallel_text(parts: SolutionParts, lines: Sequence[str], blocks: Sequence[Threaded]) -> str:
-    """Returns the whole solution.
-
-    `lines` are the lines of the thought. `blocks` are sorted by their lines.
+    """Returns the whole solution, with the blocks in place of their lines.
 
     A block has one newline before the first thread, none between threads, one before each ``</Thread>`` and
     one after the last thread.
+
+    Args:
+        parts: The parts of the solution.
+        lines: The lines of its thought.
+        blocks: The blocks, sorted by their lines.
     """
     written: list[str] = []
     lines_written = 0

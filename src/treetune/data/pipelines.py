@@ -1,4 +1,4 @@
-"""The data pipelines as configurations have them: rows go in, a folder with other rows comes out."""
+"""Defines the configurations of data pipelines, which read rows and write a folder with other rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FilterData(DataPipeline):
     rules: Annotated[tuple[Rule, ...], MinLen(1)]
     """The rules, in their order."""
     seed: int = 42
-    """The seed of what is drawn, such as which rows a quota leaves."""
+    """The seed of random choices, such as the choice of the rows that a quota keeps."""
 
 
 PipelineStep = Literal[
@@ -67,8 +67,8 @@ _CHANGES_NO_ANSWER = frozenset(
     {"base_url", "api_key_variable", "concurrency", "timeout", "retries", "backoff", "give_up_after"}
 )
 _VERSION = 1
-"""The version of the questions and of what is made of the answers: another one works on all solutions anew.
-"""
+"""The version of the questions, and of the code that uses their answers. If it changes, all solutions are
+worked on anew."""
 
 
 @DataPipeline.register("make_threads")
@@ -87,8 +87,8 @@ class MakeThreads(DataPipeline):
     prices: Prices | None = None
     """Dollars per million tokens."""
     budget: Annotated[float, Gt(0)] | None = None
-    """The most dollars that the folder may cost, earlier runs included: no request is sent that could cost
-    more than is left."""
+    """The most dollars that the requests for the output's folder may cost, earlier runs included: no request
+    is sent that could cost more than is left."""
     problem_field: Annotated[str, MinLen(1)] = "problem"
     """The field of a row's problem."""
     solution_field: Annotated[str, MinLen(1)] = "solution"
@@ -98,13 +98,14 @@ class MakeThreads(DataPipeline):
     min_saved_characters: Annotated[int, Gt(0)] = 200
     """The least characters of a block that need not be waited for (all threads but the longest)."""
     max_threads: Annotated[int, Ge(2), Le(MOST_THREADS)] = MOST_THREADS
-    """The most threads of a block. Each is compared with every earlier one, in a request of its own."""
+    """The most threads of a block. Each thread is compared with every earlier one, in a separate request."""
     self_check: bool = True
-    """Has the model look once more at each thread: what it doesn't let pass stays sequential."""
+    """Whether the model checks each thread once more. A block with a thread that fails this check stays
+    sequential."""
     repairs: Annotated[int, Ge(0)] = 1
-    """Times that an answer that can't be read is sent back with the reason."""
+    """How often an answer that can't be read is sent back to the model with the reason."""
     extra_for: Mapping[PipelineStep, Mapping[str, Any]] = field(default_factory=dict)
-    """Additions to the requests of a step, in addition to `endpoint.extra`."""
+    """Additions to the requests of a step, by the step's name, in addition to `endpoint.extra`."""
 
     def __post_init__(self) -> None:
         if self.budget is not None and self.prices is None:
@@ -141,6 +142,7 @@ class DifficultySampling:
     samples: Annotated[int, Gt(0)] = 16
     """Answers to each row."""
     max_tokens: Annotated[int, Gt(0)] = 4096
+    """The most tokens of an answer."""
     temperature: Annotated[float, Ge(0)] = 1.0
     """The temperature of sampling."""
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
@@ -171,10 +173,10 @@ class EstimateDifficulty(DataPipeline):
     says, and writes down how many are right: rates.parquet, the rows with their rate in a column called
     `column`, a histogram, a summary.
 
-    The rows are cut into `shards`, each a job that `jobs` starts, watches and restarts. An answer's seed
-    comes from `seed`, the row's content and the answer's number, so that neither the number of shards, nor
-    jobs that died, nor the order of answers changes a result. Each answer is stored at once, and is not asked
-    for again.
+    The rows are cut into `shards`. For each shard there is a job, which is started, watched and restarted as
+    `jobs` says. An answer's seed comes from `seed`, the row's content and the answer's number, so neither the
+    number of shards, nor jobs that died, nor the order of answers changes a result. Each answer is stored at
+    once, and is not asked for again.
     """
 
     task: Task
@@ -183,13 +185,13 @@ class EstimateDifficulty(DataPipeline):
     shards: Annotated[int, Gt(0)] = 1
     jobs: Jobs = field(default_factory=LocalJobs)
     column: Annotated[str, MinLen(1)] = "pass_rate"
-    """``low_pass_rate`` for the strong model and ``high_pass_rate`` for the weak one, as `filter_data` reads
-    them."""
+    """The column for the rates. `filter_data` reads the strong model's rates from ``low_pass_rate``, and the
+    weak model's from ``high_pass_rate``."""
     seed: int = 42
     grader_workers: Annotated[int, Gt(0)] = 2
     """Processes of a shard that grade."""
     grader_deadline: Annotated[float, Gt(0)] = 10.0
-    """Seconds for one answer; then its outcome is ``timeout``."""
+    """Seconds for the grade of one answer. After that, the answer's outcome is ``timeout``."""
 
     @property
     def model(self) -> Any:
@@ -217,7 +219,7 @@ class EstimateDifficulty(DataPipeline):
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
 VERSION = 3
-"""The version of how rows are made and judged: another one makes all of them anew."""
+"""The version of the code that makes rows and applies rules. If it changes, all rows are made anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,8 +233,8 @@ class MessageTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class RowFilter:
-    """Rows of the source stay where the expression `where` about their fields is true. `name` is what the
-    summary calls it."""
+    """A filter of the source's rows: a row stays if the expression `where` about its fields is true. The
+    summary calls the filter by its `name`."""
 
     name: Annotated[str, MinLen(1)]
     where: Annotated[str, MinLen(1)]
@@ -241,18 +243,19 @@ class RowFilter:
 @DataPipeline.register("prepare_data")
 @dataclass(frozen=True, kw_only=True)
 class PrepareData(DataPipeline):
-    """Reads a data set, makes rows of the schema of it, and drops those that a rule speaks against.
+    """Reads a data set, makes rows of the common schema from it, and drops the rows that a rule rejects.
 
     Texts (`prompt`, `ground_truth`, `raw_prompt`) are Jinja templates over the fields of a source's row, as
     in ``'{{ question }}'``; values (`extra_info`, `filters`) are Jinja expressions, as in ``metadata.level``,
-    and keep their type. `expand` names a function of Python ``module:function`` that is called with a row and
-    a seed first, and gives the fields: an object, a list of them for a row that becomes several, or None for
-    one that is left out. `instruction` follows the last message. Where `copy` is true, the source has the
-    schema already, and texts are not needed.
+    and keep their type. `expand` names a Python function, ``module:function``. It is called first, with a
+    source's row and a seed, and returns the fields for the templates: an object, a list of objects if the row
+    becomes several rows, or None if the row is left out. `instruction` is added at the end of the last
+    message. If `copy` is true, the source's rows have the schema already, and no templates are needed.
 
-    The `splits` of the source are read in this order, so that of two equal rows the one to measure on stays;
-    `hold_out` moves rows from train to another split, and `sample` bounds a split: both are drawn by `seed`
-    and the rows' content. Rules go one after the other.
+    The `splits` of the source are read in the order test, validation, train. So of two equal rows in
+    different splits, a rule against duplicates keeps the one to measure on. The rules are applied one after
+    the other. Then `hold_out` moves rows from train to another split, and `sample` limits the rows of a
+    split; `seed` and the rows' content decide which rows.
     """
 
     data_source: str
@@ -265,8 +268,8 @@ class PrepareData(DataPipeline):
     prompt: str | tuple[MessageTemplate, ...] = ""
     instruction: str = ""
     raw_prompt: str | None = None
-    """The whole text that a model continues, where `apply_chat_template` is false; ``{{ prompt }}`` in it is
-    what was asked."""
+    """The whole text that a model continues if `apply_chat_template` is false. In it, ``{{ prompt }}`` is the
+    last message, with `instruction`."""
     apply_chat_template: bool = True
     """Puts a model's chat template around the prompt."""
     ground_truth: str = ""
@@ -278,7 +281,8 @@ class PrepareData(DataPipeline):
     sample: Mapping[Split, Annotated[int, Ge(1)]] = field(default_factory=dict)
     seed: int = 42
     bad_rows: Literal["stop", "drop"] = "stop"
-    """What to do with a row without a field that a template uses."""
+    """What to do with a row of the source that can't be made into a row of the schema, such as one without a
+    field that a template uses: stop the command, or drop the row."""
 
     def __post_init__(self) -> None:
         if not _SOURCE.fullmatch(self.data_source):
@@ -318,8 +322,9 @@ class PrepareData(DataPipeline):
         yield from (("prompt", text) for text in turns)
 
     def rows_of(self, fields: Mapping[str, Any]) -> list[DomainRow | str]:
-        """Returns the rows that are made from a row of the source: several if `expand` returns several. In
-        place of a row that is dropped, the list has the filter's name, or ``expand``.
+        """Returns the rows that are made from a row of the source: several if `expand` returns several
+        objects. In place of a row that is dropped, the list has the name of the filter that dropped it, or
+        ``expand``.
 
         Raises MissingField if a field is missing, and ValueError for a row that can't be read.
         """
@@ -360,7 +365,8 @@ class PrepareData(DataPipeline):
         )
 
     def code(self) -> str:
-        """Returns the source of the module that `expand` names: after a change of it, rows are made again."""
+        """Returns the source code of the module that `expand` names, or "" without `expand`. After a change
+        of this code, rows are made again."""
         return (
             "" if self.expand is None else inspect.getsource(sys.modules[_function(self.expand).__module__])
         )

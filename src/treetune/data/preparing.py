@@ -6,10 +6,11 @@ resumes after the last finished stage; after a change of a rule, this rule and t
 anew. The files of the output folder:
 
     work/rows.jsonl                     the rows that were read, a line each; a row's number is its line's
-    work/read.json                      how many they are, and what couldn't be made into a row, with why
-    work/rule-00.json, rule-01.json …   of each rule the dropped rows, with why, and the columns that it adds
+    work/read.json                      their number, and the data that was not made into rows, with reasons
+    work/rule-00.json, rule-01.json …   for each rule, the dropped rows with reasons, and the columns it adds
     train.parquet … or rows.parquet     the rows that are left
-    dropped.jsonl, summary.json         every row that isn't left, with why; counts
+    dropped.jsonl                       every row that was left out or dropped, with the rule and the reason
+    summary.json                        counts
 """
 
 from __future__ import annotations
@@ -50,18 +51,20 @@ BAD_ROWS, EXPAND = "bad rows", "expand"
 ALL = "rows"
 """The name of the one file of rows that are not divided into splits."""
 DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
-"""Settings that reading doesn't depend on (`source` and `splits` are part of the identity themselves)."""
+"""Settings that are left out of the hash of the settings in `prepare`. `rules`, `hold_out` and `sample` don't
+change the rows that are read; the source and the splits that are really read are hashed separately."""
 
 
 class LeftOut(NamedTuple):
-    """Data that couldn't be made into a row: `BAD_ROWS`, `EXPAND` or the name of a filter, and why."""
+    """Data that was not made into a row. `rule` is `BAD_ROWS`, `EXPAND` or the name of a filter, and `why`
+    the reason."""
 
     rule: str
     why: str
 
 
 class RowRead(NamedTuple):
-    """The result of reading a row: the file and line that it came from, its split, and the row."""
+    """The result of reading a row: its file and line (`place`), its split, and the row itself."""
 
     place: str
     split: str
@@ -153,9 +156,10 @@ class _Stage:
 
     rule: str
     rows: int
-    """Rows before it."""
+    """The number of rows before the rule was applied."""
     dropped: Mapping[str, str]
-    """Why rows were dropped, by the row's number as text, or by its place where it never had a number."""
+    """The reasons why rows were dropped: by the row's number as text or, for data that was left out when it
+    was read and has no number, by its place."""
     details: Mapping[str, Any]
     """Further entries of the summary."""
 
@@ -166,14 +170,15 @@ class _Stages:
     def __init__(self, folder: Path, console: Console, seed: int) -> None:
         self._folder, self._console, self._seed = folder, console, seed
         self._id = ""
-        """A hash of all that the rows so far depend on: each stage's goes into the next one's."""
+        """A hash of all that the rows so far depend on. The hash after each stage is made from the hash
+        before it."""
         self._dropped: set[int] = set()
         """Numbers of the rows that rules have dropped."""
         self._columns: dict[str, dict[int, Any]] = {}
-        """Columns that rules have added, by name, and their values by the row's number."""
+        """The values of the columns that rules have added, by the column's name and the row's number."""
         self.stages: list[_Stage] = []
         self.total = 0
-        """Rows that were read, those that were left out included."""
+        """The number of rows that were read, those that were left out included."""
 
     def read(self, read: Callable[[], Iterator[RowRead]], identity: str, reasons: Sequence[str]) -> None:
         """Reads the rows, unless an earlier command has read the same ones.
@@ -219,7 +224,7 @@ class _Stages:
             with self._console.phase(rule.label, "rows") as progress:
                 context = RuleContext(self._folder, self._seed, progress, self._console.say)
                 verdict = rule.judge(rows, context)
-            # JSON has only texts as keys, so that numbers of rows become texts.
+            # JSON has only texts as keys, so the numbers of rows become texts.
             columns = {}
             for column, values in verdict.columns.items():
                 columns[column] = {str(row): value for row, value in values.items()}
@@ -240,7 +245,8 @@ class _Stages:
         return _RowsLeft(self._folder / ROWS, self._kept, frozenset(self._dropped), self._columns)
 
     def _read_record(self, name: str) -> dict[str, Any] | None:
-        """Returns a stage's file; None where it isn't there, or was made with other rows or settings."""
+        """Returns the content of a stage's file. Returns None if there is no such file, or if it was made
+        with other rows or settings."""
         path = self._folder / name
         try:
             record = json.loads(path.read_text())
@@ -262,7 +268,7 @@ class _Stages:
         with whole_file(path) as file:
             for stage in self.stages:
                 for number_or_place, why in stage.dropped.items():
-                    if number_or_place.isdigit():  # a rule dropped the row; else it was left out when read
+                    if number_or_place.isdigit():  # the number of a row that a rule dropped
                         rule_and_why[int(number_or_place)] = stage.rule, why
                     else:
                         line = {"place": number_or_place, "rule": stage.rule, "why": why}
@@ -275,7 +281,7 @@ class _Stages:
                         file.write(json.dumps({"place": place, "rule": rule, "why": why}) + "\n")
 
     def table(self) -> list[str]:
-        """Returns as lines how many rows each rule dropped."""
+        """Returns the lines of a table, with the number of rows that each rule dropped."""
         rows = [("rule", "rows", "dropped", "left"), ("read", "", "", f"{self.total:,}")]
         for stage in self.stages:
             dropped = len(stage.dropped)
@@ -332,8 +338,8 @@ class _RowsOfFile:
 
 
 def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, console: Console) -> None:
-    """Writes the files of rows, dropped.jsonl and summary.json, and shows the counts. Raises ValueError where
-    no row is left."""
+    """Writes the files of rows, dropped.jsonl and summary.json, and shows the counts. Raises ValueError if no
+    row is left."""
     rows = stages.rows()
     names = sorted(set(file_by_number.values()))
     if not names:
@@ -385,7 +391,7 @@ def _write(stages: _Stages, file_by_number: Mapping[int, str], output: Path, con
 
 def order_splits(splits: Sequence[Split]) -> list[Split]:
     """Returns the splits in the order test, validation, train. Rules against duplicates keep the first of
-    equal rows, so that one in the test split stays there."""
+    equal rows, so of equal rows in several splits, the one in the test split stays."""
     return [name for name in reversed(get_args(Split)) if name in splits]
 
 
@@ -453,14 +459,14 @@ def _choose_splits(pipeline: PrepareData, rows: Rows) -> dict[int, str]:
 
 
 def locked_folder(folder: Path, command: str) -> AbstractContextManager[None]:
-    """Locks a folder for one command at a time, on this machine. Raises ValueError where another command has
-    it."""
+    """Locks a folder for one command at a time, on this machine, during a block. Raises ValueError if another
+    command has locked it."""
     message = f"another {command} is running in {folder}: wait for it, or name another output"
     return one_at_work(folder / ".lock", message)
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:
-    """Returns the files' hashes. Raises ValueError for one that can't be read."""
+    """Returns the hash of each file's content. Raises ValueError for a file that can't be read."""
     hashes = []
     for path in paths:
         try:

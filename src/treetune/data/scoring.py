@@ -31,8 +31,8 @@ _AHEAD = 256
 
 @dataclass
 class ScoredRows:
-    """The result of `score_responses`: the numbers of rows in the output, of those that were there before,
-    and of each outcome. `why` is the message of the first row that failed."""
+    """The result of `score_responses`: the number of rows in the output (`rows`), of those that an earlier
+    run graded (`resumed`), and of each outcome. `why` is the message of the first row that failed."""
 
     rows: int = 0
     resumed: int = 0
@@ -86,7 +86,10 @@ def score_responses(
     could not be graded are graded again.
 
     Args:
-        progress: Called with the number of rows in the output and of all rows.
+        steps: Whether the offsets of step boundaries are added.
+        workers: The number of grader processes; None for the default of `GraderPool`.
+        deadline: Seconds for the grade of one row.
+        progress: Called with the number of rows in the output, and the number of all rows.
 
     Raises:
         ValueError: The output belongs to another input, an input line isn't a JSON object, or something is
@@ -101,7 +104,8 @@ def score_responses(
     total = _lines(source)
     done, length = _written(output)  # the rows of an earlier run, and the bytes that they take in the file
     ungraded: dict[int, dict[str, Any]] = {}
-    # Takes the rows that the output has already from `todo`. The rows that are still missing remain there.
+    # Takes the input's rows that the output has already from the iterator `todo`. Afterwards it yields the
+    # others.
     for number, row in enumerate(done):
         input_row = _checked_same(output, row, next(todo, None), number, steps)
         if row["outcome"] == "unavailable":
@@ -167,7 +171,8 @@ class _Waiting(NamedTuple):
 
 
 def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _Waiting:
-    """Has a row graded. A row without a problem, or without a grader, gets the outcome ``error`` at once."""
+    """Begins to grade a row. A row without problem, gold or response, or without a grader, gets the outcome
+    ``error`` at once."""
     try:
         problem = _problem(task, row, number)
         # Graders may be chosen by the row's domain or data source. This raises ValueError if none fits.

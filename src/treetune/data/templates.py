@@ -32,12 +32,12 @@ def value_of(expression: str, fields: Mapping[str, Any]) -> Any:
 
 
 def check_text(template: str, key: str) -> None:
-    """Raises ValueError for a template that can't be read."""
+    """Raises ValueError, with the configuration key, for a template that Jinja can't read."""
     _read(functools.partial(_template, template), template, key)
 
 
 def check_value(expression: str, key: str) -> None:
-    """Raises ValueError for an expression that can't be read."""
+    """Raises ValueError, with the configuration key, for an expression that Jinja can't read."""
     _read(functools.partial(_expression, expression), expression, key)
 
 
@@ -56,8 +56,8 @@ def _read(parse: Any, text: str, key: str) -> None:
 
 
 def _rendered(render: Any, text: str, fields: Mapping[str, Any]) -> Any:
-    """Returns the result of `render`, the function of a parsed text, for these fields. Raises MissingField
-    for any error that the values of the fields cause."""
+    """Returns the result of `render` for these fields. `render` fills in a parsed template, or evaluates a
+    parsed expression. Raises MissingField for any error that the fields or their values cause."""
     from jinja2 import TemplateError
 
     try:
@@ -101,14 +101,15 @@ def _environment() -> SandboxedEnvironment:
 
 
 def _not_null(value: Any) -> Any:
-    """Returns the value of a field in a text. Raises MissingField for null."""
+    """Returns its argument, a value that Jinja is about to put into a text. Raises MissingField for null."""
     if value is None:
         raise MissingField("a field is null")
     return value
 
 
 def _last_match(text: str, pattern: str) -> str:
-    """Returns the first group of the last match, or the whole match if there are no groups."""
+    """Returns the first group of the pattern's last match, or the whole match if the pattern has no groups.
+    Raises MissingField if nothing matches."""
     matches = list(re.finditer(pattern, text))
     if not matches:
         raise MissingField(f"nothing in {text[:60]!r} matches {pattern!r}")

@@ -25,7 +25,7 @@ class LineRange(NamedTuple):
 
 
 ThreadGroup = list[LineRange]
-"""The lines of threads that don't need each other."""
+"""The lines of the threads of a group. They don't need each other, so they may be written in parallel."""
 
 
 class ThreadNumber(NamedTuple):
@@ -92,8 +92,8 @@ def _parse_lines(text: str) -> LineRange:
 
 
 CONTROL = re.compile(r"[\x00-\x1f]")
-"""The characters that LaTeX with single backslashes becomes in JSON: ``\\frac`` a form feed, ``\\times`` a
-tab."""
+"""Matches control characters. LaTeX whose backslashes aren't doubled in JSON turns into such characters: the
+``\\f`` of ``\\frac`` into a form feed, and the ``\\t`` of ``\\times`` into a tab."""
 
 
 def json_list(text: str) -> list[Any]:
@@ -114,11 +114,12 @@ def json_list(text: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class BlockRule:
-    """Says which blocks are worth keeping."""
+    """The conditions under which a block of threads is kept."""
 
     min_saved: int
     """The fewest characters that a block has to save (`saved_characters`)."""
     max_threads: int = MOST_THREADS
+    """The most threads of a block."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,9 @@ class SolutionBlock:
     """A stretch of a solution that is cut into threads."""
 
     first: int
-    """Its first line; the solution's first is 1."""
+    """The number of its first line, counted from 1 for the solution's first line."""
     last: int
-    """Its last line."""
+    """The number of its last line."""
     threads: tuple[str, ...]
     """The text of each thread, without white space around it."""
     lines: tuple[LineRange, ...]
@@ -137,7 +138,8 @@ class SolutionBlock:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A block that stays sequential text. `reason` is counted; `detail` says more."""
+    """A block that stays sequential text. `reason` is one of a few texts, which the summary counts; `detail`
+    says more about this block."""
 
     lines: tuple[LineRange, ...]
     reason: str
@@ -208,8 +210,8 @@ def _cut_block(
 
 
 def saved_characters(threads: Sequence[str]) -> int:
-    """Counts the characters that parallel threads save: the characters of all threads but the longest. The
-    others are written while the longest is, and take no time of their own.
+    """Counts the characters that parallel threads save: the characters of all threads but the longest. These
+    other threads are written at the same time as the longest one, and take no additional time.
 
     Example: threads of 30, 20 and 10 characters save 30.
     """
@@ -220,7 +222,7 @@ def saved_characters(threads: Sequence[str]) -> int:
 async def independent_parts(
     questions: Questions, problem: str, lines: Sequence[str]
 ) -> tuple[list[ThreadGroup], list[EndpointMessage]]:
-    """Asks the model for groups of threads, and returns these and the conversation about them.
+    """Asks the model for groups of threads, and returns the groups and the conversation about them.
 
     A group has parts of the solution that don't need each other. Such a part is a thread, which is named by
     its first and last line.
@@ -241,8 +243,8 @@ async def independent_parts(
 async def failed_threads(
     questions: Questions, conversation: Sequence[EndpointMessage], blocks: Sequence[SolutionBlock]
 ) -> dict[int, str]:
-    """Returns the blocks with a thread that the model rejects in its self-check: the reasons by the block's
-    index, from 0."""
+    """Asks the model to check all threads. Returns the blocks with a thread that the model rejects: the
+    reasons, by the block's index in `blocks`."""
     shown = "\n\n".join(_describe_block(number, block) for number, block in enumerate(blocks, start=1))
     threads: set[ThreadNumber] = set()
     for group, block in enumerate(blocks, start=1):

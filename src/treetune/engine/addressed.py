@@ -8,7 +8,7 @@ The thread ``engine-addressed`` of each server, on every rank::
      └────────── _check, every CHECK_S: another process answers, or it has other weights ◄──────┘
 
 The main thread waits in `Server.ready` until the server is present, and for `start_timeout` at most. A server
-that fails is away at once, so that its requests go to the other servers.
+that fails is away at once, so its requests go to the other servers.
 
 The first rank (`loads_weights`) loads weights into the server: the start weights at first, and the newest
 ones whenever the server comes back without them. The name of the weights consists of the run's and the
@@ -39,13 +39,13 @@ CHECK_S = 5.0
 AWAY_S = 0.2
 """Seconds between two attempts to reach a server that is away."""
 ANSWER_S = 60.0
-"""Most seconds until a server answers a question about itself, also while it samples."""
+"""Most seconds that a server may take to answer a question about itself, even while it samples."""
 END_S = 5.0
-"""Most seconds until a server's thread ends."""
+"""Most seconds that closing waits for a server's thread to end."""
 
 
 class ServerState(NamedTuple):
-    """A server's answer to the question which process it is and which weights it has.
+    """A server's state: which process it is, and which weights it has.
 
     Example: ``ServerState(process="9c01d2", weights="3f2a91c07be4d518 0007")``.
     """
@@ -57,8 +57,8 @@ class ServerState(NamedTuple):
 
 
 class AddressedServer(Server):
-    """A server that the run neither starts nor ends. While it is away, the engine uses the others, and waits
-    for this one for `start_timeout` at most."""
+    """A server that the run neither starts nor ends. While it is away, the engine uses its other servers. It
+    waits for this one for `start_timeout` at most."""
 
     start_command = ""
     """The command that starts such a server, for messages."""
@@ -91,7 +91,7 @@ class AddressedServer(Server):
         self._from_folder = FromFolder(client, settings.sync_timeout)
         self._weights = weights
         self._process = ""
-        """The name that the server's process has given itself."""
+        """The name of the server's process when it was last met (`ServerState.process`)."""
         self._weights_lock = threading.Lock()
         """Held while the thread loads weights into a server that has come back."""
         self._reason_away = "it has not answered yet"
@@ -99,8 +99,8 @@ class AddressedServer(Server):
         self._is_loading = False
         """Whether the main thread is loading weights. The server's own thread then leaves it alone."""
         self._must_load = True
-        """Whether weights are loaded even if the server's have the right name already: at the start, and
-        after a sync that failed."""
+        """Whether weights are loaded even if the server has weights of the right name already: True at the
+        start, and after a sync that failed."""
         self._thread = threading.Thread(target=self._supervise, name="engine-addressed", daemon=True)
         self._thread.start()
 
@@ -144,7 +144,8 @@ class AddressedServer(Server):
 
     @override
     def failed(self, address: Address, reason: str) -> None:
-        """Notes a failure of the server, which is then met again, or given up after too many failures."""
+        """Notes a failure of the server. Its thread then meets the server again. After too many failures, the
+        server is given up."""
         with self._changed:
             if address.epoch != self._epoch:
                 return  # the failure is that of a process that has been replaced
@@ -171,7 +172,7 @@ class AddressedServer(Server):
 
     @override
     def begin_weights(self, address: Address) -> Address:
-        # The first lock waits until the thread has loaded older weights, if the server has just come back.
+        # `_weights_lock` waits until the thread has loaded the older weights, if it is just doing so.
         with self._weights_lock, self._changed:
             # The thread may have lost the server since the caller read its address. The thread then has to
             # meet the server again, and it would not do so while `_is_loading` is set.
@@ -193,7 +194,8 @@ class AddressedServer(Server):
         self._name_weights(address, self._weights_name)
         with self._changed:
             self._is_loading = False
-            if self._address is not None:  # else the server was lost meanwhile, and `_meet` sets the address
+            # If the server was lost meanwhile, `_meet` sets the address.
+            if self._address is not None:
                 self._address = self._make_address()
             self._changed.notify_all()
             return self._make_address()
@@ -231,12 +233,13 @@ class AddressedServer(Server):
             self._check()
         except ServerFailure as failure:
             with self._changed:
-                if not self._is_loading:  # else the thread that loads weights notices the failure itself
+                # While weights are loaded, the thread that loads them notices the failure itself.
+                if not self._is_loading:
                     self._set_away(str(failure))
 
     @property
     def reason_away(self) -> str:
-        """The reason why the server was away the last time."""
+        """The reason why the server is away or, if it is present, was away the last time."""
         return self._reason_away
 
     @property
@@ -266,7 +269,8 @@ class AddressedServer(Server):
             except EngineError as error:
                 self._give_up(str(error))
             except Exception as error:
-                # Otherwise this thread would end, and the main thread would wait until `start_timeout`.
+                # If the error weren't caught, this thread would end, and the main thread would wait until
+                # `start_timeout`.
                 logger.exception(f"an error in the thread of the server at {self._url}")
                 self._give_up(
                     f"the server at {self._url} can't be used, because of an error in treetune"
@@ -337,7 +341,7 @@ class AddressedServer(Server):
 
     def _set_away(self, reason: str) -> None:
         """Records that the server is away. The caller holds `_changed`."""
-        if self._address is not None:  # else it has been away for longer
+        if self._address is not None:  # if it is None, the server has been away for longer
             self._away_since = time.monotonic()
         self._reason_away, self._address = reason, None
         self._changed.notify_all()

@@ -37,7 +37,8 @@ TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
 class Tolerance(NamedTuple):
     """The accepted difference between a log-prob of the engine and the trainer's, in nats.
 
-    In bfloat16 rounding alone changes single tokens a lot, so the mean is the more reliable bound.
+    In bfloat16, rounding alone changes the log-probs of single tokens a lot, so the mean is the more reliable
+    bound.
     Example: ``Tolerance(mean=5e-2, largest=2.0)``.
     """
 
@@ -61,11 +62,12 @@ class Canary:
     max_tokens: int = 16
     """Most tokens of a sample; fewer if the prompt nearly fills the engine's context."""
     seed: int = 0
+    """The seed of each sample. The same seed lets old and new weights draw comparable samples."""
     temperature: float = 1.0
 
     def requests(self, context_length: int) -> list[Request]:
-        """Returns a request for each prompt. The beginning of a prompt that fills the context is cut off,
-        since any text serves for the comparison."""
+        """Returns a request for one sample after each prompt. If a prompt fills the context, its beginning is
+        cut off: any text serves for the comparison."""
         requests = []
         for prompt in self.prompts:
             fitting = prompt[-(context_length - 1) :]  # leaves room for one token
@@ -106,7 +108,8 @@ class Chunk:
     """The file's digest if the transfer verifies it (``shared_memory``); else empty."""
     tensors: Mapping[str, Any] = field(default_factory=dict)
     """The weights by name on this rank's device, if the transfer needs them there; else empty. They are
-    complete for every stream of the device. They may be used until the chunk after the next is requested."""
+    complete, so every stream of the device may read them. They may be used until the chunk after the next one
+    is requested."""
 
 
 @dataclass
@@ -164,7 +167,8 @@ class EngineLaunch:
     trains: bool = False
     """Whether a trainer will send new weights."""
     adapter_rank: int | None = None
-    """The rank of adapters, if `weights` and the folders that are loaded later hold adapters."""
+    """The rank (LoRA's r) of the adapters, if `weights` and the folders that are loaded later hold adapters;
+    None if they hold whole models."""
 
 
 class Engine:
@@ -175,7 +179,7 @@ class Engine:
     """
 
     version: int
-    """The number of iterations of the present weights."""
+    """The version of the present weights: the number of iterations that have trained them."""
     tokens: int
     """The sampled tokens that this rank has received so far, without those of canaries."""
     sleeps: bool = False
@@ -183,7 +187,7 @@ class Engine:
     scores: bool = False
     """Whether `generate` answers a `ScoreRequest`."""
     at_once: int = 256
-    """The number of samples that are drawn at the same time; others wait."""
+    """The most samples that are drawn at the same time. Further samples wait."""
 
     tokens_per_second: float = 0.0
     """The present rate of sampling, or the last one; 0 before the first sample."""
@@ -200,8 +204,8 @@ class Engine:
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Samples all requests, and those that `on_result` returns. If a server dies, it is restarted, and
-        its requests are sent again.
+        """Samples all requests, and the further requests that `on_result` returns. If a server dies, it is
+        restarted, and its requests are sent again.
 
         Returns:
             The completions of each request: first those of `requests`, then those of the requests that
@@ -232,14 +236,16 @@ class Engine:
         return loop.run(program)
 
     async def sample(self, request: Request) -> list[Completion]:
-        """Returns the samples of a request. Only a program that `run` runs may await it; other tasks of the
-        program run meanwhile. A task's next request is sent before waiting requests of the same priority, so
-        that answers which have begun are finished first."""
+        """Returns the samples of a request. Only a program that `run` runs may await this method; other tasks
+        of the program run meanwhile. A task's next request is sent before waiting requests of the same
+        priority, so that answers which have begun are finished first."""
         return await running_program_loop().sample(request)
 
     async def score(self, prompt_ids: TokenIds, text_ids: TokenIds) -> Column:
-        """Returns the log-probs of given tokens after a prompt, shape [tokens of the text]: of the model's
-        whole distributions, at temperature 1. Only a program that `run` runs may await it.
+        """Returns the log-probs of given tokens after a prompt, shape [tokens of the text].
+
+        They are the log-probs under the model's whole distributions, at temperature 1. Only a program that
+        `run` runs may await this method.
 
         Scores that are awaited at the same time (`asyncio.gather`) are computed in batches. A vLLM server
         that caches prefixes doesn't compute a prompt again that it has in its cache.
@@ -271,12 +277,13 @@ class Engine:
         """Loads new weights into the running servers, drops their prefix caches, and compares their log-probs
         with the trainer's. Collective: every rank calls it, and the ranks that have servers load.
 
-        It makes up to three attempts: with the configured transfer, by having the servers read `directory`,
-        and with a new server on `directory`. If the transfer fails, later calls begin with the second.
+        It makes up to three attempts: first with the configured transfer, then by having the servers read
+        `directory`, and last with a new server that starts with `directory`. If the transfer fails, later
+        calls begin with the second attempt.
 
         Args:
             directory: The folder of the weights. It is complete when all chunks have been made.
-            version: The number of iterations of the weights.
+            version: The version of the weights: the number of iterations that have trained them.
             canary: The check that compares the log-probs: the engine samples after a few prompts, and the
                 trainer scores the samples. None: nothing is compared.
             chunks: Makes the weights one chunk after the other, while they are written into the directory.
@@ -303,8 +310,8 @@ class Engine:
 
 
 def check_request(index: int, request: Request, context_length: int) -> None:
-    """Raises ValueError for a request that can't be sampled or scored: with an empty prompt, without samples
-    or text, or longer than the context."""
+    """Raises ValueError for a request that can't be sampled or scored: its prompt is empty, it asks for no
+    sample or scores no text, or it doesn't fit into the context."""
     length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
     if not length:
         raise ValueError(f"request {index} has an empty prompt")

@@ -12,8 +12,8 @@ from treetune.engine.base import Tolerance
 from treetune.vocabulary import TokenIds
 
 FEWEST_TOKENS = 16
-"""The fewest tokens whose mean difference is judged. With fewer, the standard error of the mean is unreliable
-(of a single token it is 0). Every token is judged by `Tolerance.largest`."""
+"""The fewest tokens whose mean difference is judged. With fewer tokens, the standard error of the mean is
+unreliable (for a single token it is 0). `Tolerance.largest` judges every token, however many there are."""
 
 SIGNIFICANT = 4.0
 """A mean difference counts as positive if it is at least this many standard errors above 0."""
@@ -44,7 +44,9 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
     """Compares the log-probs of engine and trainer.
 
     Args:
+        probes: The probes of the new weights, which the engine should have.
         before: The probes of the previous weights, for the same prompts and seeds; empty if there are none.
+        tolerance: The accepted difference.
     """
     gaps = []
     for probe in probes:
@@ -112,5 +114,5 @@ def _is_positive(values: Sequence[float]) -> bool:
     count = len(values)
     mean = sum(values) / count
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, count - 1))
-    # `mean > 0` matters if all values are 0, with a deviation of 0.
+    # Without `mean > 0`, values that are all 0 would count as positive: their deviation is 0, too.
     return mean > 0 and mean >= SIGNIFICANT * deviation / math.sqrt(count)

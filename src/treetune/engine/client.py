@@ -1,6 +1,6 @@
 """Sends requests to vLLM servers: token ids, answered by sampled token ids with their log-probs.
 
-HTTP runs in a thread of its own with an event loop, so that answers arrive while other threads work::
+HTTP runs in a separate thread with an event loop, so that answers arrive while other threads work::
 
     any thread                                 thread "engine-client"            server
       post(…), or run(coroutine, timeout)  ──►   sends the HTTP request    ──►
@@ -54,12 +54,13 @@ class Address:
     key: str = field(repr=False)
     """The key that each request must have."""
     weights: str = ""
-    """The name of the weights that requests mean; the server refuses them if it has others. Empty: any."""
+    """The name of the weights that requests to this address are meant for. The server refuses a request if it
+    has other weights. Empty: any weights will do."""
 
 
 @dataclass(frozen=True, eq=False)
 class RequestPart:
-    """The samples ``[first, first + n)`` of the request number `index`."""
+    """A part of the request number `index`: its samples ``first`` to ``first + n - 1``."""
 
     index: int
     first: int
@@ -105,7 +106,7 @@ def payload(
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: of the sampled token alone
+            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: only that of the sampled token
             "stop_token_ids": [*end_ids, *sampling.stop_ids],
             "stop": list(sampling.stop),
         },
@@ -129,14 +130,18 @@ def score_payload(request: ScoreRequest, version: int) -> dict[str, Any]:
 
 def _cache_salt(version: int) -> str:
     """Returns the salt of requests to weights of this version. vLLM uses cached prefixes only for requests of
-    the same salt, so that those of older weights can't be used."""
+    the same salt, so prefixes of older weights aren't used."""
     return f"version-{version}"
 
 
 def completions_of(
     answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
 ) -> list[Completion]:
-    """Returns a part's samples in their order. Raises ServerFailure if the answer is incomplete."""
+    """Returns a part's samples in their order. Raises ServerFailure if the answer is incomplete.
+
+    Args:
+        seconds: The time that the answer took.
+    """
     samples, needs_logprobs = answer.get("samples", ()), part.request.reads_logprobs
     if len(samples) != part.n:
         raise ServerFailure(f"it answered with {len(samples)} samples, and {part.n} were requested")
@@ -165,11 +170,11 @@ def scored_completion(
 
 
 class Client:
-    """An HTTP client with a thread of its own.
+    """An HTTP client that sends its requests in a thread of its own, as drawn in the head of this file.
 
     Args:
         end_ids: The tokens that end every sample; empty for those of the model's configuration.
-        special_ids: The ids of special tokens, by their texts.
+        special_ids: The ids of special tokens by their texts, for stop strings that are such tokens.
     """
 
     def __init__(
@@ -234,7 +239,7 @@ class Client:
     async def sample(
         self, address: Address, part: RequestPart, version: int, timeout: float
     ) -> list[Completion]:
-        """Returns a part's samples, or the scores of a `ScoreRequest`; for the errors see `post`. It is
+        """Returns a part's samples, or the scores of a `ScoreRequest`. It raises the errors of `post`, and is
         called in the client's thread."""
         started = time.monotonic()
         if isinstance(part.request, ScoreRequest):
@@ -306,8 +311,8 @@ class Client:
         return answer if isinstance(answer, dict) else {"answer": answer}
 
     def raise_for_status(self, path: str, status: int, beginning: str) -> NoReturn:
-        """Raises the error for an answer that isn't 200: EngineError if the request is wrong, so that a
-        restarted server would refuse it again, and ServerFailure otherwise."""
+        """Raises the error for an answer whose status isn't 200: EngineError if the request is wrong, since a
+        restarted server would refuse it again, and ServerFailure for all other statuses."""
         # 409 is about the server and not about the request: it has other weights than the request names
         # (`engine.key`), and gets the right ones when it is started again.
         is_request_wrong = 400 <= status < 500 and status != 409

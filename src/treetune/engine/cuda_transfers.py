@@ -1,8 +1,9 @@
 """Transfers weights between GPUs: by CUDA IPC if trainer and server share one, by NCCL if each has its own.
 
-vLLM's workers have both built in, and define the content of the requests (0.32:
-``vllm.distributed.weight_transfer``); `tests/engine/test_cuda_transfers.py` holds the names against its
-source. Neither has been run on a GPU.
+vLLM's workers have both transfers built in, and define the content of the requests (vLLM 0.32:
+``vllm.distributed.weight_transfer``). `tests/engine/test_cuda_transfers.py` compares the names in the
+requests with vLLM's source. The transfer by CUDA IPC has been run on a GPU, the one by NCCL has not
+(docs/hardware.md).
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BUFFER_BYTES = 2**28
-"""The bytes of a broadcast's buffer; a larger weight has a larger one."""
+"""The bytes of a broadcast's buffer. A weight that is larger gets a larger buffer."""
 BUFFERS = 2
 """The most broadcasts in flight."""
 
 
 def weight_headers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns the names, types and shapes of weights, which a worker needs before it gets them."""
+    """Returns the names, types and shapes of weights, which a worker needs before it gets the weights."""
     return {
         "names": list(tensors),
         "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in tensors.values()],
@@ -54,11 +55,12 @@ def own_address(url: str) -> str:
 
 
 class CudaIpc(ByRoutes):
-    """Copies each chunk into a buffer on the GPU, which the server opens by its handle, and copies from
-    there."""
+    """Copies each chunk into a buffer on the GPU. The server opens the buffer by its handle, and copies the
+    chunk from there."""
 
     _buffer: Tensor | None = None
     _handle = ""
+    """The handle of the buffer, by which another process opens the same memory."""
 
     @override
     def meet(self, address: Address) -> None:
@@ -81,7 +83,7 @@ class CudaIpc(ByRoutes):
         with torch.cuda.device(bytes_of_weights[0].device):
             buffer = self._buffer_of(sum(sizes), bytes_of_weights[0].device)
             torch.cat(bytes_of_weights, out=buffer[: sum(sizes)])
-            # The server's process reads the buffer, so the copy must be complete before it is asked to.
+            # The copy must be complete before the request below lets the server's process read the buffer.
             torch.cuda.current_stream().synchronize()
             info = weight_headers(chunk.tensors) | {
                 "tensor_sizes": sizes,
@@ -118,9 +120,10 @@ class CudaIpc(ByRoutes):
 
 
 class Nccl(ByRoutes):
-    """Broadcasts each chunk to the server's workers, in a process group of this rank and them."""
+    """Broadcasts each chunk to the server's workers, in a process group of this rank and the workers."""
 
     _group: Any = None
+    """The process group; None before `meet` and after `close`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

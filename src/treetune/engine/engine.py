@@ -67,8 +67,8 @@ RATE_WINDOW_S = 5.0
 """The rate of tokens is the mean over the last `RATE_WINDOW_S` to ``2 * RATE_WINDOW_S`` seconds."""
 
 QUEUE_FACTOR = 2
-"""A server gets up to this many times the samples that it draws at the same time, so that the next ones wait
-there. All others wait here, for the server that is free first."""
+"""A server gets up to this many times the samples that it draws at the same time, so that its next samples
+already wait there. All further samples wait in this process, for the server that is free first."""
 
 RETURN_POLL_S = 0.1
 """Seconds between two checks whether a lost server is back."""
@@ -134,8 +134,8 @@ class VllmEngine(Engine):
     """An engine of one or several vLLM servers; see `Engine`. `version` is 0 for the weights that it starts
     with.
 
-    All servers have the same weights and settings, so that a request's samples don't depend on the server
-    that draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
+    All servers have the same weights and settings, so a request's samples don't depend on the server that
+    draws them. If a server is lost, it is restarted, and the others get its unanswered requests.
 
     Args:
         client: The client that samples; None: one for the routes of servers that treetune started.
@@ -237,18 +237,20 @@ class VllmEngine(Engine):
                 results.append([])
             return parts, laters
 
-        # Before anything is sent, so that a request which can't be sampled costs nothing.
+        # All requests are checked before anything is sent. So a request that can't be sampled costs nothing.
         first_parts, first_laters = split_requests(requests)
-        addresses: dict[int, Address] = {}  # of the servers that take requests
-        servers_with_answers: set[int] = set()  # since they were last lost
+        # By the servers' numbers: the addresses of those that take requests, and the servers that have
+        # answered since they were last lost.
+        addresses: dict[int, Address] = {}
+        servers_with_answers: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
         # A server that is away may come back within `start_timeout` from now on. `_targets` are the servers,
         # and the router if there is one.
         for replica in self._targets:
             replica.server.wait_anew()
         settings = self._settings
-        # Requests go to `_sampled`: to the servers themselves, or to a router alone. A router takes as many
-        # samples at once as all servers behind the router.
+        # Requests go to `_sampled`: to the servers themselves, or only to a router. The router takes as many
+        # samples at once as all of its servers together.
         samples_of_all_servers = QUEUE_FACTOR * settings.max_num_seqs * len(self._replicas)
         with RequestScheduler(
             self._client,
@@ -282,20 +284,20 @@ class VllmEngine(Engine):
                     results[index] = whole
                     if on_result is not None:
                         scheduler.add(*split_requests(on_result(index, whole) or ()))
-        # Their earlier failures no longer count towards `max_restarts`.
+        # The earlier failures of servers that have answered no longer count towards `max_restarts`.
         for number in servers_with_answers:
             self._sampled[number].server.succeeded()
         return results
 
     def _lose_gone_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> None:
-        """Gives up the servers whose requests would wait in vain."""
+        """Lets the scheduler give up the servers that are gone, whose requests would never be answered."""
         for number in scheduler.opened:
             if reason := self._sampled[number].server.gone(addresses[number]):
                 scheduler.lose(number, reason)
 
     def _open_servers(self, scheduler: RequestScheduler, addresses: dict[int, Address]) -> bool:
-        """Opens the servers that are running and don't take requests yet, and adds their addresses. Returns
-        whether all servers take requests now."""
+        """Opens the servers that are running and don't take requests yet, and adds their addresses to
+        `addresses`. Returns whether all servers take requests now."""
         closed = [replica for replica in self._sampled if replica.number not in scheduler.opened]
         addresses_of_closed = self._each(closed, Replica.awake)
         opened = {}
@@ -345,7 +347,7 @@ class VllmEngine(Engine):
         self._ranks.gather(None)
         gaps: list[Gap] = []
         parts = {"reload": 0.0}  # the seconds of each part of the sync
-        gave_up = ""  # why the method of transfer is not used any more
+        gave_up = ""  # the reason why the configured transfer is not used any more
         # The servers without the new weights, each with the problem of its last attempt. Only they take part
         # in the next attempt, which is slower and has fewer ways to fail.
         outdated = dict.fromkeys(self._replicas, "")
@@ -380,7 +382,7 @@ class VllmEngine(Engine):
                     f" from now on: {problems}"
                 )
                 self._transfer = "file"
-        else:
+        else:  # no attempt was successful on all ranks
             # The run can't restart a server that it did not start: there, the attempt "new server" connects
             # again, and loads the weights a second time.
             raise EngineError(
@@ -479,7 +481,7 @@ class VllmEngine(Engine):
 
     def _forget_prefixes(self) -> None:
         """Forgets which prefixes the servers have cached, since they have dropped their caches."""
-        # With a single server, requests needn't be sent to the one that has their prefix.
+        # The index tells which server has the prefix of a request. With a single server, there is no choice.
         needs_index = len(self._sampled) > 1 and self._settings.caches_prefixes(self._device)
         self._prefixes = Prefixes() if needs_index else None
 
@@ -549,8 +551,9 @@ class Update:
     weights: Path
     """The folder of the weights."""
     delivery: Delivery | None
-    """The weights' transfer; None if the server was started on them."""
+    """The weights' transfer; None if a new server was started with them, or if another rank sends them."""
     seconds: dict[str, float] = field(default_factory=dict)
+    """The seconds of each step after the transfer, such as ``{"reset_cache": 0.1, "sample_canary": 0.3}``."""
     sampled: list[tuple[TokenIds, Completion]] = field(default_factory=list)
     """The canary's prompts and the server's samples."""
     problem: str | None = None
@@ -567,7 +570,8 @@ class Update:
 
 
 class Replica:
-    """One of an engine's servers, started by this rank or the first one, awake or asleep. Thread-safe.
+    """One of an engine's servers, awake or asleep: started by this rank, by the first rank, or not by the
+    run. Thread-safe.
 
     Attributes:
         number: The number of the server among the engine's, from 0.
@@ -584,7 +588,6 @@ class Replica:
     ) -> None:
         self.number, self.server = number, server
         self.transfer = TRANSFERS[method](client, settings.sync_timeout, settings.tensor_parallel_size)
-        # The canary's samples with the present weights, and their log-probs by server and trainer.
         self.verified: list[Probe] = []
         self._client, self._timeout = client, settings.sync_timeout
         # Each start of a server has its own epoch. A restarted server is awake and has weights again.
@@ -609,15 +612,16 @@ class Replica:
                 self.server.failed(address, str(failure))
 
     def awake(self) -> Address | None:
-        """Wakes the server if it sleeps, and returns its address; None while it is being started."""
+        """Wakes the server if it sleeps, and returns its address. Returns None while the server is being
+        started."""
         with self._lock:
             if (address := self.server.now()) is None:
                 return None
             if address.epoch == self._emptied_epoch:
                 self.server.failed(address, "it was asked to sample after its weights were dropped")
                 return None
-            # The weights are woken before the cache: before a sync only they are needed (`delivery`), so that
-            # the peak of memory is lower.
+            # Weights and cache are woken separately, and the weights first: a sync needs only the weights
+            # until the new ones have come (`delivery`), and without the cache its peak of memory is lower.
             self._wake("weights")
             self._wake("kv_cache")
             return self.server.now()
@@ -637,7 +641,8 @@ class Replica:
             self._asleep_epoch = None
 
     def delivery(self, by_transfer: bool) -> Delivery:
-        """Prepares the server for new weights, by its transfer or from a complete folder."""
+        """Prepares the server for new weights, and returns the delivery that will send them: by the server's
+        transfer, or from a complete folder. If the preparation fails, the delivery has the problem."""
         transfer = self.transfer if by_transfer else FromFolder(self._client, self._timeout)
         try:
             with self._lock:

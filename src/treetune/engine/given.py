@@ -74,7 +74,7 @@ def _version() -> str:
 
 
 def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[Server]:
-    """Returns the servers at the settings' addresses. Collective."""
+    """Returns the servers at the settings' addresses, and begins to connect to them. Collective."""
     assert settings.addresses is not None and settings.key_file is not None
     key = read_key(Path(settings.key_file).expanduser())
     interface = os.environ.get("NCCL_SOCKET_IFNAME")
@@ -102,7 +102,7 @@ class GivenServer(AddressedServer):
 
     def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads_weights: bool) -> None:
         weights = launch.run.weights
-        # Set first: the constructor of the base class starts the thread, which reads them.
+        # Set first: the constructor of the base class starts the thread, which reads these settings.
         self._expected = shared_settings(launch, weights)
         super().__init__(url, key, launch.settings, weights, run, Client(), loads_weights=loads_weights)
 
@@ -124,7 +124,7 @@ class GivenServer(AddressedServer):
 
     @override
     def _name_weights(self, address: Address, name: str) -> None:
-        # With an empty name it refuses all requests for samples.
+        # While the name is empty, the server refuses all requests that expect named weights.
         self._ask(f"?are={quote(name)}")
 
     def _ask(self, query: str = "") -> dict[str, Any]:
@@ -168,7 +168,7 @@ class GivenServer(AddressedServer):
                 differences.append(
                     f"another model ({name} {model.get(name)}, and the run's has {expected_model.get(name)})"
                 )
-                break  # a different model differs in many ways, and one is enough
+                break  # a different model differs in many entries, and the message needs only one
         if differences:
             raise EngineError(
                 f"the server at {self._url} was started with {'; '.join(differences)}: start it with"

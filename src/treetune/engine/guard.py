@@ -15,12 +15,12 @@ when
 * the engine core is gone: the server itself would continue, and requests other than for samples would never
   be answered.
 
-The server's processes also share memory in files ``/dev/shm/psm_…``, which would stay if all of them are
-killed. The guard notes these files, and deletes those that are left.
+The server's processes also share memory in files ``/dev/shm/psm_…``. These files would stay if all of the
+processes are killed. The guard notes the files, and deletes those that are left.
 
 If the guard itself is killed, the command gets SIGTERM, and the next start deletes the files
-(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so that it stays small while
-the server runs.
+(`treetune.store.held_folders.sweep`). The guard uses only the standard library, so it takes little memory
+while the server runs.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 8.0
 """The most seconds of a clean end of the server. vLLM needs one to three."""
 ORPHAN_GRACE_S = 1.0
+"""The most seconds of a clean end of the server's children, after the server itself has ended."""
 WITHOUT_ENGINE_S = 2.0
 """The most seconds in which a server without its engine may write its error and end."""
 ENGINE_TITLE = b"VLLM::EngineCore"
+"""The beginning of the command line of vLLM's engine core."""
 TRACKER_GRACE_S = 2.0
+"""The most seconds in which Python's resource tracker may delete shared memory after all other processes are
+killed."""
 END_NOW = b"k"
 """The byte on standard input that ends the server at once. Any other byte, or the end of the input, ends it
 cleanly."""
@@ -51,9 +55,10 @@ POLL_S = 0.5
 SHARED_MEMORY = "/dev/shm/psm_"
 """The beginning of the paths of files with which Python's multiprocessing shares memory."""
 NOTES_OF_SHARED_MEMORY = "shared_memory"
-"""The file in the scratch folder with a line for each of these files: its name, a space, its inode."""
+"""The file in the scratch folder with a line for each file of shared memory: its name, a space, its inode."""
 NOTE_S = 30.0
-"""The seconds between two looks for these files, which a server makes as it starts."""
+"""The seconds between two looks for files of shared memory while the engine runs. Most of them are made when
+the server starts, and until then the guard looks every `POLL_S` seconds."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +69,7 @@ def main(arguments: list[str]) -> int:
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
     # Each signal writes a byte into this pipe, so that `select` below returns at once. Only signals with a
-    # handler do, so that SIGCHLD has one that does nothing.
+    # handler write a byte, so SIGCHLD has a handler that does nothing.
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
@@ -113,7 +118,8 @@ def main(arguments: list[str]) -> int:
     status = _end_tree(server, status, grace)
     _delete_shared_memory(shared_memory)
     shutil.rmtree(scratch, ignore_errors=True)
-    # The exit code is negative if a signal ended the server, and a process's own can't be.
+    # The server's exit code is negative if a signal ended it. A process can't exit with a negative code, so
+    # only the lowest byte is returned.
     return 0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
 
 
@@ -132,7 +138,7 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         # If the guard died before that call, no signal comes any more, so nothing is started.
         if os.getppid() == guard:
-            # The guard's standard input is for the guard alone.
+            # The guard's standard input is only for the guard, so the server gets an empty one.
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.execvp(command[0], command)
     finally:
@@ -140,7 +146,8 @@ def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
 
 
 def _reap(server: int, status: int | None) -> int | None:
-    """Collects all children that have ended. Returns the server's wait status once it is among them."""
+    """Collects all children that have ended. Returns the server's wait status if the server is among them,
+    and `status` if it isn't."""
     with contextlib.suppress(ChildProcessError):
         while True:
             pid, ended = os.waitpid(-1, os.WNOHANG)
@@ -154,8 +161,8 @@ def _reap(server: int, status: int | None) -> int | None:
 def _reap_until(
     is_done: Callable[[int | None], bool], server: int, status: int | None, seconds: float
 ) -> int | None:
-    """Collects children that have ended, until `is_done` or for so many seconds. Returns the server's wait
-    status once it has ended."""
+    """Collects children that have ended, until `is_done` returns True, and for `seconds` at most. Returns the
+    server's wait status, or `status` if the server has not ended."""
     deadline = time.monotonic() + seconds
     while True:
         status = _reap(server, status)
@@ -195,7 +202,8 @@ def _has_ended(status: int | None) -> bool:
 
 
 def _is_last(status: int | None) -> bool:
-    """Returns whether no process below this one is left."""
+    """Returns whether no process below this one is left. It takes the server's status as every `is_done` of
+    `_reap_until` does, and doesn't need it."""
     return not descendants(os.getpid())
 
 
@@ -246,7 +254,7 @@ def _is_alive(pid: int) -> bool:
     or X, until its parent collects it."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The state comes after the name in brackets, which may contain spaces and brackets itself.
+            # The state comes after the name in parentheses, which may contain spaces and parentheses itself.
             return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False

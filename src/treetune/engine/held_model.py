@@ -24,10 +24,15 @@ if TYPE_CHECKING:
 
 
 class HeldModelEngine(InProcessEngine):
-    """An engine around a model, which is in evaluation mode while it samples and then as it was before."""
+    """An engine that samples with a model of other code. The model is in evaluation mode while the engine
+    samples, and in its earlier mode again after that."""
 
     def __init__(self, model: PreTrainedModel, codec: TextCodec, launch: EngineLaunch) -> None:
-        """Raises ValueError for a model that this engine can't sample with."""
+        """Makes the engine.
+
+        Raises:
+            ValueError: This engine can't sample with the model.
+        """
         name = type(model).__name__
         if str(model.dtype) != "torch.float32":
             raise ValueError(

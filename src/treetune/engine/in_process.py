@@ -36,8 +36,8 @@ FEWEST_ROWS = 8
 last bits. From four rows on, a row's result doesn't depend on their number (measured on a CPU with one
 thread)."""
 BLOCK = 32
-"""Prompts and caches are padded to a multiple of this, so that how a row is computed depends only on its own
-length, and not on the other rows. It is also the number of tokens of a block of `_PromptBlocks`."""
+"""Prompts and caches are padded to a multiple of this. So a row is computed in a way that depends only on its
+own length, and not on the other rows. This is also the number of tokens in a block of `_PromptBlocks`."""
 PREFILL_ROWS = 64
 """The most prompts of one forward pass."""
 STORED_BYTES = 1 << 29
@@ -58,8 +58,8 @@ class _Sample:
     """The number of the sample among those of the request."""
     request: Request
     uniforms: np.ndarray
-    """One random number in [0, 1) for each token. `draw` chooses the token by it. The sample's seed gives all
-    of them."""
+    """One random number in [0, 1) for each token, by which `draw` chooses the token. The sample's seed
+    determines all of these numbers."""
     ids: list[int] = field(default_factory=list)
     """The tokens so far."""
     logprobs: list[float] = field(default_factory=list)
@@ -338,10 +338,12 @@ def attach_attention(model: Any) -> None:
 
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(ATTENTION, cached_attention)
-        AttentionMaskInterface.register(ATTENTION, sdpa_mask)  # otherwise transformers would drop our masks
+        # Without this registration, transformers would drop the engine's masks.
+        AttentionMaskInterface.register(ATTENTION, sdpa_mask)
         model.set_attn_implementation(ATTENTION)
     elif longest_window(model) is not None:
-        # The engine's masks show a token all tokens before it, so that the attention has to apply the window.
+        # The engine's masks show a token all tokens before it, so the attention itself has to apply the
+        # window, as `cached_attention` does.
         raise ValueError(
             f"the engine in_process doesn't support {type(model).__name__}, which has sliding windows and"
             " can't use PyTorch's scaled_dot_product_attention: set engines.policy to the type 'vllm'"
@@ -379,9 +381,9 @@ def cached_attention(
         positions_B1T1 = attention_mask.sum(-1, keepdim=True) - 1
         index_K = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         attention_mask = attention_mask & (index_K > positions_B1T1 - sliding_window)
-    # Two kinds of calls are left to transformers. One has no mask, because whole rows are computed without a
-    # cache. The other has position biases. They differ from head to head, so that heads can't be
-    # put together.
+    # Two kinds of calls are left to transformers: calls without a mask, which compute whole rows without a
+    # cache, and calls with position biases. The biases differ from head to head, so the heads can't be put
+    # together.
     if attention_mask is None or settings.get("position_bias") is not None:
         sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
         return sdpa(module, query_BHTD, key_BGKD, value_BGKD, attention_mask, scaling=scaling, **settings)
@@ -404,8 +406,8 @@ def cached_attention(
 def refuse_unlike_model(model: Any, device: str, context_length: int) -> None:
     """Compares this engine's log-probs, computed with its cache and its masks, with the model's own.
 
-    Both compute two rows of tokens of different lengths. The longer row is longer than the model's sliding
-    window, unless the window is wider than `LONGEST_PROBE` or the context.
+    The engine and the model compute two rows of tokens, of different lengths. The longer row is longer than
+    the model's sliding window, unless the window is wider than `LONGEST_PROBE` or the context.
 
     Raises:
         ValueError: The log-probs differ. Recurrent states and convolutions, for example, are not in a cache
@@ -485,7 +487,7 @@ class _Cache:
         """The tokens of the longest row, rounded up to a multiple of `BLOCK`."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Stores new keys and values of a layer, and returns all that its attention sees."""
+        """Stores new keys and values of a layer, and returns all keys and values that its attention reads."""
         rows = range(len(self.positions))
         for cached, new in zip(self.layers[layer], (keys, values), strict=True):
             cached[rows, :, self.positions] = new[:, :, 0]
@@ -509,7 +511,7 @@ class _BlockCache:
         """The keys and values of the block's own tokens."""
 
     def update(self, keys: Any, values: Any, layer: int, *_: Any, **__: Any) -> tuple[Any, Any]:
-        """Stores new keys and values of a layer, and returns all that its attention sees."""
+        """Stores new keys and values of a layer, and returns all keys and values that its attention reads."""
         import torch
 
         self.new[layer] = keys, values
@@ -529,8 +531,8 @@ class _PromptBlocks:
         "… What is 7+8?"   tokens 0–31  tokens 32–63  tokens 64–70
         "… What is 7+2?"   the same     the same      others
 
-    A block always has a pass of its own, with the same shape, whether earlier blocks were stored or have just
-    been computed. So what is stored changes the speed, and no bit of a result.
+    Each block is computed in a separate pass of the same shape, whether earlier blocks were stored or have
+    just been computed. So the stored blocks change the speed, and no bit of a result.
     """
 
     def __init__(self, model: Any, device: str) -> None:
@@ -560,7 +562,7 @@ class _PromptBlocks:
             missing = [prefix for prefix in prompts_of_prefix if prefix not in self._stored]
             for first in range(0, len(missing), PREFILL_ROWS):
                 prefixes = missing[first : first + PREFILL_ROWS]
-                # All prompts of a prefix have the same earlier blocks, so that any one of them will do.
+                # All prompts of a prefix have the same earlier blocks, so any one of these prompts will do.
                 examples = [prompts_of_prefix[prefix][0] for prefix in prefixes]
                 computed = self._compute(
                     [tokens_of[name][start : start + BLOCK] for name in examples],
@@ -587,7 +589,7 @@ class _PromptBlocks:
         Args:
             tokens_of_rows: The tokens of each row's block, at most `BLOCK`. Fewer are padded at the end,
                 where no token sees the padding.
-            earlier_of_rows: The blocks before it in each row, equally many in all rows.
+            earlier_of_rows: For each row, the blocks before its block. All rows have equally many.
         """
         import torch
 
@@ -637,7 +639,7 @@ class _PromptBlocks:
 
 
 def _join_blocks(blocks: Sequence[_Layers], layer: int) -> tuple[Any, Any]:
-    """Returns a layer's keys and values of the tokens of these blocks, which follow each other."""
+    """Returns a layer's keys and values, each joined over the blocks, which follow each other in a prompt."""
     import torch
 
     keys = torch.cat([block[layer][0] for block in blocks], dim=1)
@@ -664,7 +666,8 @@ class _GenerateCall:
 
     @property
     def has_waiting(self) -> bool:
-        """Returns whether there are requests of which nothing is computed yet."""
+        """Whether there are samples that have no row yet, texts to score, or requests that aren't known
+        yet."""
         return bool(self.samples or self.scores or self._laters)
 
     def add_requests(self, requests: Sequence[Request | Later]) -> None:
@@ -684,7 +687,8 @@ class _GenerateCall:
                 self.results.append([None])
                 continue
             for number in range(request.n):
-                # Drawn at once from the sample's own seed, so that a sample depends on no other one.
+                # All random numbers of a sample are drawn here from its own seed, so that it depends on no
+                # other sample.
                 generator = np.random.default_rng(request.seed + number)
                 uniforms = generator.random(request.sampling.max_tokens)
                 sample = _Sample(index, number, request, uniforms)
@@ -694,7 +698,8 @@ class _GenerateCall:
             self.samples.add_in_front(priority, samples)
 
     def add_completion(self, index: int, number: int, completion: Completion) -> None:
-        """Stores a completion of a request. With the last one, adds the requests that follow from them."""
+        """Stores a completion of a request. If it is the request's last one, adds the requests that
+        `on_result` returns for the request's completions."""
         completions = self.results[index]
         completions[number] = completion
         if None not in completions and self._on_result is not None:
@@ -740,7 +745,7 @@ class _RowBatch:
 
     The samples of a row have the same prompt, the same tokens so far, and the same distribution of the next
     token. Example: three samples of one prompt begin in one row, ``{0: [a, b, c]}``. If `b` draws another
-    token than the other two, it moves to a row of its own, ``{0: [a, c], 1: [b]}``.
+    token than the other two, it moves to another row, ``{0: [a, c], 1: [b]}``.
     """
 
     def __init__(self, model: Any, device: str, prompts: _PromptBlocks) -> None:
@@ -749,7 +754,7 @@ class _RowBatch:
         self._model, self._device, self._prompts = model, device, prompts
         self._cache = _Cache()
         self._height = self._width = 0
-        """The rows and the tokens for which the cache has room."""
+        """The numbers of rows and of tokens for which the cache has room."""
 
     def count_samples(self) -> int:
         return sum(len(samples) for samples in self.rows.values())
@@ -757,8 +762,9 @@ class _RowBatch:
     def admit(self, samples: Sequence[_Sample]) -> None:
         """Puts samples into free rows, and computes the keys and values of their prompts.
 
-        Those of a prompt's last token are left to the next step, which also needs the token's logits. If the
-        cache is too small, it first gets more rows or tokens. If half of its rows are free, it gets fewer.
+        The keys and values of a prompt's last token are left to the next step, which also needs the token's
+        logits. If the cache is too small, it first gets room for more rows or tokens. If half of its rows are
+        free, it gets fewer rows.
         """
         new_rows = _group_alike(samples)
         row_count = len(self.rows) + len(new_rows)
@@ -789,13 +795,14 @@ class _RowBatch:
             self.rows[row] = samples_of_row
 
     def branch(self) -> None:
-        """Gives samples rows of their own where they drew other tokens than the first sample of their row.
+        """Moves samples to new rows if they drew another token than the first sample of their row.
 
-        The keys and values so far are copied. Those of the new tokens are left to the next step.
+        The keys and values of the tokens so far are copied into the new rows. Those of the newly drawn tokens
+        are left to the next step.
         """
         row_count = sum(len(_group_by_last_token(samples)) for samples in self.rows.values())
         if row_count > self._height:
-            # A half more rows than are needed, so that the cache isn't moved in every step.
+            # Half as many rows again as are needed, so that the cache isn't moved in every step.
             self._resize(row_count + row_count // 2, self._width, self._cache.layers)
         free_rows = iter(self._free_rows())
         old_rows, new_rows = [], []
@@ -839,8 +846,8 @@ class _RowBatch:
         self.rows = dict(enumerate(self.rows.values()))
 
     def next_logits(self) -> Any:
-        """Returns the logits of each row's next token, [rows, V]. Rows without a sample have arbitrary
-        values."""
+        """Returns the logits of each row's next token, [rows, V], and stores the keys and values of its last
+        token. Rows without a sample have arbitrary values."""
         import torch
 
         ids, positions = [0] * self._height, [0] * self._height
@@ -850,7 +857,8 @@ class _RowBatch:
             positions[row] = len(prompt_ids) + len(sample.ids) - 1
         self._cache.positions = torch.tensor(positions, device=self._device)
         self._cache.used = _padded(max(positions) + 1)
-        # A row's token sees itself and the row's tokens before it, of the K tokens that the cache shows.
+        # K counts the tokens of the cache that attention reads, `used`. A row's token sees itself and the
+        # row's tokens before it.
         mask_BK = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
         with torch.no_grad():
             return self._model(
@@ -863,7 +871,8 @@ class _RowBatch:
 
 
 def _group_alike(samples: Sequence[_Sample]) -> list[list[_Sample]]:
-    """Returns the samples that have the same prompt and the same distribution of the next token together."""
+    """Returns groups of samples. The samples of a group have the same prompt and the same distribution of the
+    next token."""
     groups: dict[object, list[_Sample]] = {}
     for sample in samples:
         sampling = sample.request.sampling
@@ -873,7 +882,7 @@ def _group_alike(samples: Sequence[_Sample]) -> list[list[_Sample]]:
 
 
 def _group_by_last_token(samples: Sequence[_Sample]) -> list[list[_Sample]]:
-    """Returns the samples with the same last token together."""
+    """Returns groups of samples with the same last token. The first group has the first sample."""
     groups: dict[int, list[_Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.ids[-1], []).append(sample)
@@ -883,8 +892,8 @@ def _group_by_last_token(samples: Sequence[_Sample]) -> list[list[_Sample]]:
 def _positions(model: Any, start: int, end: int) -> Any:
     """Returns the positions from `start` to `end`, without `end`, on the model's device.
 
-    Padding can lie behind the last position that a model with learned positions has. No token sees it, so it
-    gets the last position.
+    Padding can lie after the last position that a model with learned positions has. No token sees the
+    padding, so it gets the last position.
     """
     import torch
 
@@ -903,8 +912,8 @@ def draw(
 ) -> tuple[list[list[int]], list[list[float]]]:
     """Draws each sample's next token. The samples of a row have the same distribution.
 
-    The distribution is that of vLLM: at the sample's temperature, cut to its top-k tokens, and of these to
-    its top-p. At temperature 0 it takes the most likely token.
+    The distribution is that of vLLM: the model's distribution at the sample's temperature, cut to its top-k
+    tokens, and these cut to its top-p. At temperature 0, the most likely token is taken.
 
     Returns:
         The tokens of each row's samples, and their log-probs under these distributions. For a sample at

@@ -67,17 +67,19 @@ class JournaledEngine(EngineWrapper):
 
     A request is identified by its content and by the version of the weights, so one journal can serve several
     calls and a restarted run. A request for fewer samples than an earlier, otherwise equal one gets the first
-    of its samples, since a sample doesn't depend on their number. Everything but sampling is forwarded.
+    of its samples, since a sample doesn't depend on the number of samples. Everything but sampling is
+    forwarded.
 
     Args:
         path: The journal.
         others: Further journals that are read and not written.
         continuations: The journal of continuations; None for `path`.
-        observe: Is called with every request and its samples.
+        observe: Is called with every request and its samples, also if they come from a journal.
 
     Attributes:
-        sampled: The tokens that were not in a journal, by the priority of their requests.
-        calls: The times of each call.
+        sampled: The number of tokens that the engine has sampled, since they were not in a journal, by the
+            priority of their requests.
+        calls: The times of each program that `run` has run.
     """
 
     def __init__(
@@ -99,7 +101,8 @@ class JournaledEngine(EngineWrapper):
         self._continuations_begin: float | None = None
         self._completions_by_key: dict[str, list[Completion]] = {}
         self._in_flight: dict[str, asyncio.Future[None]] = {}
-        """By key, a future that is done when the request is answered."""
+        """The requests that the engine samples now, by key: a future that is done when the request is
+        answered."""
         self._widest: dict[str, tuple[int, str]] = {}
         """The most samples that were requested, and the key of that request, by the key of all requests that
         differ only in their number of samples."""
@@ -194,13 +197,14 @@ class JournaledEngine(EngineWrapper):
         return time.perf_counter() - self._made
 
     def _is_answered(self, key: str, request: Request) -> bool:
-        """Returns whether the request was answered before. If it was, its completions are in memory then."""
+        """Returns whether the request was answered before. If it was, its completions are in
+        `_completions_by_key` after this call."""
         if key in self._completions_by_key:
             return True
         completions = self._read_completions(key)
         if completions is None:
             # The samples of a request for fewer samples are the first ones of a request for more.
-            # `_key` has noted this request, so that there is always a widest one.
+            # `_key` has noted this request, so there is always a widest one.
             key_for_any_n = request_key(request, self.version, n=0)
             _, widest_key = self._widest[key_for_any_n]
             if more_completions := self._read_completions(widest_key):

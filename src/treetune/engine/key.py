@@ -35,8 +35,8 @@ DESCRIPTION = "TREETUNE_SERVER_DESCRIPTION"
 """The environment variable with the server's settings as JSON, for clients that know only its address."""
 
 ROUTE = "/treetune/weights"
-"""Answers with the server's description and the name of its weights; with ``?are=NAME``, after it has set the
-name."""
+"""The route that answers with the server's description and the name of its weights. With ``?are=NAME`` it
+sets the name first."""
 
 NAMED_WEIGHTS = "X-Treetune-Weights"
 """The header with the name of the weights that a request expects."""
@@ -46,13 +46,14 @@ App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
 def header(key: str, weights: str = "") -> dict[str, str]:
-    """Returns the headers of a request: the key, and the name of the weights if it expects some."""
+    """Returns the headers of a request: the key and, if the request expects named weights, their name."""
     named = {NAMED_WEIGHTS: weights} if weights else {}
     return {"Authorization": f"Bearer {key}", **named}
 
 
 class ServerDescription:
-    """The description of a server process, and the name of its weights: empty until a client names them."""
+    """The description of a server process, and the name of its weights, which is empty until a client names
+    them."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self.process, self.weights = secrets.token_hex(8), ""
@@ -109,8 +110,8 @@ class KeyRequired:
 
 
 class _SendUnlessReplaced:
-    """Sends the messages of an answer, or 409 in place of the first one and nothing after it, if the server
-    has other weights by then than the request expects."""
+    """Sends the messages of an answer. If the server has other weights than the request expects when the
+    answer begins, sends 409 in place of the whole answer."""
 
     def __init__(self, server: ServerDescription, expected: str, send: Send) -> None:
         self._server, self._expected, self._send = server, expected, send

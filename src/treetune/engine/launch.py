@@ -53,6 +53,7 @@ BACKENDS: Mapping[TransferMethod, str] = {
 }
 """The names that vLLM has for the transfers."""
 
+# The classes and the module of this project that a server's processes load.
 PACKED_EXPERTS = "treetune.engine.packed_experts.PackedExpertsExtension"
 WORKER_EXTENSION = "treetune.engine.shared_memory_worker.SharedMemoryExtension"
 WHOLE_ANSWERS = "treetune.engine.whole_answers"
@@ -62,14 +63,14 @@ SERVER_PROGRAM = "vllm.entrypoints.launchers.api_server.entry"
 which has no package metadata under the name vllm; ``vllm.entrypoints.openai.api_server`` is deprecated."""
 
 READ_PER_SECOND = GIB / 5
-"""The bytes of its weights that a server reads in a second, at least. Estimated: half the speed of a slow
-shared file system."""
+"""The bytes of its weights that a server reads at least in a second. This is an estimate: half the speed of a
+slow shared file system."""
 
 UNPLANNED_SHARE = 0.85
-"""The share of a GPU's memory of a server, if it is neither configured nor planned."""
+"""The share of a GPU's memory that a server takes if the share is neither configured nor planned."""
 
 END_S = 30.0
-"""Most seconds until an ended server and its guard are gone."""
+"""Most seconds until a server that was told to end and its guard are gone."""
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts for ``--max-lora-rank``."""
@@ -133,7 +134,7 @@ class ServerLaunch:
         scheduler = "AsyncWholeAnswers" if cuda and settings.async_scheduling else "WholeAnswersScheduler"
         command += ["--scheduler-cls", f"{WHOLE_ANSWERS}.{scheduler}", "--disable-log-stats"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
-        # Otherwise the model's generation_config would change temperature, top-p and top-k.
+        # Without this argument, the model's generation_config would change temperature, top-p and top-k.
         command += ["--generation-config", "vllm"]
         # vLLM keeps a packed copy of a tied head, which loading new weights wouldn't update. The folders of
         # weights for the engine have the head as a weight of its own.
@@ -235,25 +236,26 @@ class ServerLaunch:
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
-            # vLLM doesn't use this sampler for requests with seeds, which all of ours have, so that it need
-            # not be compiled.
+            # vLLM doesn't use this sampler for requests with seeds, and all of ours have one. So the sampler
+            # is switched off, and needn't be compiled.
             environment.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
             if settings.resolved_dtype(device) == "float32":
-                # Otherwise Triton's dot products, with which vLLM computes attention, would use TF32.
+                # By default, Triton's dot products, with which vLLM computes attention, would use TF32.
                 environment["TRITON_F32_DEFAULT"] = "ieee"
             if settings.batch_invariant:
                 environment["VLLM_BATCH_INVARIANT"] = "1"
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             # By default, each server would bind its threads to cores that it chooses without knowing of the
-            # others, so that all servers would share the same cores.
+            # other servers. So all servers would share the same cores.
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
             if self._one_process_computes:
                 # Without this variable, vLLM refuses the executor that has no workers. The engine core still
-                # runs in a process of its own.
+                # runs in a process apart from the HTTP server.
                 environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             if self._eager:
-                # Otherwise one small function would still be compiled, which takes 15 s and gains nothing.
+                # Without this, one small function would still be compiled, which takes 15 s and gains
+                # nothing.
                 environment["TORCH_COMPILE_DISABLE"] = "1"
         return environment
 
@@ -308,7 +310,8 @@ class ServerLaunch:
 
 
 def with_time_for(settings: TimedSettings, weights: Path) -> TimedSettings:
-    """Returns settings with longer timeouts of the start and of syncs, by the size of the weights."""
+    """Returns settings with longer timeouts of the start and of syncs: they are longer by the time that
+    reading the weights takes."""
     adapter_config = weights / ADAPTER_CONFIG
     if adapter_config.is_file():  # the server reads the model that the adapters belong to
         weights = Path(json.loads(adapter_config.read_text())["base_model_name_or_path"])
@@ -360,7 +363,7 @@ class ServerProcess:
                 stdout=file,
                 stderr=file,
                 env=launch.environment(folder) | {key.VARIABLE: self.key, **(variables or {})},
-                # So that Ctrl-C in the terminal reaches this process alone, which then ends the server.
+                # So that Ctrl-C in the terminal reaches only this process, which then ends the server.
                 start_new_session=True,
                 bufsize=0,  # so that the byte that ends the server is sent at once
             )
@@ -379,14 +382,15 @@ class ServerProcess:
             return None
 
     def exit_code(self) -> int | None:
-        """Returns the exit code; None while the process runs."""
+        """Returns the server's exit code, which the guard passes on. Returns None while the guard runs."""
         return self._guard.poll()
 
     def end(self, *, at_once: bool = False) -> None:
         """Ends the server and all of its processes, and waits until they are gone.
 
         Args:
-            at_once: Whether they are killed. Otherwise they get some seconds to end by themselves.
+            at_once: Whether the processes are killed at once. If not, they get some seconds to end by
+                themselves.
         """
         if self._guard.poll() is None:
             assert self._guard.stdin is not None
@@ -395,7 +399,7 @@ class ServerProcess:
             try:
                 self._guard.wait(END_S)
             except subprocess.TimeoutExpired:
-                # The guard has a session of its own, so that its process group has only the server's
+                # The guard has a session of its own, so its process group has only the guard and the server's
                 # processes.
                 os.killpg(self._guard.pid, signal.SIGKILL)
                 self._guard.wait(END_S)
@@ -426,7 +430,8 @@ def listens(port: int, host: str = LOOPBACK) -> bool:
 
 
 def scratch_folder() -> Path:
-    """Makes a folder for a server's sockets and temporary files. It is deleted after this process is gone."""
+    """Makes a folder for a server's sockets and temporary files. If this process dies without deleting the
+    folder, the next start of a server deletes it (`held_folders.sweep`)."""
     held_folders.sweep()
     folder = Path(tempfile.mkdtemp(prefix=_ENGINE))
     held_folders.hold(folder)
@@ -547,8 +552,8 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
 
 
 def diagnosis(log_text: str) -> str:
-    """Returns sentences on the error that ended the server and on the likely remedy; empty if there is no
-    error in the log."""
+    """Returns sentences about the error that ended the server and about the likely remedy. The text is empty
+    if there is no error in the log."""
     error = ending_error(log_text)
     if not error:
         return ""

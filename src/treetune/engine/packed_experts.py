@@ -29,7 +29,7 @@ def _set_kernel_up_and_pack(self: Any, layer: torch.nn.Module, w13: Any, w2: Any
 
 
 def pack_at_each_update() -> None:
-    """Changes vLLM in this process. A second call changes nothing."""
+    """Replaces vLLM's method in this process by the one above. A second call changes nothing."""
     UnquantizedFusedMoEMethod._setup_kernel = _set_kernel_up_and_pack
 
 

@@ -50,32 +50,33 @@ PATHS: Mapping[Route, str] = {"tokens": TOKENS, "completions": COMPLETIONS}
 TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
 """The HTTP statuses after which the same request may succeed."""
 REFUSES_KEY = frozenset({401, 403})
-"""The HTTP statuses of a server that refuses the API key, or the request without one."""
+"""The HTTP statuses of a server that refuses the API key, or a request without a key."""
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 8.0
-"""The seconds before the first retry, which double with each one, and their limit."""
+"""The seconds before the first retry, and the limit of these seconds, which double with each retry."""
 
 NO_WEIGHTS = "being-replaced"
 """The name that a server's weights have while they are replaced."""
 
 WITHOUT_ROUTE = frozenset({401, 403, 404, 405, 501})
-"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it. 401 and 403
-are such a proxy's here: a refused key is noticed before, when the client asks for the models."""
+"""The HTTP statuses of a server that doesn't have a route, or of a proxy that doesn't forward it. Here 401
+and 403 come from such a proxy: a key that is refused would have been noticed earlier, when the client asked
+for the models."""
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0.0)
-"""Samples the most probable tokens, whose log-probs are the model's own."""
+"""Settings that sample the most probable tokens. At temperature 0, their log-probs are the model's own."""
 ONE_TOKEN = SamplingParams(max_tokens=1)
 FORCED_IDS = (1, 2)
 """Two tokens that a server is made to sample, each by itself. In a model's own distribution, their
 probabilities sum to at most 1."""
 EQUAL = 1e-3
-"""Log-probs that differ by less are equal up to rounding."""
+"""Log-probs that differ by less than this are equal up to rounding."""
 TIE = -0.5
 """A token whose log-prob is above this isn't a tie: of two equally probable tokens, each has at most
 log 1/2 = -0.69. The difference leaves room for rounding."""
 
 MARGIN_S = 10.0
-"""Seconds that the client waits beyond a request's own time limit, which should end it first."""
+"""Seconds that the client waits beyond a request's own time limit, which should end the request first."""
 
 EXCERPT = 200
 """Most characters of a server's answer in a message."""
@@ -105,17 +106,19 @@ class ServerFacts:
     takes_weights: bool
     """Whether the server has the routes that load weights."""
     has_processed_logprobs: bool
-    """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p;
-    otherwise they are the model's own."""
+    """Whether its log-probs are those of the distribution that it samples from, after temperature and top-p.
+    If not, they are the model's own."""
     greedy: tuple[tuple[int, float], ...] = field(default=(), compare=False)
     """The tokens that the server sampled with `GREEDY`, each with its log-prob. Other weights have others."""
 
     def differs_from(self, earlier: ServerFacts, tolerance: float) -> str | None:
         """Returns how the server's weights differ from its earlier ones; None if no difference is seen.
 
-        `greedy` has the tokens that the server sampled as the most probable ones, each with its log-prob.
+        The attribute `greedy` of both facts is compared: the tokens that the server sampled as the most
+        probable ones, each with its log-prob.
 
         Args:
+            earlier: The facts when the server had its earlier weights.
             tolerance: The largest mean difference of log-probs that rounding explains.
         """
         differences = []
@@ -126,7 +129,7 @@ class ServerFacts:
             if token_id != earlier_id:
                 # Rounding may swap two tokens that are about equally probable: a tie. In a tie, both
                 # log-probs are below `TIE`. So a higher one shows other weights. After different tokens the
-                # two texts differ, so that their next log-probs can't be compared.
+                # two texts differ, so their next log-probs can't be compared.
                 if max(logprob, earlier_logprob) > TIE:
                     return f"its most probable token is {token_id}, and it was {earlier_id}"
                 break
@@ -141,11 +144,11 @@ class ServerFacts:
 class PlainClient(Client):
     """A client for plain vLLM servers.
 
-    `facts` has the facts about each server by its address; only servers with facts are asked for samples.
+    `facts` has the facts about each server by its URL; only servers with facts are asked for samples.
 
     Args:
-        salt: A text that only this run has. Servers whose weights have no name then use no prefixes that they
-            have cached for others, perhaps with other weights.
+        salt: A text that only this run has. With it, servers whose weights have no name use no prefixes that
+            they have cached for other clients, perhaps with other weights.
     """
 
     def __init__(
@@ -228,8 +231,9 @@ class PlainClient(Client):
         """Returns the JSON body of a part's request.
 
         Args:
-            cache_salt: vLLM uses cached prefixes only for requests of the same salt, so that those of older
-                weights can't be used.
+            facts: The facts about the server.
+            cache_salt: A text that stands for the weights. vLLM uses cached prefixes only for requests of the
+                same salt, so prefixes of older weights aren't used.
         """
         sampling = part.request.sampling.with_special_stops(self.special_ids)
         parameters = {
@@ -244,7 +248,7 @@ class PlainClient(Client):
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
-            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: of the sampled token alone
+            "logprobs": 0 if part.request.reads_logprobs else None,  # 0: only that of the sampled token
             "stop_token_ids": [*self.end_ids, *sampling.stop_ids],
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,
@@ -253,7 +257,7 @@ class PlainClient(Client):
         if isinstance(part.request, ScoreRequest):
             # vLLM scores the tokens of a prompt. It also samples a token after them, which is not used.
             prompt_ids = part.request.all_ids.tolist()
-            parameters["prompt_logprobs"] = 0  # those of the prompt's own tokens alone
+            parameters["prompt_logprobs"] = 0  # 0: only those of the prompt's own tokens
         if facts.route == "tokens":
             # Text is only needed to look for stop strings in it.
             parameters["detokenize"] = bool(sampling.stop)
@@ -268,7 +272,7 @@ class PlainClient(Client):
             "prompt": prompt_ids,
             "add_special_tokens": False,
             "return_token_ids": True,
-            # Otherwise a server without a tokenizer couldn't return log-probs.
+            # Without this, a server that has no tokenizer couldn't return log-probs.
             "return_tokens_as_token_ids": True,
             "cache_salt": cache_salt,
         }
@@ -318,8 +322,8 @@ class PlainClient(Client):
         return self.run(ask(), timeout + MARGIN_S)
 
     def tokenize(self, address: Address, model: str, text: str, timeout: float) -> list[int] | None:
-        """Returns the server's token ids of a text, without special tokens before and after it; None if the
-        server doesn't tokenize. Raises ServerFailure as `exchange` does."""
+        """Returns the server's token ids of a text, without special tokens before and after it. Returns None
+        if the server doesn't tokenize. Raises ServerFailure as `exchange` does."""
         path, body = "/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}
         status, answer_text = self.run(
             self.exchange("POST", address, path, body, timeout), timeout + MARGIN_S
@@ -373,8 +377,8 @@ class PlainClient(Client):
         """Returns whether the server's log-probs are those of the distribution that it samples from.
 
         The server is made to sample one token, and then another one: each time no other token is allowed. In
-        the distribution that the server samples from, each has the log-prob 0. The model's own log-probs
-        can't be 0 for two tokens at the same position, even if the model is certain of one of them.
+        the distributions that the server samples from, each of the two has the log-prob 0. The model's own
+        log-probs can't be 0 for two tokens at the same position, even if the model is certain of one of them.
         """
         logprobs = []
         for token_id in FORCED_IDS:
@@ -409,10 +413,11 @@ class PlainClient(Client):
         Args:
             parameters: Further sampling parameters of vLLM.
         """
-        # The body of a request depends on the name and the route alone.
+        # The body of a request depends only on the name and the route. All other facts are placeholders.
         facts = ServerFacts(name, name, route, 0, takes_weights=False, has_processed_logprobs=True)
         part = RequestPart(0, 0, 1, Request(token_array([0]), 0, 1, sampling))
-        # A salt that no other request has: the server's weights may have changed since the last probe.
+        # A salt that no other request has, so that no cached prefix is used: the server's weights may have
+        # changed since the last probe.
         body = self.body(facts, part, f"probe-{secrets.token_hex(8)}")
         # The end of a text is sampled like other tokens, so that samples have the same lengths.
         parameters |= {"stop_token_ids": [], "ignore_eos": True}
@@ -424,7 +429,8 @@ class PlainClient(Client):
         path = PATHS[route]
         answer = self.read_answer(path, status, text)
         try:
-            samples = samples_of_answer(answer, route, expected_weights="")  # a probe may be of any weights
+            # Any weights may answer a probe.
+            samples = samples_of_answer(answer, route, expected_weights="")
         except ServerFailure as failure:
             raise EngineError(f"the server at {address.url} can't be used: {path}: {failure}") from failure
         are_whole = all(0 < len(sample["token_ids"]) == len(sample["logprobs"]) for sample in samples)

@@ -39,8 +39,8 @@ HOW_TO_LOAD = (
 """The remedy for servers that can't load weights, for messages."""
 
 OTHER_WEIGHTS = 4
-"""Weights count as others if their log-probs differ by more than this many times the canary's tolerance. A
-greedy sample has few tokens, so that its mean difference is less certain than a canary's."""
+"""A server's weights count as others if their log-probs differ by more than this many times the canary's
+tolerance. A greedy sample has few tokens, so its mean difference is less certain than a canary's."""
 
 
 class PlainServers(NamedTuple):
@@ -77,8 +77,8 @@ def connect(settings: PlainVllmSettings, launch: EngineLaunch) -> PlainServers:
 class PlainServer(AddressedServer):
     """A server that `vllm serve` started.
 
-    If it can't load weights, it keeps those that it has, which the run then takes for its start weights. They
-    are compared whenever the server comes back, by the log-probs of a greedy sample.
+    If the server can't load weights, it keeps those that it has, and the run takes them for its start
+    weights. Whenever the server comes back, the log-probs of a greedy sample show whether it still has them.
     """
 
     start_command = "vllm serve"
@@ -150,7 +150,7 @@ class PlainServer(AddressedServer):
                 f" had loaded weights into it: {HOW_TO_LOAD}"
             )
         difference = facts.differs_from(first_facts, self._tolerance)
-        # Other weights matter only if the server can't load weights. Otherwise the run's weights are loaded
+        # Other weights matter only if the server can't load weights. If it can, the run's weights are loaded
         # into it again.
         if not facts.takes_weights and difference is not None:
             raise EngineError(
@@ -208,7 +208,8 @@ class PlainServer(AddressedServer):
 
 
 class RouterOfServers(PlainServer):
-    """A router in front of plain servers, which is asked for samples. It is present if each of them is."""
+    """A router in front of plain servers. The router is asked for samples. It is present only if each of the
+    servers is."""
 
     start_command = "your router"
 

@@ -19,8 +19,8 @@ with `Engine.generate`, which samples until no request is left::
        ▼
     3. no request is left: `generate` returns, and the program is done
 
-A program runs only inside the callbacks of `generate`, in one thread, so that programs need no locks. The
-loop has no timers. Everything that a program waits for has a deadline of its own: the engine's requests, the
+A program runs in one thread, before `generate` and inside of its callbacks, so programs need no locks. The
+loop has no timers. Everything that a program waits for has its own deadline: the engine's requests, the
 grader's answers, the environment's turns.
 """
 
@@ -119,7 +119,8 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         return self._run_until_all_wait()
 
     def _run_until_all_wait(self) -> list[Request | Later]:
-        """Runs all tasks that are ready, and returns their new requests. Raises what the program raised."""
+        """Runs all tasks that are ready until each of them waits, and returns their new requests. Raises what
+        the program raised."""
         outer = asyncio._get_running_loop()  # there is one in a notebook, for example
         asyncio._set_running_loop(self)
         try:
@@ -130,7 +131,7 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(outer)
         if self._program.done():
-            self._program.result()  # raises what it raised
+            self._program.result()  # raises the program's error, if it raised one
         requests, self._new_requests = self._new_requests, []
         return requests
 

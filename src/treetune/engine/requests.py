@@ -1,11 +1,13 @@
-"""The nouns of sampling: what is asked of an engine, and what it returns, as token ids.
+"""Defines what is asked of an engine, and what it returns, as token ids.
 
-SamplingParams    how samples are drawn
-Request           asks for samples after a prompt
-ScoreRequest      asks for the log-probs of given tokens after a prompt
-Completion        a sample of a request, or the tokens of a score request with their log-probs
-Later             requests that wait for something else, such as the reply of an environment
-OnResult          called with the samples of a request, and returns the requests that follow
+The nouns::
+
+    SamplingParams    how samples are drawn
+    Request           asks for samples after a prompt
+    ScoreRequest      asks for the log-probs of given tokens after a prompt
+    Completion        a sample of a request, or the tokens of a score request with their log-probs
+    Later             requests that wait for something else, such as the reply of an environment
+    OnResult          called with the samples of a request, and returns the requests that follow
 """
 
 from __future__ import annotations
@@ -38,10 +40,13 @@ class SamplingParams:
     """
 
     max_tokens: int
+    """The most tokens of a sample."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = -1
+    """The number of likeliest tokens to sample among; -1: all tokens."""
     stop: tuple[str, ...] = ()
+    """The stop strings."""
     stop_ids: tuple[int, ...] = ()
 
     def with_special_stops(self, special_ids: Mapping[str, int]) -> SamplingParams:
@@ -78,7 +83,7 @@ class Request(Columnar):
     sampling: SamplingParams
     priority: int = field(default=ANSWERS, compare=False)
     reads_logprobs: bool = True
-    """Whether the caller needs the samples' log-probs. Without them, less is sent and stored."""
+    """Whether the caller reads the samples' log-probs. If it doesn't, they are neither sent nor stored."""
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -132,9 +137,9 @@ class Completion(Columnar):
     """The log-probs of the tokens; None if the request doesn't need them."""
     finish_reason: FinishReason
     policy_version: int
-    """The number of iterations of the weights that sampled it."""
+    """The version of the weights that sampled it: the number of iterations that had trained them."""
     seconds: float = field(default=0.0, compare=False)
-    """The seconds until all samples of the request had arrived. They differ from run to run."""
+    """The seconds until the answer with this sample had arrived. They differ from run to run."""
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
@@ -156,8 +161,9 @@ class Completion(Columnar):
 class Later:
     """Requests that depend on something that isn't known yet, such as the reply of an environment.
 
-    Once `ready` is done, with a result or an error, the thread that runs `generate` calls `requests`. Its
-    requests are treated as those that `OnResult` returns. If it raises, `generate` raises.
+    Once `ready` is done, with a result or an error, the thread that runs `generate` calls `requests`. The
+    requests that this call returns are treated like those that `OnResult` returns. If the call raises,
+    `generate` raises.
 
     Only engines and `ProgramLoop` use this class. A program awaits `result_of(future)` instead.
     """

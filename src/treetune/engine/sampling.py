@@ -38,8 +38,8 @@ POLL_S = 1.0
 
 BUSIER, BUSIER_SAMPLES = 2, 16
 """A server that has a request's prefix in its cache is preferred while it has at most ``BUSIER * n +
-BUSIER_SAMPLES`` samples in flight, where n are those of the server that has fewest. Beyond that, computing
-the prefix again costs less than waiting for the busier server."""
+BUSIER_SAMPLES`` samples in flight, where n is the number of samples in flight on the server with the fewest.
+Beyond that, computing the prefix again costs less than waiting for the busier server."""
 
 
 BLOCK_TOKENS = 16
@@ -76,20 +76,24 @@ class _OpenServer:
     number: int
     address: Address
     tasks: dict[RequestPart, asyncio.Task[None]] = field(default_factory=dict)
+    """The parts in flight, each with the task that waits for its answer."""
     samples: int = 0
+    """The number of samples in flight."""
 
 
 class RequestScheduler:
     """A context manager that sends parts of requests to servers. The caller numbers the servers.
 
-    A part goes to the server that has its prefix in the cache, unless that one is much busier than the
-    others; then it goes to the server with the fewest samples in flight. Parts with a lower priority number
-    are sent first. Of those with the same priority, the parts that were added last are sent first: they
-    usually continue answers that have begun, so that few answers are half done at the same time.
+    A part goes to the server that has its prefix in the cache, unless that server is much busier than the
+    others. In all other cases the part goes to the server with the fewest samples in flight. Parts with a
+    lower priority number are sent first. Of those with the same priority, the parts that were added last are
+    sent first: they usually continue answers that have begun, so few answers are half done at the same time.
 
     Args:
+        client: Sends the requests, in its own thread.
+        version: The version of the weights that sample.
         most_parts: The most parts in flight on a server.
-        most_samples: A server with as many samples in flight gets no further part.
+        most_samples: A server with this many samples in flight, or more, gets no further part.
         timeout: The seconds in which a server must answer a part.
         prefixes: The index of cached prefixes; None if servers don't cache them.
     """
@@ -133,14 +137,15 @@ class RequestScheduler:
         self._client.loop.call_soon_threadsafe(self._accept_servers, dict(servers))
 
     def lose(self, number: int, reason: str) -> None:
-        """Gives up an open server whose requests will never be answered, as if it had failed."""
+        """Gives up an open server whose requests will never be answered. As for a server that has failed,
+        `next` returns a `Lost`, and its parts are sent again."""
         self._client.loop.call_soon_threadsafe(self._lose, number, reason)
 
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
         """Sends the parts of requests as soon as a server is free.
 
-        `next` returns each part's samples. It also returns each of `laters` once it is ready. A `Later` is
-        requests that wait for something, such as an environment's reply.
+        `next` returns each part's samples. It also returns each of `laters` once it is ready. A `Later`
+        stands for requests that wait for something, such as an environment's reply.
         """
         self.outstanding += len(parts) + len(laters)
         if parts:
@@ -210,7 +215,7 @@ class RequestScheduler:
             return None
         idlest = min(free, key=lambda server: (server.samples, server.number))
         if self._prefixes is not None:
-            # A server that has the beginning of the prompt in its cache, if it isn't much busier
+            # The server that has the beginning of the prompt in its cache is chosen if it isn't much busier.
             holder = self._prefixes.find(part.request.prompt_ids)
             for server in free:
                 if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
@@ -274,19 +279,21 @@ class Prefixes:
     def __init__(self, most: int = MOST_BLOCKS) -> None:
         self._most = most
         self._holders: dict[int, int] = {}
+        """The number of the server that was last added for a block, by the block's hash."""
 
     def add(self, holder: int, ids: TokenIds) -> None:
-        """Remembers that the server `holder` has computed all of `ids`."""
+        """Remembers that the server with the number `holder` has computed all of `ids`."""
         if len(self._holders) >= self._most:  # a bound on memory; servers have smaller caches
             self._holders.clear()
         for block in _blocks(ids):
             self._holders[block] = holder
 
     def find(self, ids: TokenIds) -> int | None:
-        """Returns the server that has computed the longest prefix of `ids`; None if none has computed any.
+        """Returns the number of the server that has computed the longest prefix of `ids`; None if no server
+        has computed any.
 
-        If several servers have computed this prefix, returns the one that was added last: for each block of
-        tokens, the index keeps one server.
+        If several servers have computed this prefix, returns the one that was added last, since the index
+        keeps one server for each block of tokens.
         """
         holder_of_longest = None
         for block in _blocks(ids):
@@ -302,7 +309,8 @@ class Prefixes:
 
 
 def _blocks(ids: TokenIds) -> Iterator[int]:
-    """Yields a hash for each whole block of `ids`, which covers that block and all before it."""
+    """Yields a hash for each whole block of `ids`. The hash is made from that block and all blocks before
+    it."""
     block_hash = 0
     data = ids.tobytes()
     size = BLOCK_TOKENS * ids.itemsize

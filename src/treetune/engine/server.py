@@ -94,23 +94,24 @@ class Server:
         raise NotImplementedError
 
     def failed(self, address: Address, reason: str) -> None:
-        """Reports that the server at `address` failed, so that it is ended and restarted."""
+        """Reports that the server at `address` failed. It is then ended and restarted."""
         raise NotImplementedError
 
     def gone(self, address: Address) -> str | None:
-        """Returns the reason why a request to the server at `address` would never be answered; None if there
-        is none, or if the request itself will fail."""
+        """Returns the reason why a request to the server at `address` would never be answered. Returns None
+        if the request will be answered, or will fail by itself."""
         return None
 
     def wait_anew(self) -> None:
         """Restarts the deadline of the wait for this server. Called when work begins."""
 
     def succeeded(self) -> None:
-        """Reports that work was finished, so that earlier failures no longer count."""
+        """Reports that work was finished. Earlier failures then no longer count towards `max_restarts`."""
         self._failures_in_a_row = 0
 
     def hold(self, held: bool) -> None:
-        """Sets whether a server that ends is not restarted yet, because the trainer uses its memory."""
+        """Sets whether the server is held: if it ends, it is not restarted until it is no longer held. While
+        the server is held, the trainer uses its memory."""
 
     def begin_weights(self, address: Address) -> Address:
         """Begins to load new weights, and returns the address that they are sent to. From now on the server
@@ -148,8 +149,8 @@ class OwnServer(Server):
     def __init__(self, launch: ServerLaunch, log: Path, address_file: Path | None) -> None:
         super().__init__()
         self._launch, self._settings, self._log = launch, launch.settings, log
-        # All raise ValueError here, in the caller's thread: for GPUs that don't exist, for paths that are too
-        # long, and for a model that vLLM computes differently.
+        # These three calls raise ValueError here, in the caller's thread: for GPUs that don't exist, for
+        # paths that are too long, and for a model that vLLM computes differently.
         launch.environment(Path())
         refuse_long_paths()
         refuse_wider_windows(launch.run.weights, launch.context_length)
@@ -245,8 +246,8 @@ class OwnServer(Server):
                 process.end(at_once=True)
                 self._give_up(error)
                 continue
-            # When the engine is closed, the server still works, and gets time for a clean end. Otherwise it
-            # has failed, or is replaced.
+            # When the engine is closed, the server still works, and gets time for a clean end. A server that
+            # has failed or is replaced gets none.
             process.end(at_once=not self._closed)
             with self._changed:
                 self._address = None
@@ -275,12 +276,12 @@ class OwnServer(Server):
             if not self._start_wanted:
                 context = f"{type(error).__name__} while the server was started or watched: "
                 self._error = str(error) if explains_itself else f"{context}{error}"
-            with contextlib.suppress(OSError):  # a full disk; then this rank's error ends the others
+            with contextlib.suppress(OSError):  # such as a full disk: then this rank's error ends the others
                 self._publish()
             self._changed.notify_all()
 
     def _watch(self, process: ServerProcess) -> str:
-        """Waits until the process has ended or has to be ended, and returns the reason."""
+        """Waits until the process has ended or has to be ended, and returns the reason for its end."""
         # The file in which another rank reports that this server failed.
         failure_file = failure_file_of(self._address_file, self._epoch) if self._address_file else None
         while True:
@@ -413,7 +414,7 @@ class RemoteServer(Server):
 
     @override
     def succeeded(self) -> None:
-        self.wait_anew()  # failures are counted by the first rank, with its own work
+        self.wait_anew()  # only the first rank counts failures, and resets the count after its own work
 
     @override
     def wait_anew(self) -> None:
@@ -451,8 +452,8 @@ def servers_of(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Ser
 
     Args:
         log: The log of the first server. The others' logs are in the same folder.
-        folder: A folder that all ranks see, if they share the servers, which the first rank then starts; None
-            if this process has servers of its own.
+        folder: A folder that all ranks see, if all ranks share the servers. The first rank then starts them.
+            None: the servers are only for this rank, which starts them.
 
     Raises:
         ValueError: There are too few GPUs. No server has been started then.
@@ -490,6 +491,7 @@ def failure_file_of(address_file: Path, epoch: int) -> Path:
 
 
 def warm_up(n: int) -> dict[str, Any]:
-    """Returns the smallest request that runs all of the server's code that real requests run."""
+    """Returns the body of the smallest request for `n` samples that runs all of the server's code that real
+    requests run."""
     sampling = {"n": n, "seed": 0, "max_tokens": 2, "logprobs": 0}
     return {"prompt": [0], "sampling": sampling, "priority": 0, "cache_salt": "warm-up"}

@@ -28,7 +28,8 @@ compute log-probs at another temperature."""
 HIGHEST_TEMPERATURE = 2.0
 """The highest temperature that vLLM accepts. It answers requests with a higher one with an error."""
 VERSIONS = 2
-"""The versions of the weights that are in memory at the same time while an engine loads new ones."""
+"""The number of versions of the weights that are in memory at the same time while an engine loads new
+ones."""
 ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
 """The transfers that read the weights on the trainer's device."""
 
@@ -36,7 +37,7 @@ GIB = 2**30
 MOST_SERVERS = 8
 """The most servers that are chosen for a CPU. With more cores, each server gets more threads."""
 SHARE_OF_MEMORY = 1 / 2
-"""The share of a machine's memory that these servers may take."""
+"""The share of a machine's memory that the servers on a CPU may take together."""
 SERVER_GIB = 3
 """GiB of memory of a server with a small model, without its cache."""
 
@@ -50,7 +51,7 @@ def _problem_of_addresses(addresses: Sequence[str], form: re.Pattern[str]) -> st
     if not addresses:
         return "is empty"
     if any(re.search("[@?#]", address) for address in addresses):
-        # Settings are printed and stored, so that a key or a password must not be in them.
+        # Settings are printed and stored, so they must not contain a key or a password.
         return "has a user name, a password or a query in an address, which is not shown here"
     malformed = [address for address in addresses if not form.fullmatch(address)]
     if malformed:
@@ -139,7 +140,7 @@ class VllmSettings(EngineSettings):
     each, or `omp_threads`)."""
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
     """The GPUs of the servers, `tensor_parallel_size` for each, numbered as this process sees them; null: the
-    trainer's GPUs, which both then share."""
+    trainer's GPUs, which trainer and servers then share."""
     addresses: tuple[str, ...] | None = None
     """Addresses of servers that are running already, on this machine or others, for all ranks. Example:
     ``http://10.0.0.2:8000``, started by the command ``serve_engine``."""
@@ -154,7 +155,7 @@ class VllmSettings(EngineSettings):
     """GiB of memory for keys and values on a CPU."""
     prefix_caching: bool | None = None
     """Whether common beginnings of prompts are computed once; null: on a GPU only. On a CPU a block of the
-    cache has 32 tokens, so that short prompts would gain little."""
+    cache has 32 tokens, so short prompts would gain little."""
     async_scheduling: bool = True
     """Plans a step while the step before it runs."""
     enforce_eager: bool | None = None
@@ -182,8 +183,8 @@ class VllmSettings(EngineSettings):
     files."""
     canary_tolerance: Annotated[float, Gt(0)] | None = None
     """Largest accepted difference between log-probs of engine and trainer after a sync, in the mean over the
-    canary's tokens; null: 1e-4 in float32 and 5e-2 otherwise. A single token may differ by 40 times that; in
-    float32 by 100 times that on a GPU, and by no more than it on a CPU."""
+    canary's tokens; null: 1e-4 in float32 and 5e-2 otherwise. A single token may differ by 40 times this
+    value; in float32, by 100 times this value on a GPU, and by no more than the value itself on a CPU."""
     extra_arguments: tuple[str, ...] = ()
     """Further arguments of the server's command line."""
 
@@ -269,8 +270,8 @@ class VllmSettings(EngineSettings):
                 "leave it out",
             )
         if self.weight_transfer not in ("auto", "file"):
-            # Device, ranks and machines are known only when the run starts. So this checks for one rank, on a
-            # device on which the transfer may be possible.
+            # Device, ranks and machines are known only when the run starts. So the transfer is checked for
+            # one rank, on a device on which it may be possible.
             device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
             try:
                 self.transfer_method(device=device, machines=["here"], adapters=_sends_adapters(experiment))
@@ -360,8 +361,8 @@ class VllmSettings(EngineSettings):
             return self.weight_transfer, f"it is set by {SETTING}"
         if self.addresses is not None:
             return "file", "the servers at addresses read the experiment's folder, which their machines see"
-        # The fastest possible one. ``shared_memory`` is never chosen here, since it wasn't faster than a file
-        # in /dev/shm in any measurement.
+        # The fastest of the possible transfers is chosen. ``shared_memory`` is never chosen here, since it
+        # wasn't faster than a file in /dev/shm in any measurement.
         if "cuda_ipc" not in obstacles:
             return "cuda_ipc", "each server shares the GPU of its rank"
         if "nccl" not in obstacles:
@@ -439,7 +440,7 @@ class PlainVllmSettings(EngineSettings):
     """A PEM file with the certificates that https addresses are verified with; null: the system's."""
     route: Literal["auto", "tokens", "completions"] = "auto"
     """The route that samples: ``tokens`` (/inference/v1/generate), ``completions`` (/v1/completions), or
-    ``auto``: the first one where a server has it."""
+    ``auto``: ``tokens`` if the server has that route, and otherwise ``completions``."""
     weight_transfer: Literal["auto", "file", "none"] = "auto"
     """The way in which weights get into the servers. ``file``: each server reads the experiment's folder,
     which its machine must see under the same path. ``none``: the servers keep the weights that they have, for
@@ -451,7 +452,7 @@ class PlainVllmSettings(EngineSettings):
     max_num_seqs: Annotated[int, Gt(0)] = 256
     """Most sequences that each server samples at the same time."""
     samples_per_request: Annotated[int, Gt(0)] = 16
-    """Most samples of one HTTP request. A router distributes requests, so that smaller ones fill its servers
+    """Most samples of one HTTP request. A router distributes requests, so smaller requests fill its servers
     more evenly; larger ones take less time on the way."""
     retries: Annotated[int, Ge(0)] = 4
     """How often a request is sent again if its server can't be reached or is overloaded (HTTP 429, 500, 502,
@@ -631,13 +632,13 @@ def servers_that_fill(
 ) -> int:
     """Returns the number of servers for which there are cores and memory, at least one.
 
-    With several ranks it is one, since ranks compute on the same cores, and may be on machines of different
-    sizes. OMP_NUM_THREADS limits the cores, so that several runs can share a machine.
+    With several ranks the number is one, since the ranks compute on the same cores, and may be on machines of
+    different sizes. OMP_NUM_THREADS limits the cores, so that several runs can share a machine.
 
     Args:
         threads: The threads of a server.
         cache_gib: The memory of a server's cache.
-        memory: The machine's memory in bytes; None: that of this machine.
+        memory: The machine's memory in bytes; None: that of this machine (`host_memory`).
     """
     if int(environment.get("WORLD_SIZE") or 1) > 1:
         return 1
@@ -664,9 +665,9 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
     exact = dtype == "float32"
     mean = mean or (1e-4 if exact else 5e-2)
     # `factor` is the bound of a single token's difference, divided by the bound of the mean.
-    # Measured with a policy in bfloat16: the differences had a standard deviation of 0.05, and the largest
-    # was 0.48. Against itself with other kernels, the policy differed by up to 0.66. In float32, a GPU's
-    # kernels sum in another order than the trainer's.
+    # Measured with a policy in bfloat16: the differences between engine and trainer had a standard deviation
+    # of 0.05, and the largest was 0.48. The policy's log-probs by one set of kernels and by another differed
+    # by up to 0.66. In float32, the engine's kernels on a GPU sum in another order than the trainer's.
     if not exact:
         factor = 40
     else:
@@ -676,8 +677,8 @@ def vllm_tolerance(mean: float | None, dtype: Dtype, device: str) -> Tolerance:
 
 def is_quantised(arguments: Sequence[str]) -> bool:
     """Returns whether a server's arguments quantise its weights, keys or values."""
-    # ``--option=value`` is split, so that an option is always followed by its value. vLLM reads ``_`` in an
-    # option as ``-``. The "" below follows the last word, so that this word is looked at, too.
+    # ``--option=value`` is split, so an option is always followed by its value. vLLM reads ``_`` in an option
+    # as ``-``. The "" below follows the last word, so that the last word is also the first of a pair.
     words: list[str] = []
     for argument in arguments:
         words += argument.replace("_", "-").split("=")

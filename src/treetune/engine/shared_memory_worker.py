@@ -43,7 +43,7 @@ class EmptyMessage(WeightTransferInitInfo):
 
 @dataclass
 class ChunkInfo(WeightTransferUpdateInfo):
-    """See `treetune.engine.base.Chunk`."""
+    """A chunk's file, as the trainer names it in a request; see `treetune.engine.base.Chunk`."""
 
     path: str
     number: int
@@ -81,7 +81,8 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         self.receive_weights(self.parse_update_info(update_info))
-        # When the server answers, the chunk has to be copied (`WeightTransfer.send`).
+        # The chunk must have been copied when the server answers (`WeightTransfer.send`), so this waits for
+        # the device.
         if self.device.type != "cpu":  # this call fails on a machine without an accelerator
             torch.accelerator.synchronize()
 
@@ -95,9 +96,10 @@ class SharedMemoryReceiver(WeightTransferEngine[EmptyMessage, ChunkInfo]):
         path = Path(update_info.path)
         if (digest := digest_of_weights(path)) != update_info.digest:
             raise ValueError(f"{path} is damaged: its digest is {digest}, and {update_info.digest} was sent")
-        # vLLM would otherwise miss weights of multi-token prediction that other chunks have.
+        # Without this, vLLM would report weights of multi-token prediction as missing that are in other
+        # chunks.
         with safe_open(path, framework="pt") as file, disable_mtp_completeness_check():
-            # The tensors lie in the mapped file, so that nothing is copied before the model loads it.
+            # The tensors lie in the mapped file, so nothing is copied before the model loads it.
             weights = ((name, file.get_tensor(name)) for name in list(file.keys()))
             loaded = self.model.load_weights(weights)
         if loaded is None:

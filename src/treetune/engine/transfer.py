@@ -37,13 +37,17 @@ ANSWERS_S = 30.0
 
 class WeightTransfer:
     """A transfer of new weights into one server. Its methods are called one at a time, in the order of the
-    protocol. Each raises ServerFailure if the server fails, or takes longer than `timeout` seconds."""
+    protocol. Each raises ServerFailure if the server fails, or takes longer than `timeout` seconds.
+
+    Args:
+        workers: The number of the server's workers, one for each of its GPUs.
+    """
 
     def __init__(self, client: Client, timeout: float, workers: int = 1) -> None:
         self._client, self._timeout, self._workers = client, timeout, workers
 
     def begin(self, address: Address) -> None:
-        """Begins an update. No other one may have begun."""
+        """Begins an update. The update before must have ended, or have been given up."""
 
     def send(self, address: Address, chunk: Chunk) -> None:
         """Sends a chunk, and returns when the server has copied it."""
@@ -79,7 +83,8 @@ class FromFolder(WeightTransfer):
 
 
 class ByRoutes(WeightTransfer):
-    """vLLM's protocol. A subclass implements `meet` and `send`."""
+    """A transfer by vLLM's four routes, which are named in the head of this file. A subclass implements
+    `meet` and `send`."""
 
     _met: int | None = None
     """The epoch of the server that was prepared for this transfer; None if none was."""
@@ -111,7 +116,7 @@ class ByRoutes(WeightTransfer):
             self._begun = None
 
     def meet(self, address: Address) -> None:
-        """Prepares a server for its first update."""
+        """Prepares a server for its first update after each start."""
         raise NotImplementedError
 
 
@@ -137,7 +142,7 @@ class SharedMemory(ByRoutes):
 def drop_cache(client: Client, address: Address, timeout: float) -> None:
     """Clears the server's cache of keys and values of old weights. Raises ServerFailure."""
     answer = client.post(address, "/reset_prefix_cache", timeout=timeout)
-    # vLLM refuses it while a request uses the cache. Versions before 0.30 answer nothing.
+    # vLLM refuses to clear the cache while a request uses it. Versions before 0.30 answer nothing.
     if answer.get("success", True) is not True:
         raise ServerFailure("the prefix cache was not dropped, since a request still uses it")
 

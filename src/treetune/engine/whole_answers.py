@@ -43,15 +43,15 @@ from treetune.engine.client import MODEL_NAME, SAMPLES, SCORES
 from treetune.engine.key import App, Send, respond
 
 JOIN_EVERY = 256
-"""After so many tokens, the arrays of their log-probs are joined into one, since an array for each token
-takes 300 bytes."""
+"""As soon as an unfinished sample has this many arrays of log-probs, they are joined into one. There is an
+array for each token, which takes 300 bytes."""
 
 
 class WholeAnswersScheduler(Scheduler):
     """vLLM's scheduler, which keeps outputs until their request is finished.
 
     Two kinds of requests get each output at once: those that stream, and those with stop strings, since the
-    HTTP process looks for these in the decoded text after each token.
+    HTTP process looks for stop strings in the decoded text after each token.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -79,7 +79,7 @@ class WholeAnswersScheduler(Scheduler):
         before the last output, and then the complete answer.
         """
         unfinished = self._unfinished.get(output.request_id)
-        if unfinished is None:  # the request's first output, or all its outputs are passed on
+        if unfinished is None:  # this is the request's first output, or all of its outputs are passed on
             if output.finished:
                 return output
             params = self.requests[output.request_id].sampling_params
@@ -95,8 +95,9 @@ class WholeAnswersScheduler(Scheduler):
         if output.new_logprobs is not None:
             logprobs.append(output.new_logprobs)
         if logprobs and (output.finished or len(logprobs) == JOIN_EVERY):
-            # An array for each token takes much memory, so the arrays are joined every JOIN_EVERY tokens. The
-            # first three fields are arrays with a row for each token; the fourth is None here.
+            # An array for each token takes much memory, so the arrays are joined whenever there are
+            # JOIN_EVERY of them. The first three fields of `LogprobsLists` are arrays with a row for each
+            # token; the fourth is None here.
             columns = zip(*(part[:3] for part in logprobs), strict=True)
             logprobs[:] = [LogprobsLists(*(np.concatenate(column) for column in columns))]
         if not output.finished:
@@ -117,7 +118,8 @@ class WholeAnswersScheduler(Scheduler):
 
 
 class AsyncWholeAnswers(WholeAnswersScheduler, AsyncScheduler):
-    """The same for a GPU, where vLLM plans a step while the GPU still computes the step before it."""
+    """`WholeAnswersScheduler` for a GPU, where vLLM plans a step while the GPU still computes the step before
+    it."""
 
 
 class SamplesRoute:
@@ -184,7 +186,7 @@ class SamplesRoute:
             output = await self._run_over(state, request, reads_cache=True)
             # The log-prob of a token is computed at the position before it, and vLLM computes none at
             # positions that it reads from its cache. So the prompt's last position must not be cached. It is
-            # if the text was sampled or scored before.
+            # cached if the text was sampled or scored before.
             first_needed = len(prompt) - 1
             if (output.num_cached_tokens or 0) > first_needed:
                 output = await self._run_over(state, request, reads_cache=False)

@@ -35,7 +35,8 @@ from treetune.exceptions import Stopped
 
 PR_SET_PDEATHSIG = 1
 STARTED_BY = "TREETUNE_STARTED_BY"
-"""The environment variable with the process that started the node launcher, if not DeepSpeed's command."""
+"""The environment variable with the process id of the `treetune run` that started the node launcher. It is
+not set if DeepSpeed's own command started the launcher."""
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended."""
@@ -62,11 +63,12 @@ class ProcessIdentity:
 
     pid: int
     started: str
-    """The kernel's start time in ticks since the machine started, which doesn't depend on a clock that may be
-    set, as psutil's seconds since 1970 do."""
+    """The process's start time in ticks since the machine started, as the kernel gives it. It doesn't depend
+    on a clock that may be set; psutil's start time, in seconds since 1970, does."""
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity | None:
+        """Returns the identity of the process that has this id now; None if there is none."""
         fields = process_fields(pid)
         return ProcessIdentity(pid, fields[START_TIME]) if fields else None
 
@@ -163,7 +165,8 @@ def _is_orphan(launcher: list[psutil.Process]) -> bool:
         # `treetune run` started the launcher, and STARTED_BY is the process id of `treetune run`. This id may
         # itself be 1, so the parent is compared with the id.
         return str(parent) != started_by
-    # On a single machine, the per-node launcher has a parent of its own, the `deepspeed` command.
+    # On a single machine, the per-node launcher has a parent that belongs to the launcher as well, the
+    # `deepspeed` command.
     should_have_parent = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(
         topmost.pid
     )
@@ -197,6 +200,11 @@ class GracefulStop:
 
     A signal of ENDING ends the process at once nevertheless, if no finished iteration would be lost, if the
     boundary is further away than `grace_s`, or if it is the second signal. CHECKPOINT always waits.
+
+    Args:
+        grace_s: The longest wait for the boundary after a signal of ENDING, in seconds (see the property
+            `grace_s`).
+        say: Shows a message to the user.
     """
 
     def __init__(self, grace_s: float, say: Callable[[str], None] = lambda message: None) -> None:
@@ -212,7 +220,7 @@ class GracefulStop:
         self._expected_end: float | None = None
         """The time at which the boundary is expected; None if unknown."""
         self._may_interrupt = False
-        """Whether a signal may end the process at once; see the class."""
+        """Whether any signal raises Stopped at once: True within `interruptible`."""
 
     @property
     def grace_s(self) -> float:
@@ -221,7 +229,7 @@ class GracefulStop:
             return self._configured_grace_s
         started_by = os.environ.get(STARTED_BY)
         if started_by is not None and psutil.pid_exists(int(started_by)):
-            # `treetune run` sends signals to the ranks alone, so that the launcher doesn't kill them.
+            # `treetune run` sends signals only to the ranks, so the launcher doesn't kill them.
             return self._configured_grace_s
         # DeepSpeed's own command kills its ranks 30 s after the signal. Then the checkpoint must be there.
         return min(self._configured_grace_s, OTHERS_GRACE_S)
@@ -368,7 +376,11 @@ class _EndingSignals:
     """Raises Stopped at signals; see `exit_on_signals`."""
 
     def __init__(self, earlier_hook: Callable[[sys.UnraisableHookArgs], Any]) -> None:
-        """Takes the hook that gets all other exceptions that Python ignores."""
+        """Makes the handler of signals.
+
+        Args:
+            earlier_hook: The `sys.unraisablehook` so far. It gets all other exceptions that Python ignores.
+        """
         self._earlier_hook = earlier_hook
         self._stopped_by: int | None = None
         """The signal that has raised Stopped."""
@@ -428,7 +440,8 @@ class _EndingSignals:
 def started(
     command: Sequence[str], settings: Mapping[str, str], log: Any
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a process in a group of its own. The whole group ends with the block, and with this process.
+    """Starts a process in a group of its own, and ends the whole group at the end of the block. If this
+    process dies before that, the started process gets SIGTERM.
 
     Args:
         settings: Further environment variables.
@@ -445,7 +458,7 @@ def started(
 
     def set_up_child() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:  # it died before the call above, so that no signal comes
+        if os.getppid() != parent:  # the parent died before the call above, so no signal will come
             os._exit(TERMINATED)
         signal.signal(CHECKPOINT, signal.SIG_IGN)  # SLURM may send it to all processes of a job
 

@@ -58,7 +58,8 @@ from treetune.processes.worker import LENGTH, Servant, frame
 log = logging.getLogger(__name__)
 
 MakeLostResult = Callable[[Literal["timeout", "error", "unavailable"], str, float], Any]
-"""Makes the result of a call that was given up, from the outcome, a message and seconds."""
+"""Makes the result of a call that was given up, from the outcome, a message, and the seconds that the call
+took."""
 
 START_SECONDS = 120.0
 """The longest that a worker may take to import its servant. Symbolic algebra on a busy disk takes a while."""
@@ -74,14 +75,15 @@ _BATCH_SECONDS = 0.02
 all workers to be busy until the end."""
 
 _BATCH_MOST = 64
-"""Calls in a batch, at most: the mean of seconds may be that of cheaper calls than the next ones."""
+"""The most calls in a batch. Without this limit, a batch would be too large if the earlier calls, whose mean
+seconds give its size, were much cheaper than its own."""
 
 _MEAN_STEP = 0.1
 """The weight of the newest result in the running mean of seconds for a call."""
 
 _STUCK_PER_THREAD = 4
-"""The threads that may be stuck in calls that don't return, for each that may run. With more, no call is made
-until some of them return."""
+"""If this many threads, for each thread that may run, are stuck in calls that don't return, waiting calls are
+given up until some of the stuck threads return."""
 
 _LONGEST_PAUSE_S = 3600.0
 """The longest that a service call may wait for its turn, which doesn't count towards its deadline."""
@@ -99,6 +101,7 @@ class ServantCall:
     number: int
     """Identifies the call between parent and worker."""
     servant: int
+    """The number of the servant that answers the call (`Pool.register`)."""
     arguments: tuple[Any, ...]
     deadline: float
     """The seconds that the call may take, from its beginning."""
@@ -113,10 +116,10 @@ class ServantCall:
 class Pool:
     """Answers calls of servants in worker processes or in threads.
 
-    A call that takes longer than its deadline gets the result that `make_lost_result` makes of ``timeout``.
-    A call at which its process dies twice, or runs out of memory, gets that of ``error``. The worker is
-    replaced, and the others are not disturbed. A call in a thread that is overdue gets that of
-    ``unavailable``.
+    A call in a process that takes longer than its deadline gets the result that `make_lost_result` makes of
+    ``timeout``. A call at which its process dies twice gets the result that it makes of ``error``. In both
+    cases the worker is replaced, and the others are not disturbed. A call in a thread that takes longer than
+    its deadline gets the result that it makes of ``unavailable``.
 
     Workers start with the first call, and end with the pool or with this process, however it ends. Safe to
     use from several threads.
@@ -124,7 +127,8 @@ class Pool:
     Args:
         name: The name of the pool in messages.
         workers: The number of processes.
-        memory_gib: The most memory of each process; None for no limit.
+        memory_gib: The most address space of each process, in GiB. A servant that needs more gets a
+            MemoryError. None: no limit.
     """
 
     def __init__(
@@ -151,7 +155,7 @@ class Pool:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
-        """A pipe: a byte in it ends the thread's `_wait`."""
+        """The two ends of a pipe: a byte in it ends the thread's `_wait`."""
         self._mean_seconds = _BATCH_SECONDS
         """The running mean of the seconds of a call. At the beginning, a batch has a single call."""
 
@@ -202,7 +206,7 @@ class Pool:
                     os.write(self._wake_write, b"x")
                 return future
         # Without the lock: the service's threads may settle this call at once, which takes the lock.
-        # Entry 1 is the `ServiceThreads` of the servant.
+        # The second entry is the `ServiceThreads` of the servant.
         self._services[servant][1].add(call)
         return future
 
@@ -275,7 +279,7 @@ class Pool:
         """Gives each idle worker a batch of calls.
 
         A batch is as large as `_BATCH_SECONDS` allow, at most `_BATCH_MOST`, and at most an equal share of
-        the queue, so that the other workers have as much to do.
+        the queue, so that the other workers get as many calls.
         """
         for worker in workers:
             if not worker.is_idle:
@@ -311,7 +315,7 @@ class Pool:
         back to the front of the queue.
 
         Returns:
-            False if the worker must be replaced.
+            True if the worker can go on, and False if it must be replaced.
         """
         now = time.monotonic()
         results, is_alive = worker.receive()
@@ -370,7 +374,10 @@ def start_worker(
     """Starts a process that runs a module.
 
     Args:
+        module: The name of the module, such as ``treetune.processes.worker``.
         memory_bytes: The most address space of the process; None for no limit.
+        stdin: A file descriptor for the process's standard input, or `subprocess.PIPE`.
+        stdout: The same for its standard output.
 
     Returns:
         The process, and the first message, which the caller must send to it.
@@ -384,8 +391,8 @@ def start_worker(
         stdin=stdin,
         stdout=stdout,
         bufsize=0,
-        # A single thread each, since several workers run at a time. Idle threads of linear algebra libraries
-        # would also count against the memory.
+        # Each worker computes with a single thread, since several workers run at a time. Idle threads of
+        # linear algebra libraries would also count against the limit of memory.
         env={
             **without_secrets(),
             "PYTHONPATH": path,
@@ -407,11 +414,11 @@ def describe_exit(code: int) -> str:
 class WorkerProcess:
     """A process that answers one batch of calls at a time.
 
-    It loads a servant with the first call of it. It is a fresh interpreter and not a fork: a fork of a
-    process with threads, torch or CUDA is unsafe, and multiprocessing's spawn would import the run's main
-    module again. It leads a session of its own, so that Ctrl-C does not reach it, and so that all that a
-    servant starts is killed along with it. No method of it ever waits for the process, but `describe_end` and
-    `kill`, for at most `_ENDING_SECONDS`.
+    The process loads a servant when it gets the first call of this servant. It is a fresh interpreter and not
+    a fork: a fork of a process with threads, torch or CUDA is unsafe, and multiprocessing's spawn would
+    import the run's main module again. It leads a session of its own, so that Ctrl-C does not reach it, and
+    so that all that a servant starts is killed along with it. Only `describe_end` and `kill` wait for the
+    process, for at most `_ENDING_SECONDS`; the other methods never wait.
     """
 
     def __init__(self, servants: Mapping[int, bytes], memory_bytes: int | None) -> None:
@@ -425,7 +432,7 @@ class WorkerProcess:
         self._servants = servants
         self._sent_servants: set[int] = set()
         self._loading_count = 0
-        """The servants that were sent and that it has not loaded yet."""
+        """The number of servants that were sent to the process and that it has not loaded yet."""
         self._process, setup = start_worker(
             "treetune.processes.worker", memory_bytes, subprocess.PIPE, subprocess.PIPE
         )
@@ -437,10 +444,10 @@ class WorkerProcess:
         os.set_blocking(self.results, False)
         self._has_started = False
         self.batch: deque[ServantCall] = deque()
-        """The calls that it has not answered yet, in order; it is at the first of them."""
+        """The calls that the process has not answered yet, in order; it works on the first of them."""
         self.busy_since = time.monotonic()
-        """The time at which it began what it is doing: its start, the loading of a servant, or a call. Its
-        messages say when it has ended each of these."""
+        """The time at which the process began what it is doing: its start, the loading of a servant, or a
+        call. Each message of the process says when it ended one of these, and so began the next."""
         # `setup` is the first message to the worker.
         self._outbox = bytearray(frame(setup))
         """Bytes that the pipe has not taken yet."""
@@ -529,7 +536,8 @@ class WorkerProcess:
         return results, is_alive
 
     def overdue_at(self) -> float | None:
-        """Returns the time at which to kill this worker if it sends nothing before; None while it is idle."""
+        """Returns the time at which to kill this worker unless it sends something earlier. Returns None while
+        the worker is idle."""
         if not self.is_ready:
             return self.busy_since + START_SECONDS
         return self.busy_since + self.batch[0].deadline if self.batch else None
@@ -554,14 +562,14 @@ class WorkerProcess:
 class CallClock:
     """Counts the seconds that a service call has until its deadline.
 
-    A servant stops it while the call waits for its turn at something that answers one call after another. The
-    call before it has a clock of its own there.
+    A servant stops the clock while its call waits for its turn at something that answers one call after
+    another, such as a tool server. So this time counts only for the call that is being answered there.
     """
 
     def __init__(self, seconds: float, changed: threading.Condition) -> None:
         self._remaining_s = seconds
         self._runs_since: float | None = time.monotonic()
-        """None while the clock is stopped."""
+        """The time at which the clock was last started; None while it is stopped."""
         self._paused_since = 0.0
         self._paused_s = 0.0
         self._changed = changed
@@ -602,8 +610,8 @@ _call_of_thread = threading.local()
 
 
 def call_clock() -> CallClock:
-    """Returns the clock of the service call that this thread answers; a clock without effect if it answers
-    none."""
+    """Returns the clock of the service call that this thread answers. If it answers none, returns a clock
+    without a deadline, which has no effect."""
     clock: CallClock | None = getattr(_call_of_thread, "clock", None)
     return clock or CallClock(math.inf, threading.Condition())
 
@@ -614,7 +622,11 @@ class ServiceThreads:
     At most `concurrency` calls run at a time. A servant may stop a call's clock while the call waits for its
     turn (`call_clock`). A thread can't be stopped from outside: a call that is overdue gets the result
     ``unavailable``, and its thread is *stuck* until the call returns. A stuck thread doesn't count among the
-    running ones, so that another one can take its place. Threads end with this process.
+    running ones, so another thread can take its place. Threads end with this process.
+
+    Args:
+        settle: Is called with each call and its result.
+        make_lost_result: Makes the result of a call that is given up.
     """
 
     def __init__(
@@ -648,7 +660,7 @@ class ServiceThreads:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends idle threads and the watcher. Calls that run are left alone, and their results are dropped."""
+        """Ends idle threads and the watcher. Calls that run continue, and their results are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -665,7 +677,7 @@ class ServiceThreads:
             threading.Thread(target=self._work, args=(number,), name=name, daemon=True).start()
 
     def _work(self, number: int) -> None:
-        """Makes one call after the other, in a thread."""
+        """Makes the calls of the queue, one after the other, in the thread with this number."""
         while True:
             with self._changed:
                 while not (self._queue or self._closed):

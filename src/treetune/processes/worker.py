@@ -31,17 +31,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Servant:
-    """Answers calls in a worker process, to which it is sent as a pickle, or in threads of this process."""
+    """An object that answers calls: in a worker process, to which it is sent as a pickle, or in threads of
+    this process."""
 
     def prepare(self) -> None:
         """Prepares the servant. Called once in each worker process, before any deadline begins."""
 
     def answer(self, *arguments: Any, **named: Any) -> Any:
-        """Answers a call. Raises nothing; the result has an attribute `seconds`, which the call took."""
+        """Answers a call, and raises nothing. The result must have an attribute `seconds`, the time that the
+        call took."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Releases what it holds. Called for a servant in threads when the pool is closed."""
+        """Releases what the servant holds. When the pool is closed, this is called for servants in threads,
+        and not for those in worker processes."""
 
 
 def frame(message: object) -> bytes:
@@ -129,7 +132,7 @@ def main() -> None:
     servants: dict[int, Servant] = {}
     while True:
         message = read(requests)
-        if isinstance(message, list):  # a batch of calls; else a servant with its number
+        if isinstance(message, list):  # a batch of calls; any other message is a servant with its number
             for number, servant, arguments in message:
                 result = servants[servant].answer(*arguments)
                 send("result", time.monotonic(), number, result)

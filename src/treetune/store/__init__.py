@@ -1,1 +1,2 @@
-"""Files of a run: written whole or not at all, with checksums, and journals that only grow."""
+"""Writes and reads a run's files: files that are whole or not there at all, checksums, and journals that only
+grow."""

@@ -3,7 +3,7 @@
 =================  ====================================================
 JSON record        in its last key, ``checksum``
 Arrow stream       in a trailer after its end
-folder             in a file of its own, ``checksums.json``
+folder             in an additional file, ``checksums.json``
 line of a journal  at its beginning (`journal`)
 =================  ====================================================
 
@@ -27,14 +27,14 @@ from treetune.exceptions import Damaged
 from treetune.store.files import write_json
 
 KEY = "checksum"
-"""The last key of a JSON record."""
+"""The last key of a JSON record. Its value is the checksum of all other keys and values."""
 
 FORMAT = "format"
-"""A key of a JSON record that has a checksum; earlier versions' have no such key."""
+"""A key of every JSON record with a checksum. The records of earlier versions have neither."""
 
 SEALED = b"treetune-sealed"
-"""A word in the schema of an Arrow stream, at its beginning, that announces a trailer at its end. A stream
-with this word and without a trailer was cut short."""
+"""A word in the schema at the beginning of an Arrow stream. It announces a trailer at the stream's end: a
+stream with this word and without a trailer was cut short."""
 
 SUMS = "checksums.json"
 """The file with the digests of all other files below a folder."""
@@ -57,8 +57,9 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a JSON object with its format and its checksum."""
-    # JSON changes types: a tuple becomes a list. The checksum is of the types that a reader gets, so that the
-    # reader computes the same one. Readers look only whether there is a FORMAT, and not at its number.
+    # JSON changes types: a tuple becomes a list. The checksum is made from the types that a reader gets, so
+    # that the reader computes the same checksum. Readers only check that there is a FORMAT, whatever its
+    # number.
     plain = json.loads(json.dumps(value)) | {FORMAT: 2}
     return plain | {KEY: _checksum_of_record(plain)}
 
@@ -77,7 +78,8 @@ def read_record(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def record_of(text: bytes | str) -> dict[str, Any]:
-    """Returns the object of a JSON text that `sealed` has made. Raises Damaged if it was changed."""
+    """Returns the object of a JSON text that `sealed` has made, without the keys that `sealed` added. Raises
+    Damaged if the text was changed."""
     if not text:
         raise Damaged("it is empty")
     try:
@@ -104,7 +106,7 @@ def _checksum_of_record(plain: Mapping[str, Any]) -> str:
 
 
 class SealingFile:
-    """A binary file that computes the digest of what is written to it, and appends it with `seal`."""
+    """A binary file that computes the digest of what is written to it. `seal` appends the digest."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, _hash()
@@ -161,7 +163,7 @@ def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
     """Verifies a file, unless this process has done so and the file has not changed since.
 
     Args:
-        digest: The digest that the file should have; None for a stream, which has it in its trailer.
+        digest: The digest that the file should have; None for a stream, whose trailer has the digest.
 
     Raises:
         Damaged: The file is not as it was written; the message ends with the `remedy`.
@@ -179,8 +181,8 @@ def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
 
 
 def seal_of(path: Path) -> bytes | None:
-    """Returns the last bytes of a stream, which are its trailer and so identify its content; None if there is
-    no such file."""
+    """Returns the last bytes of a stream. They are its trailer, so they identify its content. Returns None if
+    there is no such file."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -200,7 +202,8 @@ def seal_folder(folder: Path) -> None:
 
 
 def damage_of(folder: Path) -> str | None:
-    """Returns a message on the damage in a sealed folder; None if it is undamaged, or was not sealed."""
+    """Returns a message that names the first damaged or missing file of a sealed folder. Returns None if the
+    folder is undamaged, or was not sealed."""
     path = folder / SUMS
     if not path.is_file():
         return None
@@ -236,9 +239,12 @@ def digest_of_weights(path: Path) -> str:
         return xxhash.xxh3_128_hexdigest(content)
 
 
+# Digests of files and of configurations
+
+
 def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
     """Returns the digests of files by their paths relative to the folder."""
-    # hashlib releases the interpreter's lock, so that threads hash several files at a time.
+    # hashlib releases the interpreter's lock while it hashes, so threads hash several files at a time.
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
         digests = threads.map(digest_of, files)
         return {str(path.relative_to(folder)): digest for path, digest in zip(files, digests, strict=True)}

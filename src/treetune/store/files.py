@@ -18,8 +18,8 @@ from typing import IO, Any, Literal
 
 
 def why_not_written(error: BaseException, path: Path) -> str:
-    """Returns the cause of a failure to write below `path`, with a remedy; if they are unknown, the error's
-    own message."""
+    """Returns the cause of a failure to write below `path`, with a remedy. If the cause is unknown, returns
+    the error's own message, with the free space and the limit of a file's size."""
     # Libraries in Rust put the number of the error into their message; others give none.
     match = re.search(r"os error (\d+)", str(error))
     error_number: int | None = None
@@ -74,8 +74,9 @@ def whole_file(
     If the block raises, the earlier file stays.
 
     Args:
-        durable: Makes the new file outlive a power cut; else only a killed process.
-        private: Makes the file readable for its owner alone.
+        durable: Whether the new file outlives a power cut. Without it, the file outlives only a killed
+            process.
+        private: Whether only the file's owner may read it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_path(path)
@@ -99,7 +100,7 @@ def whole_file(
 
 
 def own_folder(path: Path, *, share: bool = False) -> None:
-    """Makes a folder for its owner alone or, with `share`, for those whom the umask allows.
+    """Makes a folder that only its owner may use or, with `share`, everyone whom the umask allows.
 
     The mode of an existing folder of this user is changed accordingly.
     """
@@ -109,8 +110,8 @@ def own_folder(path: Path, *, share: bool = False) -> None:
         path.mkdir(mode=permissions)
     except FileExistsError:
         status = path.stat()
-        # The umask is read from /proc, because os.umask returns it only by setting another umask, and that
-        # holds for all threads.
+        # The umask is read from /proc. os.umask can return it only by setting another umask, which would hold
+        # for all threads.
         lines = Path("/proc/self/status").read_text().splitlines()
         umask = next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
         mode_before = stat.S_IMODE(status.st_mode)
@@ -123,10 +124,11 @@ def own_folder(path: Path, *, share: bool = False) -> None:
 
 
 def new_own_folder(path: Path) -> None:
-    """Makes a folder for its owner alone.
+    """Makes a folder that only its owner may use.
 
     Raises:
-        ValueError: Something exists already, which any user may have put into a folder such as /dev/shm.
+        ValueError: Something exists at `path` already. In a folder such as /dev/shm, any user may have put it
+            there.
     """
     try:
         path.mkdir(mode=0o700, parents=True)
@@ -140,7 +142,7 @@ def new_own_folder(path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Deletes a folder, or whatever another user has put in its place.
 
-    Python's rmtree alone would open the path, and wait for ever if it is a named pipe.
+    Python's rmtree by itself would open the path, and wait for ever if the path is a named pipe.
     """
     try:
         is_folder = stat.S_ISDIR(path.lstat().st_mode)
@@ -166,7 +168,13 @@ def write_json(path: Path, value: Any, *, durable: bool = True, private: bool = 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Makes a folder under another name, which takes the place of `path` at the end of the block."""
+    """Makes a folder under another name, which takes the place of `path` at the end of the block.
+
+    If the block raises, the earlier folder stays.
+
+    Yields:
+        The folder under its other name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_path(path)
     try:
@@ -180,7 +188,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def replace_folder(finished: Path, path: Path) -> None:
     """Renames a finished folder to `path`, and deletes the earlier one. If it can't be renamed, the earlier
     one stays at `path`."""
-    # Synced first: after a power cut, the new name may otherwise lead to files without content.
+    # Synced before it is renamed. If it weren't, the new name might lead to files without content after a
+    # power cut.
     for folder, _, names in os.walk(finished):
         for name in names:
             sync(Path(folder, name))
@@ -210,5 +219,8 @@ def sync(path: Path) -> None:
 
 
 def _partial_path(path: Path) -> Path:
-    """Returns the name for what is not finished, in the same folder, so that it can be renamed."""
+    """Returns the name under which a file or folder is written until it is finished.
+
+    The name is in the folder of `path`, since a file can be renamed only within its file system.
+    """
     return path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -17,7 +17,8 @@ PREFIX = "treetune-"
 """The beginning of the names of these folders."""
 MEMORY = Path("/dev/shm")
 MEETING = "TREETUNE_MEETING"
-"""The environment variable with the folder in which the ranks of `treetune run` meet; its name is random."""
+"""The environment variable with the path of the folder in which the ranks of `treetune run` meet. The
+folder's name is random."""
 _LOCK = "held"
 _NOTES_OF_SHARED_MEMORY = "shared_memory"
 """The file in a server's folder with the names and inodes of the server's files in /dev/shm
@@ -25,7 +26,8 @@ _NOTES_OF_SHARED_MEMORY = "shared_memory"
 
 
 def new_in_memory() -> Path:
-    """Makes a folder in memory that this process holds, for this user alone, with a random name."""
+    """Makes a folder in memory with a random name. Only this user may use the folder, and this process holds
+    it."""
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=MEMORY))
     hold(folder)
     return folder
@@ -63,7 +65,7 @@ def _delete_shared_memory(folder: Path) -> None:
     """Deletes the files in memory that the folder's notes name, if it has notes.
 
     The name of such a file (``psm_08ac79c1``) doesn't show who made it. The inode does: another program's
-    file of the same name has another one.
+    file of the same name has another inode.
     """
     notes = folder / _NOTES_OF_SHARED_MEMORY
     if notes.is_symlink() or not notes.is_file():
@@ -88,7 +90,7 @@ def _is_abandoned(folder: Path) -> bool:
     status = folder.lstat()
     if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
         return False
-    # Another user may have put a named pipe or a link there: never wait for one, never follow one.
+    # Another user may have put a named pipe or a link there: never wait for the pipe, never follow the link.
     descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -11,14 +11,14 @@ Several threads may use a `Journal`, and other processes may read its file meanw
     _lock: one call at a time, the others wait
       add     line ─► _unwritten                           read_rows: needs no lock, and ends before a
       flush   _unwritten ─► the end of the file              line that is just being written
-      get     the first one reads all files;               Journal(exclusive=True): ValueError at once
+      get     the first call reads all files;              Journal(exclusive=True): ValueError at once
               flush, then one line of a file                 while another exclusive one has the file
 
-A call holds the lock while it uses the disk, without a deadline. No thread writes rows later: they wait for
-the next call that flushes. If writing fails, that call raises OSError, and the rows that it didn't write are
-lost. If the process is killed, rows that wait are lost, and the kernel frees the file for another exclusive
-journal. The next journal that appends cuts off an incomplete line. Without `exclusive`, the callers take care
-that only one process appends.
+A call holds the lock while it uses the disk, without a deadline. No thread of the journal writes the rows
+that wait: they are written by the next call that flushes. If writing fails, that call raises OSError, and the
+rows that it didn't write are lost. If the process is killed, rows that wait are lost, and the kernel frees
+the file for another exclusive journal. The next journal that appends cuts off an incomplete line. Without
+`exclusive`, the callers must ensure that only one process appends.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class Journal(AbstractContextManager["Journal"]):
     Args:
         path: The file, made with the first row.
         others: Further files in which rows are looked up.
-        exclusive: Makes the file at once, and refuses a second process with a ValueError.
-        flush_s: `add` writes the rows that wait if the last write is more than these seconds ago. Otherwise
-            they wait for a later call, however late it comes; a killed process loses them.
+        exclusive: Makes the file at once. A second process that opens it gets a ValueError.
+        flush_s: The shortest time between two writes by `add`, in seconds, unless `FLUSH_ROWS` rows wait.
+            Rows that are added sooner wait for a later call, however late it comes; a killed process loses
+            them. 0 writes every row at once.
         plain: Leaves out checksums, so that other programs can read the file as JSON lines.
     """
 
@@ -114,7 +115,7 @@ class Journal(AbstractContextManager["Journal"]):
                 return json.loads(row_of(file.read(length)))
 
     def add(self, *rows: Any) -> None:
-        """Appends rows. Raises OSError with the file's name."""
+        """Appends rows. Raises OSError, with the file's name, if they can't be written."""
         with self._lock:
             if self._file is None:
                 self._open()
@@ -147,7 +148,8 @@ class Journal(AbstractContextManager["Journal"]):
                 raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def close(self, *, durable: bool = False) -> None:
-        """Closes the file. With `durable`, its content outlives a power cut too."""
+        """Writes the rows that wait, and closes the file. With `durable`, its content outlives a power cut
+        too."""
         with self._lock:
             try:
                 self.flush()
@@ -180,7 +182,7 @@ class Journal(AbstractContextManager["Journal"]):
             self._file = None
 
     def _positions(self) -> dict[str, tuple[Path, int, int]]:
-        """Returns the index, for which it reads all files once."""
+        """Returns the index (see `_index`). The first call reads all files to make it."""
         if self._index is None:
             self.flush()  # so that the file has all rows
             self._index = {}
@@ -195,7 +197,8 @@ def read_rows(path: Path, damaged: list[int] | None = None) -> Iterator[Any]:
     """Yields the rows of all complete, undamaged lines of a journal; none if there is no such file.
 
     Args:
-        damaged: Gets the numbers of damaged lines, from 1; None logs them.
+        damaged: A list to which the numbers of damaged lines are added, counted from 1. None: they are
+            logged.
     """
     for _, _, row in _rows(path, damaged):
         yield row
@@ -209,7 +212,8 @@ def sealed_line(row: str) -> str:
 def row_of(line: bytes) -> bytes:
     """Returns the row of JSON in a line. Raises Damaged if it isn't what was written."""
     if not line.startswith(_HEAD):
-        # Lines of earlier versions begin otherwise. A beginning with exactly one wrong byte is damage.
+        # A line of an earlier version is the row itself, and begins differently. But a beginning that differs
+        # from `_HEAD` in exactly one byte is a damaged head.
         wrong_bytes = sum(a != b for a, b in zip(line, _HEAD, strict=False))
         if wrong_bytes == 1:
             raise Damaged("its head isn't what was written")

@@ -36,9 +36,11 @@ LOGGER = "treetune"
 
 
 class Timeline:
-    """Writes a timeline, after the rows of earlier processes; writes nothing without a path. Thread-safe.
+    """Writes a timeline into a file, after the rows of earlier processes. Without a path it writes nothing.
+    Thread-safe.
 
-    A file that can't be written causes a single warning, and the run continues: nothing depends on it.
+    If the file can't be written, there is a single warning, and the run continues: nothing depends on a
+    timeline.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -70,7 +72,7 @@ class Timeline:
             self._write({"end": number, "at": end, **facts_at_end})
 
     def past(self, lane: str, name: str, start: float, end: float, **about: Any) -> None:
-        """Records a span that is over, in seconds since 1970."""
+        """Records a span that is over. Its start and end are in seconds since 1970."""
         number = self._next_number()
         self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})
         self._write({"end": number, "at": end})
@@ -124,8 +126,8 @@ class Span:
 
 @dataclass(frozen=True)
 class ProcessRows:
-    """The rows of one process in a file. `last` is the time of its last row; `closed` says whether it ended
-    by itself."""
+    """The rows that one process wrote into a file. `last` is the time of its last row; `closed` says whether
+    the process ended by itself."""
 
     pid: int
     host: str
@@ -141,7 +143,7 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
     Damaged lines and lines cut short are left out.
 
     Args:
-        damaged: Gets the numbers of damaged lines, from 1.
+        damaged: A list to which the numbers of damaged lines are added, counted from 1.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -174,7 +176,8 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[ProcessR
             processes[-1] = replace(processes[-1], last=max(processes[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             # The row isn't one that a `Timeline` writes.
-            if damaged is not None and line.endswith(b"\n"):  # else a crash cut it short
+            # A line without a newline isn't damaged: a crash cut it short.
+            if damaged is not None and line.endswith(b"\n"):
                 damaged.append(line_number)
     _finish_last(processes, spans)
     return processes

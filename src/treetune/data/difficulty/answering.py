@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from treetune.vocabulary import TextCodec
 
 WAVE = 4096
-"""Answers that are asked for at a time: many more than are sampled side by side, and few enough to hold."""
+"""The number of answers that are asked for at a time: many more than are sampled side by side, and few enough
+to keep their requests in memory."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,11 @@ class PolicyReply:
 
     text: str
     complete: bool
-    """Whether it ended by itself, and was not cut off."""
+    """Whether the answer ended by itself, and was not cut off."""
     tokens: int | None
-    """The number of its tokens; None if the endpoint didn't say it."""
+    """The number of tokens of the answer; None if the endpoint didn't report it."""
     begins_in_thought: bool = False
-    """Whether its prompt ended with the tag that opens a thought."""
+    """Whether the prompt ended with the tag that opens a thought, so the answer begins within the thought."""
 
 
 REFUSED, EMPTY = "refused", "empty"
@@ -97,10 +98,12 @@ class NoReply:
 
 
 Keep = Callable[[SampleQuestion, PolicyReply | NoReply | None], None]
-"""Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
+"""A function that is called with every question and its answer, as soon as the answer comes. None: the
+question can't be asked, since its prompt is empty or too long."""
 
 Ask = Callable[[Sequence[SampleQuestion], Keep], None]
-"""Asks, and returns when everything was answered. Raises RuntimeError if no more answers come."""
+"""A function that asks questions, and returns when all are answered. It raises RuntimeError if no more
+answers come."""
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,14 @@ class Policy(Registrable):
 @Policy.register("served")
 @dataclass(frozen=True, kw_only=True)
 class Served(Policy):
-    """A model on a server of ours for each job, which ends with it."""
+    """A model on a server that each job starts for itself. The server ends with the job."""
 
     model: ModelSource
     engine: EngineSettings
     """The server."""
     context_length: Annotated[int, Gt(1)]
-    """The most tokens of prompt and answer; a row whose prompt fills them can't be asked, and is named."""
+    """The most tokens of prompt and answer together. A row whose prompt leaves no room for an answer can't be
+    asked; the summary names it."""
 
     @override
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
@@ -286,13 +290,13 @@ class AtAddresses(Policy):
 
     The settings in `answers` replace an address's own temperature and max_tokens. A seed is sent with each
     request; the address decides whether the same seed gives the same answer. Set `answers.top_k` to -1 for
-    one that doesn't know it, and `send_seed` to false for one that refuses a seed.
+    addresses that don't know this parameter, and `send_seed` to false for addresses that refuse a seed.
 
     If an address refuses a request because of its content, that answer is left out."""
 
     addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
     send_seed: bool = True
-    """Whether requests have the seed with which an answer is to be drawn."""
+    """Whether requests contain the seed with which an answer is to be drawn."""
     template_opens_thought: bool = False
     """Whether the chat template of the addresses' server ends with the tag that opens a thought, and the
     server leaves thoughts in answers. Then an answer that was cut off within its thought is all thought. With
@@ -439,8 +443,8 @@ def _body(
     settings: EndpointSettings, sampling: SamplingParams, question: SampleQuestion, *, send_seed: bool
 ) -> dict[str, Any]:
     """Returns the body of the request for an answer."""
-    # This is the body for an empty conversation. Only its settings are wanted, such as the model and the
-    # temperature. Below, the prompt comes from the question, and the stop strings from the sampling.
+    # This is the body of an empty conversation. Only its settings are used, such as the model and the
+    # temperature. Below, the prompt comes from the question, and the stop strings come from `sampling`.
     body = settings.body((), {})
     for key in ("messages", "prompt", "stop"):
         body.pop(key, None)

@@ -1,4 +1,4 @@
-"""The merged results of all shards: rates by row, rows with their rate, bins, a picture, a summary."""
+"""Merges the results of all shards into rates by row, rows with their rate, a histogram and a summary."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ BINS: tuple[tuple[str, float, float], ...] = (
     ("very easy", 0.8, 1.0),
     ("perfect", 1.0, 1.0),
 )
-"""The bins of pass rates: name, lower and upper end. Rates of exactly 0 and 1 have bins of their own; the
-others contain their lower end: 0.2 is hard."""
+"""The bins of pass rates: name, lower and upper end. Rates of exactly 0 and of exactly 1 have bins of their
+own. Each other bin contains its lower end and not its upper end: a rate of 0.2 is hard."""
 
 
 def bin_of(correct: int, answers: int) -> str:
@@ -59,11 +59,13 @@ def bin_of(correct: int, answers: int) -> str:
 
 @dataclass(frozen=True)
 class RowRate:
-    """The counts of a row's answers. `occurrence` counts rows with the same `key`, which have answers of
-    their own.
+    """The counts of a row's answers.
 
-    `answers` were graded, `correct` of them right, `unfinished` of them cut off; `unavailable` more could not
-    be graded, and count nowhere else. `pass_rate` and `mean_reward` are None where none was graded.
+    `key` is a hash of the row's content, and `occurrence` is the number of earlier rows with the same key.
+    Rows with the same key have separate answers. `answers` is the number of graded answers: `correct` of them
+    are right, and `unfinished` of them were cut off. `unavailable` further answers could not be graded, and
+    count nowhere else. `pass_rate` and `mean_reward` are None if no answer was graded; `mean_tokens` is None
+    if no number of tokens is known.
     """
 
     index: int
@@ -97,8 +99,8 @@ def read_rates(path: Path) -> Iterator[RowRate]:
 
 
 def rates_by_key(path: Path) -> dict[str, float]:
-    """Returns pass rates by the rows' keys, which are equal for rows with the same content. Such rows share a
-    rate, over all of their answers. A key without a graded answer has none."""
+    """Returns pass rates by the rows' keys, which are equal for rows with the same content. Rows with equal
+    keys share a rate, over the answers of all of them. Keys without a graded answer are left out."""
     counts: dict[str, tuple[int, int]] = {}  # correct answers and all answers, by key
     for row in read_rates(path):
         correct, answers = counts.get(row.key, (0, 0))
@@ -110,7 +112,7 @@ def write_rates(path: Path, rows: Iterable[RowRate]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
-    # The types of the fields are texts, as everywhere with `from __future__ import annotations`.
+    # `field.type` is a text such as "float | None", because of `from __future__ import annotations`.
     types = {"str": pa.string(), "int": pa.int64(), "float | None": pa.float64()}
     schema = pa.schema({field.name: types[str(field.type)] for field in fields(RowRate)})
     with whole_file(path, "wb") as file:
@@ -135,7 +137,8 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
 
     def with_rates() -> Iterator[DomainRow]:
         for input_row, rate in zip(input_rows(source), rates, strict=True):
-            # A rate that the row already had would pass for one of this estimate.
+            # The column of the source's row is removed: an old rate in it would pass for one of this
+            # estimate.
             row = {name: value for name, value in input_row.row.items() if name != pipeline.column}
             yield row if rate.pass_rate is None else row | {pipeline.column: rate.pass_rate}
 
@@ -163,7 +166,11 @@ class _Repeatable(Iterable[DomainRow]):
 
 
 def _rate(row: RowOfInput, grade_by_sample: Mapping[int, Mapping[str, Any]], samples: int) -> RowRate:
-    """Returns the counts of a row of which `samples` answers were asked for."""
+    """Returns the counts of a row for which `samples` answers were asked.
+
+    Args:
+        grade_by_sample: The lines of the journal of grades, by the number of the sample.
+    """
     grades = [grade for _, grade in sorted(grade_by_sample.items()) if grade["outcome"] not in WITHOUT_ANSWER]
     tokens = [grade["tokens"] for grade in grades if grade["tokens"] is not None]
     answers = len(grades)
@@ -224,8 +231,8 @@ def _summary(
 
 
 def _without_answer(graded: Mapping[int, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns, for each outcome without an answer, the number of questions with it, their rows, and the
-    message on the first of them."""
+    """Returns an entry for each outcome of questions without an answer (`WITHOUT_ANSWER`): the number of
+    questions with this outcome, the numbers of their rows, and the message on the first question."""
     by_outcome: dict[str, dict[str, Any]] = {}
     for row, lines in sorted(graded.items()):
         for _, line in sorted(lines.items()):

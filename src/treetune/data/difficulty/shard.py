@@ -34,15 +34,17 @@ from treetune.vocabulary import Grade, Problem
 
 PROGRESS_S = 2.0
 ANOTHER_IS_AT_IT = 75
-"""The exit code of a job whose shard belongs to another job: `EX_TEMPFAIL`."""
+"""The exit code of a job whose shard belongs to another job: `EX_TEMPFAIL` of sysexits.h."""
 
 MOST_UNGRADED = 4096
-"""Answers that may wait for their grades before further questions are asked."""
+"""The most answers that may wait for their grades. With more, no further answer is taken from the policy
+until some are graded."""
 
 
 @dataclass(frozen=True)
 class RowOfInput:
-    """A row, its number in the whole input, its content's hash, and how many with the same came before it."""
+    """A row of the input. `index` is its number in the whole input, `key` a hash of its content, and
+    `occurrence` the number of earlier rows with the same key."""
 
     index: int
     key: str
@@ -68,7 +70,7 @@ def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shar
     """Works on a shard, and returns the exit code. Raises RuntimeError if the policy stops answering; the
     next job continues."""
     folder = shard_folder(output, shard)
-    # A claim is a file that lets one process alone work on the shard. None: another process holds it.
+    # A claim is a file that lets only one process work on the shard. None: another process holds it.
     claim = Claims().take(folder / CLAIMS)
     if claim is None:
         return ANOTHER_IS_AT_IT
@@ -113,7 +115,8 @@ class _Shard:
         self._answered = self._graded = self._unavailable = 0
         # A key is the number of a row and the number of a sample among the row's answers.
         self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
-        """The samples that are being graded, each with its grade and the fields of its answer to keep."""
+        """The samples that are being graded, each with its future grade, and with the fields of its answer
+        that are written next to the grade."""
         self._done: deque[tuple[int, int]] = deque()
         """The samples whose grades have come and are not in the journal yet."""
 
@@ -154,7 +157,7 @@ class _Shard:
             self._write_progress(now=True)
             for answer in ungraded:
                 self._grade(answer)
-            if questions:  # otherwise no server needs to be started
+            if questions:  # without questions, no server needs to be started
                 place = AskingShard(self._shard, self._folder, pipeline.seed)
                 with pipeline.policy.opened(pipeline.answers.params, place) as ask:
                     ask(questions, self._keep)
@@ -174,7 +177,8 @@ class _Shard:
         """Writes an answer to the journal, so that a killed job doesn't lose it, and sends it to the
         graders."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
-        # None: the prompt is too long to be asked. `NoReply`: the endpoint refused it, or answered no text.
+        # None: the question can't be asked, since its prompt is empty or too long. `NoReply`: the endpoint
+        # refused the question, or its answer has no text.
         if reply is None:
             answer |= {"text": None, "complete": False, "tokens": None}
         elif isinstance(reply, NoReply):
@@ -220,7 +224,7 @@ class _Shard:
             future, answer = self._waiting.pop((row, sample))
             grade = future.result()
             if grade.outcome == "unavailable":
-                # It is graded again when a job works on the shard again.
+                # The answer is graded again when a job works on the shard again.
                 self._unavailable += 1
                 continue
             line = {
@@ -259,6 +263,6 @@ class _Shard:
 ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
 FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
-"""The outcome of a row whose prompt fills the context."""
+"""The outcome of a question that can't be asked: its prompt is empty, or leaves no room for an answer."""
 WITHOUT_ANSWER = (NOT_ASKED, REFUSED, EMPTY)
 """Outcomes of questions without an answer that could be right or wrong. They don't count in any rate."""

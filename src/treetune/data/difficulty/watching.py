@@ -39,7 +39,7 @@ from treetune.tasks.rows import RowsTask
 from treetune.tasks.sources import files_matching
 
 JOBS_UNKNOWN_S = 1800.0
-"""Seconds for which a cluster is asked again that can't say which jobs run."""
+"""If a cluster doesn't say which jobs run, it is asked again for this many seconds."""
 
 USER_ERROR = 2
 """The code of a failure that another attempt would only repeat, such as a wrong setting."""
@@ -97,7 +97,7 @@ def _identity(pipeline: EstimateDifficulty, source: Path) -> str:
 
 
 def refuse_another(pipeline: EstimateDifficulty, source: Path, output: Path) -> None:
-    """Raises ValueError where the folder was begun with other rows or settings, or not at all."""
+    """Raises ValueError if the folder was begun with other rows or settings, or was not begun at all."""
     try:
         record = json.loads((output / "estimate.json").read_text())
     except (OSError, ValueError) as error:
@@ -113,7 +113,7 @@ def refuse_another(pipeline: EstimateDifficulty, source: Path, output: Path) -> 
 
 
 class _Watch:
-    """Starts the jobs of all shards, watches them, and starts those again that died."""
+    """Starts the jobs of all shards, watches the jobs, and starts another job for one that died."""
 
     def __init__(
         self, pipeline: EstimateDifficulty, output: Path, console: Console, running: RunningJobs, answers: int
@@ -121,19 +121,21 @@ class _Watch:
         self._settings, self._shards = pipeline.jobs, range(pipeline.shards)
         self._output, self._console, self._running, self._answers = output, console, running, answers
         self._claims = Claims()
-        # By shard:
+        # The keys of the following five are the numbers of shards.
         self._starts: Counter[int] = Counter()
-        """How often a job was started."""
+        """The number of jobs that were started for the shard."""
         self._gone_since: dict[int, float] = {}
-        """When its job was first missing."""
+        """The time at which the shard's job was first missing."""
         self._held_since: dict[int, float] = {}
-        """When a process was first seen that still works on it although its job is gone."""
+        """The time at which a process was first seen that still works on the shard although its job is
+        gone."""
         self._last_sign: dict[int, tuple[int, float]] = {}
-        """The last change of its progress.json: the file's time, and when it was noticed."""
+        """The last change of the shard's progress.json: the file's time, and the time at which the change was
+        noticed."""
         self._failed: dict[int, str] = {}
-        """Why it is given up."""
+        """The reason why the shard is given up."""
         self._unknown_since: float | None = None
-        """When the cluster began not to say which jobs run; None if its last answer said it."""
+        """The time since which the cluster doesn't say which jobs run; None if its last answer said it."""
         self._shown_reasons: set[str] = set()
         """Reasons for which jobs wait that the console has shown."""
 
@@ -151,7 +153,7 @@ class _Watch:
         return self._file(shard, DONE).is_file()
 
     def until_done(self) -> None:
-        """Returns when all shards are done. Raises RuntimeError where some could not be finished."""
+        """Returns when all shards are done. Raises RuntimeError if some of them could not be finished."""
         to_do = []
         for shard in self._shards:
             done = self._read(shard, DONE)
@@ -178,7 +180,8 @@ class _Watch:
                     show(graded, self._answers)
                     time.sleep(self._settings.poll)
         except (Stopped, KeyboardInterrupt):
-            # `leave` ends the jobs, or leaves them running, and says which. Nothing else tells the user.
+            # `leave` ends the jobs or leaves them running, and returns a message that says which. Nothing
+            # else tells the user.
             self._console.say(f"stopped: {self._running.leave()}")
             raise
         except BaseException:
@@ -293,8 +296,9 @@ class _Watch:
         return time.monotonic() - since >= self._settings.settle
 
     def _wait_for_holder(self, shard: int, holder: str) -> None:
-        """Says which process still works on a shard whose job is gone. Gives the shard up after `silence`
-        seconds: this command can't end a process that isn't its job, and no other job may start meanwhile."""
+        """Tells the user which process still works on a shard whose job is gone. Gives the shard up after
+        `silence` seconds: this command can't end a process that isn't its job, and no other job may start
+        meanwhile."""
         now = time.monotonic()
         if shard not in self._held_since:
             self._held_since[shard] = now

@@ -88,7 +88,7 @@ def word_list(text: str) -> list[str]:
 
     Variants of letters become plain ones, such as fullwidth letters (NFKC), and so do variants of numbers and
     formulas (`plain_notation`). In scripts without spaces between words (Chinese, Japanese, Thai, Lao, Khmer,
-    Burmese), each character is a word of its own. A text of signs alone is cut at its spaces.
+    Burmese), each character is a word. A text that has only signs is cut at its spaces.
     """
     text = _THIN_SPACES.sub(",", text)  # NFKC makes plain spaces of them
     # Powers and fractions are set apart first, since NFKC would make 102 of 10², and 31/2 of 3½.
@@ -101,7 +101,7 @@ def word_list(text: str) -> list[str]:
 
 
 def length_of(words: Sequence[str]) -> float:
-    """Returns the length of a text in words; a character of a script without spaces is half a word."""
+    """Returns the length of a text in words. A character of a script without spaces counts as half a word."""
     return sum(0.5 if not word.isascii() and _CHARACTER.fullmatch(word) else 1.0 for word in words)
 
 
@@ -138,9 +138,9 @@ MISSED = 1e-3
 @Rule.register("exact_duplicates")
 @dataclass(frozen=True, kw_only=True)
 class ExactDuplicates(Rule):
-    """Drops a row whose prompt has the same words in the same order as one before it, punctuation and
-    capitals aside where `loose`. The summary says how many of them had another ground truth: one of the two
-    is wrong.
+    """Drops a row whose prompt has the same words in the same order as a row before it. With `loose`,
+    punctuation and capitals are ignored. The summary says how many dropped rows had another ground truth than
+    the row before: one of the two is wrong.
     """
 
     loose: bool = False
@@ -178,8 +178,9 @@ class NearDuplicates(Rule):
     The default leaves variants of a template with other numbers. A copy with every tenth word changed is
     found with ``ngram: 2, similarity: 0.6``, which drops such variants as well.
 
-    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand.
-    Each of them is then compared exactly, so that no row is dropped by chance.
+    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand of
+    the pairs that are similar enough. Each candidate is then compared exactly, so no row is dropped by
+    chance.
     """
 
     similarity: Annotated[float, Gt(0), Le(1)] = 0.8
@@ -189,7 +190,7 @@ class NearDuplicates(Rule):
     permutations: Annotated[int, Ge(16), Le(1024)] = 128
     """Permutations of MinHash: more compare fewer candidates."""
     within_source: bool = False
-    """Compares rows of one source alone."""
+    """Compares a row only with rows of the same source."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -203,7 +204,7 @@ class NearDuplicates(Rule):
 
         bands = bands_for(self.similarity, self.permutations)
         index = MinHashLSH(num_perm=self.permutations, params=bands)
-        # Copied for each row: making one draws its permutations, which takes long.
+        # This sketch is copied for each row. Making a new one would draw its permutations, which takes long.
         empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_hash_of_hash)
         kept: dict[int, _Kept] = {}
         dropped = {}
@@ -211,7 +212,7 @@ class NearDuplicates(Rule):
             if done % 64 == 0:
                 context.progress(done, len(rows))
             words = word_list(prompt_text(row.row))
-            # Of four bytes, since MinHash takes numbers of 32 bits.
+            # Hashes have four bytes, since MinHash takes numbers of 32 bits.
             hashes_of_runs = (hash_number(run, 4) for run in runs(words, self.ngram))
             hashes = np.unique(np.fromiter(hashes_of_runs, np.uint32))
             source = row.row[DATA_SOURCE]
@@ -239,14 +240,14 @@ class _Kept(NamedTuple):
     place: str
     source: str
     hashes: np.ndarray
-    """The hashes of its runs of words: sorted, each once."""
+    """The hashes of the row's runs of words: sorted, each once."""
 
 
 def bands_for(similarity: float, permutations: int) -> tuple[int, int]:
     """Returns the number of bands of MinHash, and the rows of each.
 
     A pair of similarity s is a candidate with the probability ``1 - (1 - s ** rows) ** bands``. The more rows
-    a band has, the fewer candidates there are. These are the longest bands with which a pair of this
+    a band has, the fewer candidates there are. So the result has the longest bands with which a pair of this
     similarity is missed with a probability below `MISSED`.
     """
     longest = 1
@@ -272,9 +273,9 @@ def _hash_of_hash(hash_of_run: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """A set that is measured on: the text of each of its rows is made by the template `text`."""
+    """A test set. The template `text` makes the text of each of its problems."""
 
-    __test__ = False  # no class of tests, whatever pytest takes it for
+    __test__ = False  # pytest would collect this class as tests, because of its name
 
     name: Annotated[str, MinLen(1)]
     """The name of the set in the report."""
@@ -287,8 +288,8 @@ class TestSet:
         check_text(self.text, "text")
 
     def texts(self) -> Iterator[tuple[str, str]]:
-        """Yields each problem's place and text. Raises ValueError where a field of the template is
-        missing."""
+        """Yields each problem's place and text. Raises ValueError if a problem lacks a field of the
+        template."""
         for place, row in self.source.rows(self.split):
             try:
                 yield place, text_of(self.text, row)
@@ -297,9 +298,11 @@ class TestSet:
 
 
 OVERLAP_RUN = 4
-"""Words of the runs that `overlap` counts: six of ten remain where every tenth word is changed."""
+"""The number of words in a run that `overlap` counts. If every tenth word of a text is changed, six of ten
+such runs remain."""
 RUN_HASH = 12
-"""Bytes of the hash of a run: even among billions of runs, no two have the same one by chance."""
+"""The bytes of a run's hash. With so many, even among billions of runs no two have the same hash by
+chance."""
 
 
 @Rule.register("contamination")
@@ -314,13 +317,14 @@ class Contamination(Rule):
     ngram: Annotated[int, Ge(2)] = 13
     """Words of a run that two texts don't share by chance. A problem of fewer words is looked for whole."""
     overlap: Annotated[float, Gt(0), Le(1)] | None = None
-    """The share of a problem's runs of four words with which a row is dropped, too: 0.5 finds copies with
-    every tenth word changed, and takes long variants of a problem with other numbers for copies. It is for
-    problems of about `ngram` words or more."""
+    """A row is also dropped if it has at least this share of a problem's runs of four words. 0.5 finds copies
+    with every tenth word changed, and takes long variants of a problem with other numbers for copies. Only
+    problems of about `ngram` words or more are compared in this way. Null: no row is dropped for it."""
     shortest: Annotated[int, Ge(1)] = 8
-    """The least words of a problem. Shorter ones match by chance, and are counted as ``too_short``."""
+    """The fewest words of a problem. Shorter problems would match by chance. They are not looked for, and are
+    counted as ``too_short``."""
     action: Literal["drop", "report"] = "drop"
-    """Drops rows, or lets them stay and lists them in the summary."""
+    """``drop`` drops the rows that match; ``report`` lets them stay, and lists them in the summary."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -371,7 +375,7 @@ class _Match(NamedTuple):
 
 
 class _ShortRuns(NamedTuple):
-    """A test problem, and how many different short runs it has."""
+    """A test problem, and the number of its different short runs (`size`)."""
 
     test_set: str
     place: str
@@ -387,9 +391,10 @@ class _TestProblems:
         self.too_short: dict[str, int] = {}
         """Problems of each test set that are too short to be looked for."""
         self._by_long_run: dict[int, tuple[str, str]] = {}
-        """Test set and place of the first problem with a run of `ngram` words, by the run's hash."""
+        """Test set and place of the first problem that has a long run, by the run's hash. A long run has
+        `ngram` words, or all words of a shorter problem."""
         self._lengths: set[float] = set()
-        """Lengths of long runs: `ngram`, and less for problems that are shorter."""
+        """The lengths of the long runs: `ngram`, and the lengths of shorter problems."""
         self._by_short_run: defaultdict[int, list[int]] = defaultdict(list)
         """All problems with a run of `OVERLAP_RUN` words, as indices of `_short_runs`, by the run's hash."""
         self._short_runs: list[_ShortRuns] = []
@@ -425,8 +430,8 @@ class _TestProblems:
             self.too_short[test_set.name] = too_short
 
     def match(self, words: Sequence[str], overlap: float | None) -> _Match | None:
-        """Returns the test problem that has a long run of these words, or else the one with the largest share
-        of short runs in common, if that is `overlap` or more."""
+        """Returns the test problem that has a long run of these words. Without one, returns the problem with
+        the largest share of its short runs among these words, if the share is `overlap` or more."""
         for length in sorted(self._lengths, reverse=True):
             for run in runs(words, length):
                 problem = self._by_long_run.get(hash_number(run, RUN_HASH))

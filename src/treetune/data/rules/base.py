@@ -1,4 +1,5 @@
-"""The base of rules. A rule looks at rows, one after the other or all together, and names those to drop."""
+"""Defines the base class of rules. A rule looks at rows, one after the other or all together, and names the
+rows to drop."""
 
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ class Verdict:
     """The result of a rule."""
 
     dropped: Mapping[int, str]
-    """Numbers of the rows to drop, each with why."""
+    """The rows to drop, by their numbers, each with the reason."""
     details: Mapping[str, Any] = field(default_factory=dict)
     """Further entries of the summary."""
     columns: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
-    """Columns that are added to rows: by the column's name and the row's number, the value."""
+    """The values of columns that are added to rows, by the column's name and the row's number."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +53,16 @@ class RuleContext:
     """The services that a rule gets."""
 
     folder: Path
-    """For files from which a killed command resumes."""
+    """The folder for files from which a killed command resumes."""
     seed: int
     progress: Callable[[int, int], None]
     """Shows progress: takes the rows that are done, and the number of rows."""
     say: Callable[[str], None]
-    """Shows a line."""
+    """Shows a line to the user."""
 
 
 class Rule(Registrable):
-    """A rule that drops rows. The summary calls it by its `name`, or by its type where it has none."""
+    """A rule that drops rows. The summary calls it by its `name`, or by its type if it has no name."""
 
     name: str | None
 
@@ -70,8 +71,8 @@ class Rule(Registrable):
         return self.name or self.registered_name() or type(self).__name__
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        """Returns which rows to drop: the same for the same rows, also after an interruption. Raises
-        ValueError for rows that it can't judge."""
+        """Returns the rows to drop. The result must be the same for the same rows, also after an
+        interruption. Raises ValueError for rows that the rule can't judge."""
         raise NotImplementedError
 
     def reads(self) -> Sequence[Path]:

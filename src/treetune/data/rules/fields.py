@@ -133,16 +133,18 @@ def _no_alphabet() -> str:
 @Rule.register("quotas")
 @dataclass(frozen=True, kw_only=True)
 class Quotas(Rule):
-    """Keeps at most so many rows of a domain (``math``) or of a source (``math__dapo``), or of all together.
+    """Limits the number of rows of a domain (``math``), of a source (``math__dapo``), or of all together.
 
-    Which rows stay is drawn by the pipeline's seed and each row's content: another domain, or another order,
-    changes nothing.
+    The pipeline's seed and each row's content decide the order in which the rows of a domain are taken, so
+    other domains and the order of the rows don't change it.
     """
 
     most: Mapping[str, Annotated[int, Ge(0)]] | None = None
-    """Rows of a domain or a source; a source that is named counts apart from its domain."""
+    """The most rows of a domain or a source, by its name. A source that is named here counts apart from its
+    domain."""
     total: Annotated[int, Gt(0)] | None = None
-    """Rows of all domains together, each in proportion to what it has left."""
+    """The most rows of all domains together. The share of each is in proportion to the rows that `most`
+    leaves it."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +157,8 @@ class Quotas(Rule):
         random_keys: dict[int, int] = {}  # by the number of the row
         for row in rows:
             source = row.row[DATA_SOURCE]
-            # A source that `most` names has a quota of its own. Other sources count for their domain.
+            # A source that `most` names has a separate quota. The rows of other sources count for their
+            # domain.
             group = source if source in (self.most or {}) else domain_of(source)
             numbers_by_group[group].append(row.number)
             random_keys[row.number] = derive_seed(context.seed, row_key(row.row), "quota")
@@ -184,8 +187,8 @@ class Quotas(Rule):
 
 
 def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """Returns shares of `total` in proportion to `sizes`, rounded by largest remainders so that they add
-    up."""
+    """Returns shares of `total` in proportion to `sizes`. They are rounded by the method of largest
+    remainders, so they add up to `total`."""
     whole = sum(sizes.values())
     exact = {group: total * size / whole for group, size in sizes.items()}
     shares = {group: int(share) for group, share in exact.items()}
@@ -198,23 +201,24 @@ def proportional(sizes: Mapping[str, int], total: int) -> dict[str, int]:
 @Rule.register("pass_rates")
 @dataclass(frozen=True, kw_only=True)
 class PassRates(Rule):
-    """Drops a row if the strong model's pass rate is `low` or less: it can't be solved; or if the weak
-    model's is `high` or more: there is nothing to learn.
+    """Drops a row if the strong model's pass rate is `low` or less, since the row can't be solved, or if the
+    weak model's pass rate is `high` or more, since there is nothing to learn from it.
 
-    Rates enter the rows under the names of the columns ``low_pass_rate`` for the strong model and
+    Rates from files are added to the rows: in the column ``low_pass_rate`` for the strong model, and in
     ``high_pass_rate`` for the weak one. A row without a rate is never taken for one of rate 0.
     """
 
     low: Annotated[float, Ge(0), Le(1)] | None = 0.1
-    """Strong model's rate at or below which a row goes; null: none goes."""
+    """The strong model's rate at or below which a row is dropped; null: no row is."""
     high: Annotated[float, Ge(0), Le(1)] | None = 0.9
-    """Weak model's rate at or above which a row goes; null: none goes."""
+    """The weak model's rate at or above which a row is dropped; null: no row is."""
     strong: str | None = None
-    """The folder (or its rates.parquet) that `estimate_difficulty` wrote for it; null: the rows' column."""
+    """The folder (or its rates.parquet) that `estimate_difficulty` wrote for the strong model; null: the rows
+    have the rates in their column."""
     weak: str | None = None
     """The same for the weak model."""
     missing: Literal["keep", "drop", "stop"] = "stop"
-    """Keeps rows without a rate, drops them, or stops the command. They are counted."""
+    """What to do with rows without a rate: keep them, drop them, or stop the command. They are counted."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -227,7 +231,7 @@ class PassRates(Rule):
 
     @override
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        # The column of rates, the model, the place of its rates, and the bound
+        # For each model: the column of its rates, its name, the place of its rates, and the bound.
         bounds: list[tuple[str, str, str | None, float | None]] = [
             (LOW_PASS_RATE, "strong", self.strong, self.low),
             (HIGH_PASS_RATE, "weak", self.weak, self.high),
@@ -265,6 +269,8 @@ class PassRates(Rule):
 
 
 def _file(name: str) -> Path:
+    """Returns the file of pass rates that `name`, a folder or the file itself, stands for. Raises ValueError
+    if there is nothing of this name."""
     path = Path(name)
     if not path.exists():
         raise ValueError(

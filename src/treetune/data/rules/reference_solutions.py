@@ -23,7 +23,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade
 
 AHEAD = 256
-"""References that are with the graders at once."""
+"""The number of rows whose references are graded at the same time, one reference of each row."""
 
 REFERENCE = "reference"
 
@@ -37,17 +37,18 @@ class ReferenceSolutions(Rule):
     grader: Grader
     """The grader of references."""
     reference: Annotated[str, MinLen(1)] = "extra_info.reference"
-    """An expression: a text, or a list of texts of which one has to pass."""
+    """An expression for a row's reference. Its value is a text, or a list of texts of which one has to
+    pass."""
     answer: str = "{{ reference }}"
-    """Makes the response that the grader is shown of it, such as a code block."""
+    """The template of the response that the grader gets for a reference, such as a code block around it."""
     without: Literal["keep", "drop"] = "keep"
-    """Keeps rows without a reference, or drops them."""
+    """What to do with rows without a reference: keep them, or drop them."""
     most: Annotated[int, Gt(0)] = 4
-    """References of a row that are tried."""
+    """The most references of a row that are tried."""
     workers: Annotated[int, Gt(0)] = 2
     """Processes that grade."""
     deadline: Annotated[float, Gt(0)] = 30.0
-    """Seconds for one of them."""
+    """Seconds for the grade of one reference."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class ReferenceSolutions(Rule):
             raise ValueError(f"reference solutions can't be graded here: {'; '.join(absent)}")
         dropped: dict[int, str] = {}
         without_reference = 0
-        # A grade depends on these settings, so that they are part of its key in the journal.
+        # A grade depends on these settings, so they are part of its key in the journal.
         settings = repr((self.grader, self.deadline))
         with (
             Journal(context.folder / "references.jsonl") as journal,
@@ -106,10 +107,11 @@ class _RowToGrade(NamedTuple):
 def _grade_batch(
     batch: Sequence[_RowToGrade], settings: str, journal: Journal, pool: GraderPool
 ) -> dict[int, str]:
-    """Grades the responses of a batch of rows, and returns why rows have no correct response.
+    """Grades the responses of a batch of rows. Returns the rows without a correct response: the reason for
+    each, by the row's number.
 
-    The result has only the rows without a correct response: a reason by the row's number. In each round, the
-    next response of every row without a correct one is graded, all rows side by side."""
+    In each round, the next response of every row that has no correct one yet is graded, all rows side by
+    side."""
     to_grade = {item.row.number: item for item in batch}
     why_by_number: dict[int, str] = {}
     rounds = max((len(item.responses) for item in batch), default=0)
@@ -136,7 +138,8 @@ def _grade_batch(
 
 
 class _Submitted(NamedTuple):
-    """A response that is graded: the row's number, its key in the journal, and its verdict or its grade."""
+    """A response that is graded: the row's number, and the response's key in the journal. If an earlier
+    command has graded the response, it has the verdict. If not, it has the future of the grade."""
 
     number: int
     key: str
