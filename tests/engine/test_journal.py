@@ -10,6 +10,7 @@ Promises that these tests hold:
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -70,6 +71,23 @@ def test_equal_requests_are_sampled_once_and_reported_each(tmp_path: Path) -> No
     assert results[:2] == results[2:]
     assert sorted(reported) == [0, 1, 2, 3]
     assert inner.asked == requests(2)
+
+
+def test_a_task_samples_itself_what_a_cancelled_task_has_asked_for(tmp_path: Path) -> None:
+    """Two tasks make the same request. The one that has asked the engine is cancelled, or the one that waits
+    for it; the other one has its answer all the same."""
+    (request,) = requests(1)
+    for cancelled in (0, 1):
+        inner = engine()
+        journaled = JournaledEngine(inner, tmp_path / f"journal {cancelled}")
+
+        async def cancel_one(journaled: JournaledEngine, cancelled: int) -> list[Completion]:
+            tasks = [asyncio.ensure_future(journaled.sample(request)) for _ in range(2)]
+            await asyncio.sleep(0)  # until both have asked
+            tasks[cancelled].cancel()
+            return await tasks[1 - cancelled]
+
+        assert journaled.run(cancel_one(journaled, cancelled)) == engine().generate([request])[0]
 
 
 def test_a_request_for_fewer_samples_gets_the_first_of_those_in_the_journal(tmp_path: Path) -> None:

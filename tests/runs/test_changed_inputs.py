@@ -110,9 +110,7 @@ def test_a_run_of_an_older_version_goes_on_with_a_word_and_is_pinned_from_then_o
     with pytest.raises(ValueError, match="start model was"):
         begin(config)
     assert older["data"]["train"]
-    write_record(
-        directory_of(config).manifest_file, {**older, "data": {**older["data"], "train": "0" * 16}}
-    )
+    write_record(directory_of(config).manifest_file, {**older, "data": {**older["data"], "train": "0" * 16}})
     with pytest.raises(ValueError, match=r"the problems of train have changed \(fingerprint 0{16}"):
         begin(config)
 

@@ -117,6 +117,18 @@ def test_a_folder_that_was_not_finished_leaves_the_old_one(tmp_path: Path) -> No
     assert contents(folder) == {"new": "new"}
 
 
+def test_a_folder_that_a_killed_process_of_the_same_number_has_left_is_replaced(tmp_path: Path) -> None:
+    """In containers, a new process often has the number of the killed one."""
+    with whole_folder(tmp_path / "weights") as beside:
+        name_beside = beside
+    name_beside.mkdir()
+    (name_beside / "half").write_text("half")
+    with whole_folder(tmp_path / "weights") as beside:
+        assert beside == name_beside
+        (beside / "new").write_text("new")
+    assert contents(tmp_path / "weights") == {"new": "new"}
+
+
 # Reasons why a file can't be written
 
 

@@ -134,9 +134,10 @@ class JournaledEngine(EngineWrapper):
         if request.priority != ANSWERS and self._continuations_begin is None:
             self._continuations_begin = self.now()
         key = self._key(request)
-        if not self._is_answered(key, request):
+        while not self._is_answered(key, request):
             if key in self._in_flight:  # another task has made the same request
-                await self._in_flight[key]
+                # Shielded: if this task is cancelled, the future must not be, since others wait for it.
+                await asyncio.shield(self._in_flight[key])
             else:
                 await self._sample_and_store(key, request)
         completions = self._completions_by_key[key]
@@ -150,14 +151,17 @@ class JournaledEngine(EngineWrapper):
         """Samples a request by the engine, and stores its completions in memory and in its journal."""
         # Set before the engine is awaited, so that a task with the same request finds it.
         is_answered = self._in_flight[key] = asyncio.get_running_loop().create_future()
-        completions = await self.engine.sample(request)
-        if not isinstance(request, ScoreRequest):
-            self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
-        journal = self._answers if request.priority == ANSWERS else self._continuations
-        journal.add(journal_row(key, completions))
-        self._completions_by_key[key] = completions
-        del self._in_flight[key]
-        is_answered.set_result(None)
+        try:
+            completions = await self.engine.sample(request)
+            if not isinstance(request, ScoreRequest):
+                self.sampled[request.priority] += sum(len(completion.token_ids) for completion in completions)
+            journal = self._answers if request.priority == ANSWERS else self._continuations
+            journal.add(journal_row(key, completions))
+            self._completions_by_key[key] = completions
+        finally:
+            # Also if this task was cancelled: a task that waits for the future then samples the request.
+            self._in_flight.pop(key, None)
+            is_answered.set_result(None)
 
     @override
     def generate(

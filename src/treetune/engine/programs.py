@@ -115,7 +115,8 @@ class ProgramLoop(asyncio.AbstractEventLoop):
         samples = self._samples[number]
         assert samples is not None, "the engine reports every request once"
         self._samples[number] = None  # so that their memory is free before the last request is answered
-        samples.set_result(completions)
+        if not samples.cancelled():  # a program may have cancelled the task that waited
+            samples.set_result(completions)
         return self._run_until_all_wait()
 
     def _run_until_all_wait(self) -> list[Request | Later]:

@@ -669,6 +669,8 @@ class ServiceThreads:
         """Starts a thread if a call waits, no thread is idle and `concurrency` allows it. The caller holds
         the lock."""
         has_waiting_calls = len(self._queue) > self._idle_count
+        if self._are_too_many_stuck():
+            return  # the watcher gives the waiting calls up
         if has_waiting_calls and self._idle_count + len(self._running) < self._concurrency:
             self._started_count += 1
             self._idle_count += 1
@@ -676,11 +678,17 @@ class ServiceThreads:
             name = f"service call {number}"
             threading.Thread(target=self._work, args=(number,), name=name, daemon=True).start()
 
+    def _are_too_many_stuck(self) -> bool:
+        """Returns whether so many threads are stuck that no further call is made. The caller holds the
+        lock."""
+        return self._stuck_count >= _STUCK_PER_THREAD * self._concurrency
+
     def _work(self, number: int) -> None:
         """Makes the calls of the queue, one after the other, in the thread with this number."""
         while True:
             with self._changed:
-                while not (self._queue or self._closed):
+                # While too many are stuck, the watcher gives the waiting calls up.
+                while not self._closed and (not self._queue or self._are_too_many_stuck()):
                     self._changed.wait()
                 self._idle_count -= 1
                 if self._closed:
@@ -694,6 +702,7 @@ class ServiceThreads:
                 if self._running.pop(number, None) is None:
                     # The watcher has given the call up. Another thread may have taken this one's place.
                     self._stuck_count -= 1
+                    self._changed.notify_all()  # threads that wait because too many were stuck
                     return
                 self._idle_count += 1
             if not self._closed:
@@ -712,7 +721,7 @@ class ServiceThreads:
                         del self._running[number]
                         self._stuck_count += 1
                         given_up.append((call, call.overdue_message))
-                if self._stuck_count >= _STUCK_PER_THREAD * self._concurrency:
+                if self._are_too_many_stuck():
                     reason = f"not asked: {self._stuck_count} earlier calls have not returned"
                     given_up += [(call, reason) for call in self._queue]
                     self._queue.clear()

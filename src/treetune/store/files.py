@@ -178,6 +178,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial_path(path)
     try:
+        # Of a killed process with the same number, which containers often give again.
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         yield partial
         replace_folder(partial, path)
