@@ -266,7 +266,7 @@ class ForkedProcesses:
 
 
 class ForkedWorld:
-    """A `World` in a separate process, which `close` ends."""
+    """A `World` in a separate process, which ends when this object is closed or no longer exists."""
 
     def __init__(self, forks: ForkedProcesses, connection: Connection, pid: int) -> None:
         self._forks, self._connection, self._pid = forks, connection, pid
