@@ -66,7 +66,7 @@ class Difficulty(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Domain(Part):
-    """A task of a mixture, with a weight and settings of its own."""
+    """A task of a mixture, with its weight and its settings in the mixture."""
 
     task: Task
     weight: Annotated[float, Ge(0)] = 1.0
@@ -129,7 +129,8 @@ class DomainTask(Task):
         try:
             self.task.size(split)
         except NoSplit:
-            # Every domain needs a train split. A domain without one stays, so that `problems` raises.
+            # Every trained domain needs a train split. One without it counts as having it, so that `problems`
+            # raises with a message.
             return split == "train"
         return True
 
@@ -585,8 +586,8 @@ def _quotas(names: Sequence[str], weights: Mapping[str, float], count: int) -> d
 def draw_indices(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list[int]:
     """Returns the indices of a domain's problems in this iteration.
 
-    Seeds derive from the domain's name, so that the result doesn't depend on other domains. If more problems
-    are drawn, the first ones stay the same.
+    Seeds derive from the domain's name, so the result doesn't depend on other domains. If more problems are
+    drawn, the first ones stay the same.
 
     Args:
         size: The domain's number of problems.

@@ -1,6 +1,6 @@
 """Answers of several turns: the policy writes, an environment replies, and so on.
 
-Each answer is a coroutine of its own, and waits for nothing but its own turns::
+Each answer is a separate coroutine, which only waits for its own turns::
 
     MultiTurn.answer (one coroutine for each answer; `in_flight` of them converse at a time)
       ├ _converse: until the answer ends

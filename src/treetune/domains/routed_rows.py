@@ -228,7 +228,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
         name = type(task_of_problem).registered_name()
         source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
         ability = data.pop(ABILITY, "") or problem.domain
-        # Pass rates are columns of their own, beside `extra_info`.
+        # Pass rates are separate columns, and not keys of `extra_info`.
         rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}
         row = domain_row(
             source,

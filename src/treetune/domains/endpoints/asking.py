@@ -68,7 +68,7 @@ class AnswerJournal:
             return None
 
     def add(self, answer: AnsweredRequest) -> None:
-        """Writes an answer, so that it isn't lost if the process is killed."""
+        """Adds an answer. It is written to the file at once, and isn't lost if the process is killed."""
         if self._journal is None:
             self._memory[answer.key] = answer
         else:

@@ -89,8 +89,8 @@ class EndpointClient:
     async def __aenter__(self) -> EndpointClient:
         import aiohttp
 
-        # No limit of connections: the callers limit their requests (`concurrency`). `_proxy_for` finds
-        # proxies in the environment, so that aiohttp doesn't.
+        # The number of connections is not limited here, because the callers limit their requests
+        # (`concurrency`). aiohttp must not look for proxies in the environment, because `_proxy_for` does.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         return self
 
@@ -127,7 +127,8 @@ class EndpointClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._is_stopping() and loop.time() < end:
-            await asyncio.sleep(min(end - loop.time(), 0.5))  # so that it notices within half a second
+            # It looks twice a second whether the work has to end.
+            await asyncio.sleep(min(end - loop.time(), 0.5))
 
     async def _find_place(self, place: Callable[[], Place]) -> Place:
         """Calls the function for the address in a thread, since it may wait for a server to restart."""

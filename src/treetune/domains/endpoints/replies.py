@@ -4,7 +4,7 @@ An HTTP status of 200 need not be an answer, and a refusal may concern only its 
 
 ==============  ============================================================================================
 answered        200, with a complete text
-cut_off         200, with ``finish_reason: length``, perhaps within a thought, so that there is no text
+cut_off         200, with ``finish_reason: length``; there may be no text, if it is within a thought
 empty           200, without a text, e.g. because the model called a tool
 refused         only this request is refused: 400, 403, 413, 422, a filter, a context that is too long
 refused_all     every request is refused: a wrong key, no credit, an unknown model or address, a redirect
@@ -198,7 +198,7 @@ def _join_events(stream: str) -> dict[str, Any] | None:
             message = choice.get("delta") or choice.get("message") or choice
             texts.append(_text(message.get("content", message.get("text"))))
             finish = choice.get("finish_reason") or finish
-    if not is_done and finish is None:  # the connection broke, so that the text may be incomplete
+    if not is_done and finish is None:  # the connection broke, and the text may be incomplete
         return None
     text = "".join(texts)
     choice = {"message": {"content": text}, "text": text, "finish_reason": finish}

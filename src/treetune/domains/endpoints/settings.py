@@ -74,7 +74,7 @@ class Asking:
     timeout: Annotated[float, Gt(0)] = 900.0
     """Seconds for one request."""
     retries: Annotated[int, Ge(0)] = 5
-    """How often a failed request is sent again."""
+    """The most times that a failed request is sent again."""
     backoff: Annotated[float, Gt(0)] = 2.0
     """Seconds before the first retry. The pause doubles with each further retry. If the endpoint asks for a
     longer pause, that applies."""

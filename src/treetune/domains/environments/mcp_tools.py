@@ -1,7 +1,7 @@
 """Tools of MCP servers (Model Context Protocol), with the package `mcp`. All answers of a rank share one
 connection to each server, which ends with the run.
 
-Calls come from threads, and each connection lives in the event loop of a thread of its own::
+Calls come from threads, and each connection lives in the event loop of a separate thread::
 
     thread of an answer                    thread "MCP server", one for each server
     ───────────────────                    ────────────────────────────────────────
@@ -63,7 +63,8 @@ _FAULT_CHARACTERS = 300
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 """The name of an environment variable in a header or in an address."""
 
-# Starts the server so that the kernel kills it when the thread that started it ends for any reason (Linux).
+# A program that asks the kernel to kill it when the thread that started it ends for any reason (Linux), and
+# then becomes the server.
 _START_GUARDED = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
     " os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
@@ -79,8 +80,8 @@ class Mcp(Tool):
 
     A server runs with your user's rights: it has access to your files and your network. Of the environment
     variables it gets only PATH, HOME and similar ones, and those in `variables`. All answers of a rank share
-    the server, so that each sees the changes that others make in it. An answer that is continued finds the
-    server in its present state.
+    the server, so each answer sees the changes that others make in it. An answer that is continued finds the
+    server in its present state, and not in that of the answer's middle.
     """
 
     command: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class Mcp(Tool):
     """Environment variables of the program."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """HTTP headers for the address. ``${NAME}`` is replaced by the run's environment variable of this name,
-    so that a configuration needs no secrets: ``{Authorization: 'Bearer ${SHOP_TOKEN}'}``."""
+    so a configuration needs no secrets: ``{Authorization: 'Bearer ${SHOP_TOKEN}'}``."""
     only: tuple[str, ...] = ()
     """The names of the tools that are offered; empty: all."""
     call_seconds: Annotated[float, Gt(0)] = 10.0

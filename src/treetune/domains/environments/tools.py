@@ -236,8 +236,8 @@ class Tools(Environment):
     ``<python>print(6 * 7)</python>``. Only the first call of a turn counts. Put the end tag into the
     rollout's `stop`, so that a turn ends with its call. The prompt has to describe the tools.
 
-    A model that was trained to call tools has a `format` of its own. Its chat template describes the tools,
-    and all calls of a turn are answered.
+    A model that was trained to call tools has its own `format` of calls, which is named here. Its chat
+    template describes the tools, and all calls of a turn are answered.
 
     The same call may have different results (programs may draw random numbers, and have time limits), so
     answers are continued from copies of the state.

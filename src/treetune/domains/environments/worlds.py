@@ -1,4 +1,4 @@
-"""The states of environments: each answer has one, in this process or in a process of its own.
+"""The states of environments: each answer has one, in this process or in a separate process.
 
 `ForkedProcesses` starts this module as ``python -m treetune.domains.environments.worlds``. Such a process
 loads an environment once and then forks itself for each answer. A fork takes milliseconds and shares what was
@@ -112,7 +112,7 @@ class World:
             reached = self._snapshot()
         except Unavailable as error:
             return failure("unavailable", str(error))
-        except Exception as error:  # no action has been played yet, so that no answer can be the cause
+        except Exception as error:  # no action has been played yet, so the policy can't be the cause
             return failure("unavailable", f"the environment did not begin: {_describe(error)}")
         turns: list[Turn] = []
         for action in actions[self._played :]:  # those that aren't in the snapshot

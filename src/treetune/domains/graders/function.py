@@ -70,7 +70,8 @@ class FunctionGrader(Grader):
     """Further keyword arguments of each call."""
     reads_turns: ClassVar[bool] = True
     isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
-    """Where the function is called: in grader processes, or in threads of the run's process."""
+    """The place where the function is called. ``process``: in grader processes. ``service``: in threads of
+    the run's process."""
     deadline: Annotated[float, Gt(0)] | None = None
     """Seconds for one answer; null: the run's `grader_deadline`."""
     concurrency: Annotated[int, Gt(0)] = 16

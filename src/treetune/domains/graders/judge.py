@@ -105,8 +105,8 @@ class JudgeGrader(Grader):
     last_characters: Annotated[int, Gt(0)] = 20_000
     """The number of characters, from the end of the response, that the judge reads at most."""
     again: Annotated[int, Ge(0)] = 1
-    """How often the judge is asked again after a reply without a verdict. If no reply has a verdict, the
-    grade is ``unavailable``."""
+    """The number of times that the judge is asked again after a reply without a verdict. If no reply has a
+    verdict, the grade is ``unavailable``."""
     rule: Grader | None = None
     """Another grader, which also grades the answers. A metric says how often it agrees with the judge."""
     when: Literal["always", "rule_rejects"] = "always"
@@ -635,7 +635,8 @@ class JudgeModel(Asking, ServedModel):
     revision: str | None = None
     """A branch, tag or commit on the hub."""
     server: EngineSettings
-    """One server for all ranks. On GPUs it never sleeps, so give it devices of its own."""
+    """The settings of the model's server, which all ranks share. On GPUs it never sleeps, so give it devices
+    that nothing else uses."""
     context_length: Annotated[int, Gt(1)] = 8192
     """The most tokens of a question together with its answer."""
     temperature: Annotated[float, Ge(0)] | None = 0.0

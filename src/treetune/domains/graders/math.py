@@ -80,7 +80,8 @@ class MathGrader(Grader):
         import math_verify  # noqa: F401
         import sympy
 
-        # math_verify warns at every call without a timeout of its own. Here the pool's deadline ends a call.
+        # math_verify warns at every call for which its own timeout is switched off. It is, because the pool's
+        # deadline ends a call here.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules
@@ -94,7 +95,7 @@ class MathGrader(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         gold = _read_gold(problem.gold).answer
-        # A response may give each answer of a gold such as ``1, 2`` in a box of its own.
+        # For a gold such as ``1, 2``, a response may give each answer in a separate box.
         gold_parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
         return find_answer(response, gold_parts)
 
@@ -476,7 +477,7 @@ def _equal_times(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
     """Compares two answers, at least one of which is written like a time of the day.
 
     ``1:20`` may also be a ratio. It is compared as a time if the gold is a time (`TimeOfDay.is_time`), or if
-    the answer can only be a time (``1:20 p.m.``, ``1:05``). Otherwise it is compared as a ratio.
+    the answer can only be a time (``1:20 p.m.``, ``1:05``). If neither is so, it is compared as a ratio.
     """
     if isinstance(answer, TimeOfDay) and isinstance(gold, TimeOfDay):
         if gold.is_time(question) or answer.is_sure:

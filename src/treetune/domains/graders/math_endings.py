@@ -191,7 +191,7 @@ def _answer_after_marker(response: str) -> str | None:
     display = _DISPLAY.match(after_marker)
     if display and not after_marker[display.end() :].partition("\n")[0].strip(" .*。"):
         return display[2].strip() or None
-    # Otherwise the answer is in the first sentence of the first line that isn't empty.
+    # If there is no such formula, the answer is in the first sentence of the first line that isn't empty.
     line = next((line for line in map(str.strip, after_marker.split("\n")) if line), "")
     end = _END_OF_SENTENCE.search(line)
     line = line[: end.start()] if end else line

@@ -372,8 +372,8 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun.
 
     Two letters directly after the number are a product of two variables, except for units that are often
-    written without a space (``5cm``). Otherwise, words of up to three letters that aren't units are
-    variables, as in ``5 abc``. A longer word is a noun.
+    written without a space (``5cm``). Other words of up to three letters that aren't units are variables,
+    too, as in ``5 abc``. A longer word is a noun.
 
     `unit_text` is the text after the number, `first_word` its first word, and `gap` the space between number
     and text, or "".

@@ -227,8 +227,8 @@ class LibraryScorer:
             f"\nfrom treetune.domains.sandbox.inside.scoring import serve"
             f"\nserve(prepare, {self._package!r}, {self._limits.seconds!r}, {confined!r})"
         )
-        # The limits for all answers that this sandbox scores. Each answer has its own limit of time, so that
-        # the limit of processor time is in effect none.
+        # The limits for all answers that this sandbox scores together. Each answer has its own limit of time,
+        # so there is in effect no limit of processor time.
         all_answers = replace(self._limits, cpu_seconds=_LIFETIME_CPU_SECONDS)
         self._running = self._sandbox.begin(program + call, all_answers)
         # The request is empty, because the program sends its first reply unasked, when it is ready.

@@ -128,7 +128,8 @@ def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_ear
 def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, stop_early: bool) -> None:
     """Runs an answer's code, joined to its problem's prefix, on all inputs.
 
-    `seconds` and `most` (bytes of output) are for each input.
+    `seconds` and `most` (bytes of output) are the limits for each input. With `stop_early` no further input
+    is tried after one for which the program failed.
     """
     sys.set_int_max_str_digits(0)  # only the time of a test bounds the digits of a number
     code = joined(prefix, code)
@@ -137,7 +138,7 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         # Only the first input is reported. The reader of the report takes inputs without a line as failed.
         message = f"{type(error).__name__}: {error}".encode(errors="replace")
-        # To descriptor 1, with exit status 1.
+        # The arguments are the descriptor 1, the exit status 1, not out of time, nothing printed, the error.
         _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
         return
     names = customary_names(code)

@@ -225,7 +225,7 @@ class Peer:
             is_new_instance = operation == "call" and type(result) is args[0]
             if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
                 # `args[0]` is a class of the answer's program, such as a subclass of list. Its instance has
-                # methods and a state, so that `encode` has to send a reference to it, and not a copy.
+                # methods and a state. `keep` makes `encode` send a reference to it, and not a copy.
                 self.keep(result)
             kind, encoded = "gives", self.encode(result)
             for index, content in self._encode_mutable(operation, args).items():
@@ -262,7 +262,7 @@ class Peer:
     def keep(self, value: Any) -> int:
         """Keeps an object for the other process, and returns its number.
 
-        It is kept for good, so that no later object gets its `id`.
+        It is never removed, so no later object can get its `id`.
         """
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         self._objects[number] = value

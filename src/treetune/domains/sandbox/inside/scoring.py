@@ -259,5 +259,5 @@ def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None
                 result = {"raised": repr(error)[:_MESSAGE]}
             if refusals:
                 result["refused"] = refusals[0]
-            # This fits into the pipe's buffer, so that one write is enough.
+            # The line fits into the pipe's buffer, so one write is enough.
             os.write(verdicts, json.dumps(result).encode()[: _REPLY_BYTES - 1] + b"\n")

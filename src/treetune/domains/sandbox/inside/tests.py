@@ -236,8 +236,8 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
     """
     are_tests = [True] * len(trees)
     if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
-        # Each `assert` is a group, and so are all statements between two of them. The key is the `assert`
-        # itself, so that two in a row are two groups, and False for other statements.
+        # Each `assert` is a group, and so are all statements between two of them. The key of an `assert` is
+        # the statement itself, so that two in a row are two groups. The key of other statements is False.
         groups = itertools.groupby(
             trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
         )
@@ -337,7 +337,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     null_device = os.open(os.devnull, os.O_RDWR)
     if os.fork() == 0:
         # Before the answer's code runs, the tests' input and the channel of the verdict are closed. The two
-        # pipes become descriptors 100 and 101, so that all lower ones can be closed at once.
+        # pipes become descriptors 100 and 101, so that all others from 3 to 99 can be closed at once.
         os.dup2(to_answer[0], 100)
         os.dup2(to_tests[1], 101)
         for standard_descriptor in (0, 1, 2):
@@ -352,7 +352,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     os.dup2(null_device, 1)
     os.dup2(null_device, 2)
     sys.stdout = sys.stderr = io.StringIO()
-    # The answer may write to the current folder, so that tests must not import from there.
+    # The answer may write to the current folder, so tests must not import from there.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()]
     try:
         # `guarded`: this process doesn't trust the answer's process.
