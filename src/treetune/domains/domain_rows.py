@@ -37,7 +37,9 @@ LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
 too low, and is too easy if the high rate, a weak model's, is too high."""
 
 ROLES = ("system", "user", "assistant", "tool")
+"""The roles that messages of a prompt may have."""
 DomainRow = dict[str, Any]
+"""A row with all columns of `SCHEMA`."""
 
 
 def domain_of(data_source: str) -> str:

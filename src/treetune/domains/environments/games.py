@@ -17,10 +17,14 @@ from treetune.tasks.thoughts import after_thought
 from treetune.vocabulary import Problem
 
 LOWER, HIGHER, UNREAD = "<", ">", "!"
+"""Replies to a guess in symbols: the hidden number is lower, it is higher, or the guess isn't a number."""
 COLUMNS, ROWS = "abcdefgh", "12345678"
+"""The names of a maze's columns and rows."""
 DIRECTIONS: Mapping[str, tuple[int, int]] = {"N": (0, 1), "E": (1, 0), "S": (0, -1), "W": (-1, 0)}
+"""The change of column and row of a step in each direction."""
 
 GridCell = tuple[int, int]
+"""The indices of a cell's column and row: (0, 0) is a1."""
 
 
 @dataclass
@@ -93,7 +97,7 @@ class Maze(Game):
         return Turn(self._position(state), done=not state.gems or state.steps == self.steps, reward=earned)
 
     def _position(self, walk: Walk) -> str:
-        """Writes the cell and its open directions, such as ``b2:NE``."""
+        """Writes the present cell and its open directions, such as ``b2:NE``."""
         x, y = walk.at
         open_directions = ""
         for name, (dx, dy) in DIRECTIONS.items():
@@ -102,6 +106,7 @@ class Maze(Game):
         return f"{_name(walk.at)}:{open_directions}"
 
     def _walk(self, level: int) -> Walk:
+        """Returns the state in which all answers to a level begin."""
         generator = derived_random(level, "maze")  # a level is a seed, not a difficulty
         cells = [(x, y) for x in range(self.size) for y in range(self.size)]
         at, *gems = generator.sample(cells, self.gems + 1)

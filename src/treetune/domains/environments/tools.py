@@ -31,6 +31,7 @@ from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
 
 RESULT = "{result}"
+"""The place of the result in the setting `answer`."""
 
 # Pickled snapshots of version 0.1 hold a class `Calls` of this module. Neither exists any more. So a module
 # with this name is made, in which `SimpleNamespace` takes the place of the class when they are unpickled.

@@ -38,6 +38,7 @@ _REPORT_KIB = 64
 """The space for a report in addition to what the tests printed and their lines in it."""
 
 _TESTS = ("functional", "pytest", "solution_file")
+"""The keys of golds whose tests are code."""
 
 
 class SandboxedGrader(Grader):

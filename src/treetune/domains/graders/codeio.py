@@ -24,8 +24,10 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 KEYS = ("output", "input")
+"""The keys under which golds and answers may have their value."""
 
 _TRUTHS = {"true": True, "false": False}
+"""Texts that equal booleans."""
 
 _MARK = "@@ output of the call: "
 """The beginning of a line with the result of a call. Other lines that the program prints are ignored."""

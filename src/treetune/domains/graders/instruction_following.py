@@ -26,6 +26,7 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
+"""The keys of a row with the ids of its instructions, and with the arguments of each."""
 
 _OF_LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
 """Instructions whose checks detect the language of the text. If the library detects none, it takes them as

@@ -105,7 +105,9 @@ class LiveBench(Grader):
 # Scores, task by task
 
 MOST_SENTENCES = 60
+"""The most sentences of a text that are compared."""
 LONGEST_SENTENCE = 300
+"""The most characters of a sentence that are compared."""
 
 _NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -252,7 +254,9 @@ _NAMES_OF_INDICES = ("", "index", "Unnamed: 0")
 """Names of a column that only has the rows' numbers."""
 
 _EMPTY_CELLS = ("", "nan", "none", "null", "nat")
+"""Texts of cells without a value, which all equal each other."""
 MOST_ROWS = 10_000
+"""The most rows of a table that are compared."""
 
 
 def score_table(answer: str, gold: str) -> float:

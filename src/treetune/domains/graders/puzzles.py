@@ -20,7 +20,9 @@ from treetune.vocabulary import Grade, Problem
 # Tables
 
 MOST_ROWS = 100
+"""The most rows of a table."""
 MOST_CELLS = 100
+"""The most cells of a row."""
 
 UNNAMED = ""
 """The name of a column whose cells were the keys of the rows: of 1 in ``{"1": {"pet": "cat"}}``."""
@@ -275,7 +277,7 @@ def _table(header: Any, rows: Any) -> ParsedTable | None:
 # Orders of names
 
 LONGEST_ORDER = 5_000
-"""Characters of an answer that are read: hundreds of names."""
+"""The most characters of an answer that are read. They suffice for hundreds of names."""
 
 _BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
 _BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
@@ -377,7 +379,7 @@ LARGEST = 100
 """The most rows, and the most cells of a row. ARC's grids have up to 30."""
 
 _LONGEST_GRID = 10 * LARGEST * LARGEST
-"""Characters of the longest text that is read line by line: ten for each cell of the largest grid."""
+"""The most characters of a text that is read as a grid of lines: ten for each cell of the largest grid."""
 
 _AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
 _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")

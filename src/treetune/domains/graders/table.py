@@ -21,6 +21,7 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 MOST_ANSWERS = 50
+"""The most answers of a gold."""
 LONGEST_BOX = 10 * LONGEST
 """The most characters of a box that are read. A longer box holds no answer to such a question, and to split
 it takes long."""

@@ -17,6 +17,7 @@ from treetune.tasks.graders.base import GradeBy, Grader, Isolation, MetricSums, 
 from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
 
 PREFIX = "rewards/"
+"""The beginning of the keys of single rewards among a grade's numbers."""
 
 
 @NumberGroup.register("rewards", {})

@@ -40,6 +40,8 @@ ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
 LETTERS = ("abcdefgh", "mnopqrst", "uvwxyzij", "ABCDEFGH", "MNOPQRST")
 """The values of each attribute with the wording ``symbols``: a letter for each value."""
 
+# The templates of clues: {0}, {1} and {2} are the clue's items, p and q are positions from 1, and r is a
+# position modulo 2.
 SENTENCES = {
     "at": "{0} is at position {p}.",
     "same": "{0} is {1}.",
@@ -61,6 +63,7 @@ SYMBOLS = {
 }  # fmt: skip
 
 MOST_ARRANGEMENTS = 2_000_000
+"""The most arrangements of a puzzle, since each clue's set has a bit for each of them."""
 
 ClueKind = Literal[
     "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor"

@@ -450,13 +450,17 @@ _PRLIMIT = (302, 261)
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _SHARED_ANONYMOUS = 0x21
+"""MAP_SHARED and MAP_ANONYMOUS."""
 _AF_UNIX = 1
+"""The family of sockets between processes of one machine."""
 _TYPE_INTO_TERMINAL = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX."""
 _FIRST_X32_CALL = 0x40000000
 """Linux on x86-64 has the calls of its x32 interface from this number on."""
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+"""Results of the filter: the call is allowed, the process is killed, or the call fails. The number of the
+error is added to the last one."""
 
 # Operations of the classic Berkeley packet filter.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06

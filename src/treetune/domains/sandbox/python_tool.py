@@ -146,6 +146,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
 
 
 _ENDED = "[the code ended the interpreter]\n"
+"""The text that the model reads if there is no reply, and no limit was exceeded."""
 
 
 def _encode_code(code: str) -> bytes:

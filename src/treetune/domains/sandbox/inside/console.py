@@ -10,6 +10,7 @@ import os
 import sys
 
 MOST = 4000
+"""The most bytes of output in a reply. `PythonTool` replaces this number when it sends the program."""
 
 
 def _reply(descriptor: int, data: bytes) -> None:

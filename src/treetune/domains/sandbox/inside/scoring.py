@@ -48,6 +48,7 @@ _SIGKILL = 9
 _ANSWERS_OF_A_CHILD = 2000
 """The number of answers after which a child is replaced, in case its memory grows."""
 _REPLY_BYTES = 4096
+"""The most bytes of the line that a child writes for an answer."""
 _MESSAGE = 300
 """The number of characters of an error that are reported."""
 _LEFT_IN = (".", "/dev/shm")
