@@ -40,22 +40,23 @@ EVENTS = {
 """The events that are counted for each answer, with their descriptions."""
 
 END_OF_HEAD = b"\n"
-"""The separator between the head of a segment's snapshot, which is JSON, and the environment's state."""
+"""The separator between the two parts of a segment's snapshot: the head, which is JSON in one line, and the
+environment's state."""
 
 OPENING_TOKENS = 32
-"""Tokens at the end of a text that are read to find a tag that opens a thought. It suffices even if each
-token is one character, and white space follows the tag."""
+"""The number of tokens at the end of a text in which a tag that opens a thought is searched. They suffice
+even if each token is one character and white space follows the tag."""
 
 
 class TurnLimits(NamedTuple):
-    """The limits of an answer's turns. See the keys of the rollout `multi_turn`."""
+    """The limits of an answer's turns. The rollout `multi_turn` explains the keys with the same names."""
 
     turn_tokens: int
     max_turns: int
     observation_characters: int
     stop: tuple[str, ...]
     reads_specials: bool = False
-    """Whether the environment reads special tokens."""
+    """Whether the environment gets special tokens in the texts of turns."""
 
 
 class NextTurn(NamedTuple):
@@ -79,17 +80,19 @@ class Conversation:
 
     codec: TextCodec
     frame: Callable[[str], str] | None
-    """Returns the text between two turns, given the observation; None: the model's chat template is used."""
+    """A function that turns an observation into the text between two turns; None: the model's chat template
+    makes this text."""
     limits: TurnLimits
     prompt_ids: TokenIds
     budget: int
     """The most tokens of the answer, observations included."""
     actions: tuple[str, ...] = ()
-    """The policy's text of each turn so far, in the form for the environment."""
+    """The policy's text of each turn so far, as the environment gets it (see `action_of`)."""
     turns: list[Turn] = field(default_factory=list)
     """The environment's replies to the actions."""
     observed: list[list[dict[str, str]]] = field(default_factory=list)
-    """The messages that the policy read after each turn."""
+    """The messages that the policy read after each turn, a list for each turn that another turn followed or
+    may follow. It is one message of the user, or a message for each result of a native call."""
     segments: list[Segment] = field(default_factory=list)
     """The answer's tokens: sampled turns, and injected observations between them."""
     events: Counter[str] = field(default_factory=Counter)
@@ -109,14 +112,16 @@ class Conversation:
         return NextTurn(len(self.actions), context_ids, max_tokens)
 
     def take_completion(self, completion: Completion) -> bool:
-        """Adds a sampled turn. Returns whether the environment has to reply: not if the tokens are used
-        up."""
+        """Adds a sampled turn, and returns whether the environment has to reply to it.
+
+        It has to, unless the turn was cut off because the answer's tokens are used up. Then the answer ends.
+        """
         uses_all_tokens = len(completion.token_ids) == self._free_tokens
         self._add_turn(completion.segment())
         if completion.finish_reason == "length" and uses_all_tokens:
             self._end("length", "tokens_spent")
             return False
-        self.events["cut"] += completion.finish_reason == "length"  # only the turn reached its limit
+        self.events["cut"] += completion.finish_reason == "length"  # the turn reached its own limit
         return True
 
     def take_turn(self, turn: Turn, snapshot: tuple[int, bytes] | None = None) -> None:
@@ -155,21 +160,22 @@ class Conversation:
         if len(injected_ids):
             self.segments.append(Segment(injected_ids, origin="injected"))
         if snapshot is not None:
-            # It belongs to the last segment before the next turn: to the turn itself if nothing is injected.
+            # The snapshot is put on the last segment before the next turn. That is the observation, or the
+            # turn itself if nothing is injected.
             action_count, state = snapshot
             rewards = [earlier_turn.reward for earlier_turn in self.turns]
             head = json.dumps([action_count, rewards, self.observed]).encode()
             self.segments[-1] = replace(self.segments[-1], snapshot=head + END_OF_HEAD + state)
 
     def replay(self, segments: Sequence[Segment], turns: Sequence[Turn]) -> None:
-        """Takes over segments of an earlier answer, whose environment has been played again.
+        """Takes over segments of an earlier answer whose actions the environment has played again.
 
         Args:
             segments: The segments.
-            turns: The environment's replies to the sampled segments.
+            turns: The environment's new replies to the sampled segments.
 
         Raises:
-            ValueError: The replies make other tokens than those of the segments.
+            ValueError: The new replies make other tokens than those of `segments`.
         """
         sampled = [segment for segment in segments if segment.origin == "sampled"]
         # What happens in the replay has been counted for the earlier answer.
@@ -202,7 +208,8 @@ class Conversation:
         self.turns = [Turn(reward=reward) for reward in rewards]  # of past turns only the rewards are needed
 
     def transcript(self, message: Callable[[str], dict[str, Any]]) -> Transcript:
-        """Returns the answer as its grader sees it. `message` turns an action into a message of a chat."""
+        """Returns the answer as its grader sees it. `message` turns an action into a message of a chat (see
+        `Environment.message`)."""
         turns = []
         # After the last turn the policy read nothing.
         for action, observed in zip(self.actions, [*self.observed, []], strict=True):
@@ -229,16 +236,19 @@ class Conversation:
 
     @property
     def rewards(self) -> list[float]:
-        """The reward of each turn by itself; 0 for a last turn that was cut off."""
+        """The environment's reward of each turn. A last turn that was cut off has no reply, and the reward
+        0."""
         rewards = [turn.reward for turn in self.turns]
         return rewards + [0.0] * (len(self.step_ends) - len(rewards))
 
     @property
     def outcome(self) -> GradeOutcome:
+        """The outcome of the environment's last reply; ``ok`` if it hasn't replied."""
         return self.turns[-1].outcome if self.turns else "ok"
 
     @property
     def _free_tokens(self) -> int:
+        """The number of tokens that the answer may still have."""
         return self.budget - sum(len(segment.token_ids) for segment in self.segments)
 
     def _add_turn(self, segment: Segment) -> None:
@@ -256,7 +266,7 @@ class Conversation:
 def actions_of(
     codec: TextCodec, prompt_ids: TokenIds, segments: Sequence[Segment], limits: TurnLimits
 ) -> tuple[str, ...]:
-    """Returns the texts of the sampled turns among `segments`, in the form for the environment."""
+    """Returns the texts of the sampled turns among `segments`, as the environment gets them."""
     actions = []
     before_ids = prompt_ids
     for segment in segments:
@@ -267,10 +277,10 @@ def actions_of(
 
 
 def action_of(codec: TextCodec, before_ids: TokenIds, segment: Segment, limits: TurnLimits) -> str:
-    """Returns the text of a sampled turn, in the form for the environment.
+    """Returns the text of a sampled turn, as the environment gets it (see `Environment.step`).
 
-    If the tokens before it (the prompt, or the text between turns) end with a tag that opens a thought, the
-    text begins with this tag.
+    The text ends before the first stop string. If the tokens before the turn (the prompt, or the text between
+    turns) end with a tag that opens a thought, the text begins with this tag.
     """
     decode_all = codec.decode_all or codec.decode  # tags of thoughts may be special tokens
     opening = opening_at_end(decode_all(before_ids[-OPENING_TOKENS:]))
@@ -293,9 +303,10 @@ def encode_between_turns(
     Args:
         codec: Encodes text.
         observation: The observation: a text, or messages with the results of tools.
-        last_token: The last token of the first turn. If this is the end token, it isn't repeated.
-        frame: Returns the text between the turns, given an observation that is a text. Without it, or for
-            messages, the model's chat template is used.
+        last_token: The last token of the first of the two turns. If it is the end token, and the text between
+            the turns begins with the end token, too, the result leaves that out.
+        frame: Turns an observation that is a text into the text between the turns. If it is None, or for
+            messages, the model's chat template makes this text.
 
     Raises:
         ValueError: The chat template doesn't support several turns, or the tokenizer has no tokens for the
@@ -309,10 +320,11 @@ def encode_between_turns(
 
 
 def unpack_snapshot(segments: Sequence[Segment]) -> tuple[list[float], list[Any], tuple[int, bytes] | None]:
-    """Returns the contents of the last segment's snapshot.
+    """Returns the contents of the last segment's snapshot, in three parts.
 
-    These are the rewards of the turns so far, the messages that the policy read after each of them, and the
-    environment's snapshot. They are empty and None if the segment has no snapshot.
+    The parts are the rewards of the turns so far, the messages that the policy read after each of these
+    turns, and the environment's own snapshot. If the segment has no snapshot, or there is no segment, the
+    parts are two empty lists and None.
     """
     snapshot = segments[-1].snapshot if segments else None
     if snapshot is None:

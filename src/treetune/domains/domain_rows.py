@@ -37,7 +37,9 @@ LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
 too low, and is too easy if the high rate, a weak model's, is too high."""
 
 ROLES = ("system", "user", "assistant", "tool")
+"""The roles that messages of a prompt may have."""
 DomainRow = dict[str, Any]
+"""A row with all columns of `SCHEMA`."""
 
 
 def domain_of(data_source: str) -> str:
@@ -72,7 +74,8 @@ def domain_row(
 
 
 def normalise_row(row: Mapping[str, Any]) -> DomainRow:
-    """Returns a row with all columns of the schema, and with its further columns.
+    """Returns a row with all columns of the schema in their usual types, and with its other columns as they
+    are.
 
     Raises ValueError with the reason if a column is missing or wrong.
     """
@@ -130,7 +133,7 @@ def problem_of(row: Mapping[str, Any], id: str) -> Problem:
         gold=row[REWARD_MODEL][GROUND_TRUTH],
         data={**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE], ABILITY: row[ABILITY]},
         domain=domain_of(row[DATA_SOURCE]),
-        # A single question becomes a chat of one message anyway. Then problems of all tasks look the same.
+        # A single question has no `messages`, as in other tasks. It becomes a chat of one message anyway.
         messages=() if as_is or is_single_question else messages,
         as_is=as_is,
     )
@@ -215,7 +218,7 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
         "bool": pa.bool_(),
     }
     types = {**plain, **{f"list of {name}": pa.list_(kind) for name, kind in plain.items()}}
-    # Parquet can't hold an object without fields.
+    # Parquet can't hold an object without fields. So `extra_info` without keys gets an empty field "index".
     info = [pa.field(name, types[kinds[name]]) for name in sorted(kinds)] or [pa.field("index", pa.int64())]
     message = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
     fields = [
@@ -230,6 +233,7 @@ def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Sch
         pa.field(EXTRA_INFO, pa.struct(info)),
         *(pa.field(name, types[columns[name]]) for name in sorted(columns)),
     ]
+    # The columns with JSON text, for `read_rows`: keys of `extra_info`, and under "" whole columns.
     in_json = {
         EXTRA_INFO: sorted(name for name, kind in kinds.items() if kind == "json"),
         "": sorted(name for name, kind in columns.items() if kind == "json"),
@@ -242,7 +246,9 @@ _LOST = ("tool_calls", "function_call", "tool_call_id", "images", "audio", "vide
 
 
 def _messages(prompt: Any, are_needed: bool) -> list[dict[str, str]]:
-    """Returns a row's messages, each with only a role and a content. There may be none if they aren't needed.
+    """Returns a row's messages, each with only a role and a content.
+
+    The list may be empty if `are_needed` is False.
 
     Raises ValueError for a prompt that isn't a chat, for a chat without a question, and for a chat with more
     than text.
@@ -300,15 +306,17 @@ def _text_content(message: Any) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Returns a value without the keys that are null. In Parquet, each object has the keys of all rows, so
-    that null means a missing key. (Golds keep their nulls.)"""
+    """Returns a value without the keys whose value is null, also in objects within it. In Parquet, each
+    object has the keys of all rows, so null means that the row doesn't have the key. (Golds keep their
+    nulls.)"""
     if isinstance(value, dict):
         return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [_without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    """Returns a field as a dictionary. It has to be an object, or its JSON text."""
+    """Returns a field's value as a dictionary. Raises ValueError unless the value is an object, or the JSON
+    text of one. `name` is the field's name, for the message."""
     if value is None:
         raise ValueError(f"it has no {name}")
     if isinstance(value, str):
@@ -322,7 +330,8 @@ def _object(value: Any, name: str) -> dict[str, Any]:
 
 
 def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
-    """Widens the kind of each name in `kinds`, so that the values fit, too."""
+    """Adds the kind of each value to `kinds`, by the value's name. If `kinds` has another kind already, the
+    name gets a kind that fits both: float for int and float (or lists of these), otherwise ``json``."""
     for name, value in values.items():
         if value is None:
             continue
@@ -355,7 +364,7 @@ def _kind(value: Any) -> str:
 
 
 def _encode(value: Any, kind: str) -> Any:
-    """Returns a value as it is written to a column of its kind."""
+    """Returns a value as it is written to a column of a kind: JSON text for ``json``, else the value."""
     if value is None or kind != "json":
         return value
     return json.dumps(value, ensure_ascii=False, sort_keys=True)

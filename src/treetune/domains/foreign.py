@@ -40,7 +40,8 @@ class Said(dict[str, Any]):
 
 
 def file_function(path: str, searched: list[str]) -> Any:
-    """Returns the object of ``folder/file.py:name``, from the working directory or one of the folders."""
+    """Returns the object that ``folder/file.py:name`` names. The file is looked up in the working directory,
+    and then in the folders `searched`."""
     file, name = file_of(path, searched), path.rpartition(":")[2]
     module_name = name_in_process(file)
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -54,7 +55,8 @@ def file_function(path: str, searched: list[str]) -> Any:
 
 
 def file_of(path: str, searched: list[str]) -> Path:
-    """Returns the file of ``folder/file.py:name``. Raises ValueError if there is none."""
+    """Returns the file of ``folder/file.py:name``, in the working directory or one of the folders `searched`.
+    Raises ValueError if there is none."""
     file = path.rpartition(":")[0]
     for folder in ("", *searched):
         if Path(folder, file).is_file():
@@ -63,11 +65,11 @@ def file_of(path: str, searched: list[str]) -> Path:
 
 
 def name_in_process(file: Path) -> str:
-    """Returns the module name in this process of a file with a reward function.
+    """Returns the name that the module of a file with a reward function has in this process.
 
     ``my_reward.py`` becomes ``my_reward``, so that other files can import it. A file with a library's name
     (``json.py``) becomes ``reward_file_json_1a2b3c4d5e6f``, and the library is imported first, so that the
-    file itself and all others find the library.
+    file itself and all others find the library under its name.
     """
     stem = file.stem
     elsewhere = [folder for folder in sys.path if Path(folder).resolve() != file.parent.resolve()]
@@ -125,12 +127,13 @@ def verifiers_state(row: GradedRow) -> dict[str, Any]:
     for turn, reward in zip(turns, rewards):
         # The first message of a turn is the model's, and the others are replies to it.
         turn_messages = list(map(message_of, turn))
-        # verifiers has None for a step without a reward of its own.
+        # In verifiers, the reward of a step that earns nothing itself is None.
         step = {"prompt": messages, "completion": turn_messages[:1], "reward": reward or None}
         trajectory.append({**step, "extras": {}})
         messages = [*messages, *turn_messages]
     gold = gold_of(row)
-    # `info` of verifiers is a column of that name, or else verl's `extra_info`, or else all columns.
+    # The `info` of verifiers is the column `info`. If there is none, it is verl's column `extra_info`, and
+    # without this, all columns.
     state = {"answer": gold, **data, "info": data.get("info", data.get("extra_info", dict(data)))}
     state |= {"prompt": prompt, "completion": messages[len(prompt) :], "task": row["domain"]}
     return state | {"trajectory": trajectory}
@@ -146,8 +149,8 @@ def call_arguments(
     response, and the gold or the whole `problem`, as positional arguments.
 
     Args:
-        parameters: The function's.
-        response: The answer's text.
+        parameters: The function's parameters by their names.
+        response: The answer's text; of several turns, the last turn's.
         row: The problem and the answer's transcript.
         state: The result of `verifiers_state` for the row.
     """
@@ -170,7 +173,7 @@ def call_arguments(
         # each answer: here there is one. A conversation is a list of messages, and another answer is text.
         completion = list(itertools.chain.from_iterable(turns)) if conversation else text
         columns |= {"prompts": conversation or row["prompt"], "completions": completion}
-        # These names are only those of verifiers.
+        # Only verifiers has these names.
         columns |= {"answers": gold, "infos": state["info"], "states": state}
         by_name = {name: [value] for name, value in columns.items()}
     elif parameters.keys() & {"completion", "state"}:
@@ -201,8 +204,9 @@ def read_rewards(result: Any, name: str, turns: int = 1) -> tuple[list[float], d
     ``{"score": 1.0, "length": 7}`` gives ([1.0], {"rewards/score": 1.0, "rewards/length": 7.0}). None, which
     means that there is no answer, gives ([], {}).
 
-    Raises ValueError unless the result is a finite number, a number for each turn, a dictionary with these as
-    ``score`` or ``reward``, a list of one of these, or None.
+    Raises ValueError unless the result is a finite number, a list with a number for each turn, a dictionary
+    with one of these two as ``score`` or ``reward``, a list of which one of these three is the only item, or
+    None.
     """
     if inspect.isawaitable(result):
         result = asyncio.run(_awaited(result))
@@ -239,13 +243,13 @@ def grade_answer(
 ) -> Any:
     """Grades an answer with a reward function, or with several weighted ones.
 
-    Returns the turns' rewards and metrics, or the function's `Grade` if it returns one. There are no rewards
-    if the function, or each of the weighted ones, returned None: the answer has no answer. Weighted functions
-    are those of a rubric (`funcs` and `weights`), of an environment's `rubric`, or of a task's class
-    (verifiers, from 0.3).
+    Returns the turns' rewards and the metrics, or the function's `Grade` if it returns one. The list of
+    rewards is empty if the function, or each of the weighted ones, returned None, because the response
+    contains no answer. Weighted functions are those of a rubric (`funcs` and `weights`), of an environment's
+    `rubric`, or of a task's class (verifiers, from 0.3).
 
-    Functions may set the rewards of steps in verifiers' `state`. These are then the rewards of all turns but
-    the last. The last turn gets what remains of the sum of the rewards that the functions returned.
+    Functions may set the rewards of steps in verifiers' `state`. Then each turn but the last has the reward
+    of its step. The last turn has what remains of the sum of the rewards that the functions returned.
     """
     state = verifiers_state(row)
     steps = state["trajectory"]
@@ -280,7 +284,7 @@ def grade_answer(
 
 
 def _weighted_functions(reward_object: Any, row: GradedRow) -> tuple[list[tuple[Any, float]], dict[str, Any]]:
-    """Returns reward functions with their weights, and objects that they may have as parameters.
+    """Returns reward functions with their weights, and the objects that they may take as parameters, by name.
 
     Args:
         reward_object: A rubric, a group of rubrics, an environment with one of these, a task's class

@@ -2,13 +2,13 @@ r"""The steps of the VinePPO paper's code on MATH, written from a description of
 
 The stages, one after the other:
 
-1. Each formula is replaced by a mark (`_MaskedText`), so that no stage cuts within one unless it means to.
+1. Each formula is replaced by a mark (`_MaskedText`), so that stages 2 and 3 can't cut within a formula.
 2. The text is cut after sentences and before newlines, and short parts are merged with the next one.
 3. Parts are cut after formulas that end in a full stop.
 4. The formulas come back, and parts are cut at the newlines within them.
-5. Parts of more than 100 characters are cut in two near their middle, again and again.
+5. Parts of more than 100 characters are cut in two near their middle, and so are their halves.
 
-It differs where the paper's code raised an exception:
+It differs from the paper's code where that raised an exception:
 
 * A response that is one part of under 20 characters (``The answer is 5.``) lost its only boundary by merging.
   Here it is one step.
@@ -29,17 +29,18 @@ from typing_extensions import override
 from treetune.tasks.steps import StepSplitter
 
 FORMULA_WIDTH = 60
-"""Characters that a formula counts for in stage 2, and where stage 5 looks for the middle of a part."""
+"""The number of characters that a formula counts as, whatever its length, in stage 2, and in stage 5 when it
+looks for the middle of a part."""
 
 SHORT = 20
-"""Parts of fewer characters are merged in stages 2 and 3, unless they end a sentence."""
+"""A part of fewer characters is merged in stages 2 and 3, unless it ends a sentence."""
 TINY = 3
-"""Parts of fewer characters are merged in stage 4."""
+"""A part of fewer characters is merged in stage 4."""
 LONG = 100
-"""Longer parts are cut in stage 5, and are never merged with the next one."""
+"""A part of more characters is cut in stage 5, and is never merged with the next one."""
 SHORTEST_HALF_IN_TEXT = 40
 SHORTEST_HALF_IN_FORMULA = 20
-"""The fewest characters on either side of a cut in stage 5."""
+"""The fewest characters on either side of a cut in stage 5, in text and in a formula."""
 
 _PAIRS = [
     ("[asy]", "[/asy]"),
@@ -49,11 +50,11 @@ _PAIRS = [
     ("\\[", "\\]"),
     ("$$", "$$"),
 ]
-"""Formulas by what opens and closes them. They are masked one kind after the other, in this order; after them
-inline dollars, and then environments of any name."""
+"""The texts that open and close formulas, for each kind. The kinds are masked one after the other, in this
+order. Inline dollars follow, and then environments of any name."""
 
 _SENTENCE_STOP = re.compile(r"(?<!\b[A-Za-z])(?<!\s[A-Za-z]{2})\.(?=\s+[A-Z])")
-"""A full stop that ends a sentence: not after a single letter, or after a word of two."""
+"""A full stop that ends a sentence. One after a single letter, or after a word of two letters, doesn't."""
 _NEWLINE = re.compile("\n")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BEGIN_ENVIRONMENT = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
@@ -71,7 +72,8 @@ _BREAKS_IN_FORMULAS = [
 @StepSplitter.register("math_reference")
 @dataclass(frozen=True, kw_only=True)
 class MathReference(StepSplitter):
-    """The paper's step boundaries, for runs that are compared with it: see the module."""
+    """The paper's step boundaries, for runs that are compared with the paper. The head of this file describes
+    them."""
 
     end_token: Literal["own_step", "last_step"] = "last_step"
 
@@ -94,7 +96,7 @@ class _Piece(NamedTuple):
 
     text: str
     length: int
-    """Characters, with formulas at their full length."""
+    """The number of characters, with those of the formulas in place of their marks."""
     ends_in_full_stop: bool
     """Whether it ends in a formula that has a full stop."""
 
@@ -111,7 +113,8 @@ class _MaskedText:
     """
 
     def __init__(self, text: str) -> None:
-        # From the first character for private use on, which texts hardly ever contain
+        # The first character that the text doesn't have, from the first one for private use on: texts hardly
+        # ever contain those.
         self._mark = next(chr(code) for code in range(0xE000, 0x110000) if chr(code) not in text)
         self._text = text
         self._formulas: list[str] = []
@@ -150,7 +153,7 @@ class _MaskedText:
         sentence_ends = [stop.end() for stop in _SENTENCE_STOP.finditer(self._text)]
         for sentence in _cut(self._text, sentence_ends):
             parts += _cut(sentence, [newline.start() for newline in _NEWLINE.finditer(sentence)])
-        # Where newlines follow each other, each but the last has become a part of its own.
+        # If several newlines follow each other, each of them but the last has become a separate part.
         parts = _merge_with_next(parts, lambda part: part == "\n")
         return _merge_with_next(parts, self._is_short)
 
@@ -246,8 +249,8 @@ class _MaskedText:
                 cut = _find_cut(text, positions, start, end, _BREAKS_IN_FORMULAS, SHORTEST_HALF_IN_FORMULA)
             if cut is not None:
                 cuts.add(cut)
-                # After a cut in a formula, the right half is cut in formulas only. The left half isn't: this
-                # is how the paper's code does it.
+                # After a cut in a formula, the right half is only cut in formulas, and the left half also in
+                # text. This is what the paper's code does.
                 to_cut += [(start, cut, False), (cut, end, not is_in_text)]
         return sorted(cuts)
 
@@ -296,18 +299,15 @@ def _spans_of_environments(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _cut(text: str, offsets: list[int]) -> list[str]:
-    """Returns the parts of a text between offsets, none of them empty; the text itself if there is nothing to
-    cut."""
+    """Returns the parts of a text between offsets. Offsets at the ends of the text are ignored, so no part is
+    empty, unless the text is."""
     inner_offsets = [offset for offset in offsets if 0 < offset < len(text)]
     return [text[start:end] for start, end in pairwise([0, *inner_offsets, len(text)])]
 
 
 def _merge_with_next(parts: list[str], needs_next: Callable[[str], bool]) -> list[str]:
-    """Merges each part for which `needs_next` holds with the next part.
-
-    If this holds for the last part, it is merged with the part before it.
-
-    A part of more than `LONG` characters is never merged with the next one.
+    """Merges each part for which `needs_next` holds with the next part. If it holds for the last part, that
+    is merged with the previous one. A part of more than `LONG` characters is never merged with the next one.
     """
     merged: list[str] = []
     current = ""

@@ -29,7 +29,8 @@ _OPENING = re.compile(
 )
 """The opening of a formula, a figure or a listing, or an escaped character, which opens nothing."""
 _END_OF_INLINE = re.compile(r"\\.|(?P<end>\$)|(?P<gap>\n[ \t]*\n)", re.DOTALL)
-"""In a formula between dollars: an escaped character, its end, or a blank line, which it can't contain."""
+"""The signs to look for in a formula between dollars: an escaped character, the end of the formula, or a
+blank line, which the formula can't contain."""
 # Letters outside of ASCII that may begin a sentence: capitals of scripts with two cases, and letters of
 # scripts with one.
 _CAPITAL = "".join(letter for letter in map(chr, range(0x80, 0x2000)) if letter.isupper())
@@ -46,11 +47,13 @@ _PROSE = re.compile(rf"[.!?]\s+(?:[A-Z][a-z]+\s|[{_CAPITAL}]\w+\s)|[{_STOPS}]")
 
 _CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
 _WIDE_CLOSINGS = r"(?:[$)\"'”’*」』）】》〉]|\\[)\]])*+"
-"""What closes between the sign that ends a sentence and the next sentence, also in East Asian scripts."""
+"""Closing brackets, quotes and dollars after the sign that ends a sentence, which still belong to it; the
+second pattern also has those of East Asian scripts."""
 
 
 def _sentence_end_before(characters: str) -> re.Pattern[str]:
-    """Returns a pattern of sentence ends; `characters` may begin the next sentence after a space."""
+    """Returns a pattern that matches the ends of sentences. `characters` are those with which the next
+    sentence may begin after a space, in the form of a regular expression's class."""
     return re.compile(
         rf"[.!?]{_CLOSINGS}(?=\s+[{characters}])"  # "x is 2. Then"
         rf"|[.!?]{_CLOSINGS}(?=[{_NO_SPACES}])"  # before a script without spaces
@@ -83,18 +86,19 @@ _CLAUSE = re.compile(
     r"[,;:](?=\s)|[，；：、،؛]|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
 )
 
-"""A sign after which a long part may be cut, or a word or equals sign before which it may (`before`)."""
+"""A sign after which a long part may be cut, or a word or an equals sign before which it may be cut (the
+group `before`)."""
 
 _ROWS_ARE_STEPS = {
     "align", "aligned", "alignat", "alignedat", "gather", "gathered", "eqnarray", "split", "multline",
     "equation", "flalign",
 }  # fmt: skip
-"""Environments whose rows may be steps; the rows of others, such as matrices, are not."""
+"""Environments whose rows may be steps. Rows of other environments, such as matrices, are not steps."""
 _LOOK_BACK = 12
-"""Characters before a full stop in which an abbreviation is looked for, and the deepest environments that are
-looked at."""
+"""The number of characters before a full stop in which an abbreviation is searched, and also the number of
+innermost environments that are looked at."""
 _LOOK_AT_END = 200
-"""Characters at the end of a part in which its full stop must be."""
+"""The number of characters at the end of a part in which its full stop must be."""
 
 
 class TextSpan(NamedTuple):
@@ -106,7 +110,7 @@ class TextSpan(NamedTuple):
     start: int
     end: int
     display: bool
-    """Whether it is set in lines of its own, so that its rows may be steps."""
+    """Whether it is displayed on separate lines. Then its rows may be steps."""
 
 
 def formulas(text: str) -> list[TextSpan]:
@@ -169,11 +173,11 @@ class Sentences(StepSplitter):
     """
 
     shortest: Annotated[int, Ge(1)] = 20
-    """A part with fewer characters that doesn't end a sentence or a formula is merged with the next part, and
-    the last one with the part before it."""
+    """A part with fewer characters that doesn't end a sentence or a formula is merged with the next part. If
+    it is the last part, it is merged with the previous one."""
     longest: Annotated[int, Ge(40)] | None = 200
     """A part with more characters is cut near its middle at a comma, a conjunction or a displayed equals
-    sign, as long as it has one. null: parts are never cut for their length."""
+    sign, if it has one, and its halves likewise. null: parts are never cut for their length."""
 
     @override
     def boundaries(self, response: str) -> list[int]:
@@ -240,7 +244,8 @@ def _row_ends(text: str, span: TextSpan) -> Iterator[int]:
         if sign["inner"] is not None:
             environments.append(sign["inner"].rstrip("*"))
         elif sign["end"] is None:
-            # The group `end` is the end of a row. Without it, the sign is an \end; its \begin may be missing.
+            # The sign is neither a \begin nor the end of a row. So it is an \end, whose \begin may be
+            # missing.
             del environments[-1:]
         elif _ROWS_ARE_STEPS.issuperset(environments[-_LOOK_BACK:]):
             # None of the innermost environments is a matrix or a table.
@@ -258,7 +263,7 @@ def sentence_ends(
 
     Args:
         text: Prose with formulas.
-        spans: Its `formulas`, within which no sentence ends.
+        spans: The text's `formulas`. No sentence ends within them.
         abbreviation: Matches text that ends with the full stop of an abbreviation.
         before_numbers: Whether a sentence may begin with a number: ``Multiply x by 2. 7 is added.``
     """
@@ -317,9 +322,10 @@ class Math(JsonLines):
     """MATH (Hendrycks et al., 2021, arXiv:2103.03874) in the split of Lightman et al. (2023,
     arXiv:2305.20050): 12,000 problems to train on and the 500 of MATH-500 to test on.
 
-    500 of the 12,000 are held out for validation, as many as in the VinePPO paper (11,500 / 500 / 500). They
-    are chosen with `split_seed`, and are not the paper's own 500. A row has a `problem`, a worked `solution`
-    and its `answer`. If the answer is missing, the gold is the solution, and graders read the box in it.
+    Of the 12,000 problems 500 are held out for validation, as many as in the VinePPO paper (11,500 / 500 /
+    500). They are chosen with `split_seed`, and are not the paper's own 500. A row has a `problem`, a worked
+    `solution` and its `answer`. If the answer is missing, the gold is the solution, in which graders read the
+    box.
     `level` and `type` (or `subject`) go into `Problem.data`.
     """
 

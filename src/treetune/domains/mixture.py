@@ -66,12 +66,12 @@ class Difficulty(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Domain(Part):
-    """A task of a mixture, with a weight and settings of its own."""
+    """A task of a mixture, with its weight and its settings in the mixture."""
 
     task: Task
     weight: Annotated[float, Ge(0)] = 1.0
-    """The number of draws of its problems relative to the other domains (see the mixture's `weighting`). With
-    0 the domain is only measured."""
+    """The weight with which its problems are drawn for training, relative to other domains (see the mixture's
+    `weighting`). A domain of weight 0 is never trained, only measured."""
     stop: tuple[str, ...] | None = None
     """The strings that end its answers; null: the task's own `stop`, or if the task has none, the
     rollout's."""
@@ -129,13 +129,14 @@ class DomainTask(Task):
         try:
             self.task.size(split)
         except NoSplit:
-            # Every domain needs a train split. A domain without one stays, so that `problems` raises.
+            # Every trained domain needs a train split. One without it counts as having it, so that `problems`
+            # raises with a message.
             return split == "train"
         return True
 
     @override
     def size(self, split: Split) -> int | None:
-        # How many problems have the difficulty is known only after all have been read.
+        # The number of problems of the chosen difficulty is known only after all have been read.
         is_selected = split == "train" and self.domain.difficulty is not None
         return None if is_selected else self.task.size(split)
 
@@ -148,7 +149,7 @@ class DomainTask(Task):
         task_params: Any = self.task.adjust_sampling(params)
         stop = self.domain.stop
         if stop is None:
-            # Without stop strings of the domain: those of the task, or else those of the rollout.
+            # The domain sets no stop strings. The task's are taken, or if it has none, the rollout's.
             stop = getattr(self.task, "stop", ()) or task_params.stop
         budget = min(task_params.max_tokens, self.domain.max_tokens or task_params.max_tokens)
         return replace(task_params, max_tokens=budget, stop=stop)
@@ -163,8 +164,11 @@ class DomainTask(Task):
 
 
 class Weighting(Registrable):
-    """A rule for how often each domain is drawn. It is given the domains' own weights, and the numbers of
-    their training problems."""
+    """A rule for how often each domain is drawn, from the domains' own weights and the numbers of their
+    training problems.
+
+    A rule that is the same in every iteration overrides `weight`, and any other rule `over_iterations`.
+    """
 
     def weight(self, base_weight: float, size: int) -> float:
         """Returns a domain's weight, for a rule that is the same in every iteration."""
@@ -173,7 +177,8 @@ class Weighting(Registrable):
     def over_iterations(
         self, base_weights: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing
     ) -> Iterator[Mapping[str, float]]:
-        """Yields the weights of all iterations, from the first to the one that is drawn now."""
+        """Yields the domains' weights in each iteration, from the first to the one that is drawn now. (With
+        epochs, a draw depends on how many problems the earlier iterations have taken.)"""
         weights = {name: self.weight(base_weights[name], sizes[name]) for name in base_weights}
         return itertools.repeat(weights, drawing.iteration + 1)
 
@@ -191,8 +196,8 @@ class Fixed(Weighting):
 @Weighting.register("proportional")
 @dataclass(frozen=True, kw_only=True)
 class Proportional(Weighting):
-    """Multiplies the domains' own weights by the numbers of their problems. With equal weights of their own,
-    every problem is drawn equally often."""
+    """Multiplies the domains' own weights by the numbers of their problems. If the domains' own weights are
+    equal, every problem is drawn equally often."""
 
     @override
     def weight(self, base_weight: float, size: int) -> float:
@@ -214,7 +219,7 @@ class Temperature(Weighting):
 
 
 LEARNABLE = "domains/{}/learnable"
-"""The metric that the curriculum reads."""
+"""The metric that the curriculum reads, with the domain's name in place of ``{}``."""
 
 
 @Weighting.register("curriculum")
@@ -228,8 +233,8 @@ class Curriculum(Weighting):
     problems that are always or never solved.
 
     Rutherford et al. (arXiv:2408.15099) use p (1 − p) as a measure of what a problem teaches, and Foster et
-    al. (arXiv:2502.12272) do so for language models. Chen et al. (arXiv:2505.14970) use a running mean by
-    category, of absolute advantages and with a softmax.
+    al. (arXiv:2502.12272) do so for language models. Chen et al. (arXiv:2505.14970) also use a running mean
+    for each category of problems, but of absolute advantages, and turn the means into weights by a softmax.
     """
 
     rate: Annotated[float, Gt(0), Le(1)] = 0.5
@@ -290,7 +295,8 @@ class Mixture(MixedTask):
     @property
     @override
     def gives(self) -> tuple[Feature, ...]:
-        """Returns `TaskDemonstrations`. If trained domains lack them, its reason names the first of these."""
+        """Returns `TaskDemonstrations`. If some trained domains have no demonstrations, its `why_none` names
+        the first of these domains."""
         for task in self.trained_parts():
             demonstrations = [given for given in task.gives if isinstance(given, TaskDemonstrations)]
             if not demonstrations:
@@ -475,8 +481,8 @@ class MixtureDrawing(DrawingRule):
         return interleave(chosen)
 
     def _ids_of_mixed_problems(self, drawing: Drawing) -> set[str]:
-        """Returns the ids of problems of which some, but not all, answers were right when they were last
-        drawn; none unless these are preferred."""
+        """Returns the ids of the problems of which some, but not all, answers were right when they were last
+        drawn. Returns no ids if `prefer_mixed` is 1, because they wouldn't be used."""
         if not self.reads_pass_rates:
             return set()
         last_rates: dict[str, float] = {}
@@ -525,10 +531,10 @@ def allocate_problems(
 ) -> dict[str, int]:
     """Returns how many of `count` problems each domain gives, on average in proportion to the weights.
 
-    Each domain gives the whole part of its quota. The remaining problems go to domains by chance, each with
-    the probability of its remainder, so that a small domain has its share over many iterations. A domain
-    whose quota exceeds its size gives all its problems, and the others give more. Raises ValueError if all
-    domains together have too few problems.
+    Each domain gives the whole part of its quota. The problems that are still missing come from domains by
+    chance: a domain gives one more with a probability that is the fractional part of its quota. So a small
+    domain gets its share over many iterations. A domain whose quota exceeds its size gives all its problems,
+    and the others give more. Raises ValueError if all domains together have too few problems.
 
     Example: for 10 problems and the weights 1 and 2, the quotas are 3.33 and 6.67. The domains give 3 and 6
     problems, and the tenth comes from the second domain with probability 2/3.
@@ -571,7 +577,8 @@ def allocate_problems(
 
 
 def _quotas(names: Sequence[str], weights: Mapping[str, float], count: int) -> dict[str, float]:
-    """Returns each domain's share of `count`, rounded, so that a whole number of problems is exact."""
+    """Returns each domain's share of `count`. It is rounded to 9 digits, so that rounding errors don't turn
+    a whole number of problems, 3, into 2.9999…, whose whole part is 2."""
     total = math.fsum(weights[name] for name in names)
     return {name: round(count * weights[name] / total, 9) for name in names}
 
@@ -579,8 +586,8 @@ def _quotas(names: Sequence[str], weights: Mapping[str, float], count: int) -> d
 def draw_indices(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list[int]:
     """Returns the indices of a domain's problems in this iteration.
 
-    Seeds derive from the domain's name, so that the result doesn't depend on other domains. If more problems
-    are drawn, the first ones stay the same.
+    Seeds derive from the domain's name, so the result doesn't depend on other domains. If more problems are
+    drawn, the first ones stay the same.
 
     Args:
         size: The domain's number of problems.
@@ -597,8 +604,8 @@ def draw_indices(size: int, counts: Sequence[int], name: str, drawing: Drawing) 
 
 
 def order_by_preference(weights: Sequence[float], generator: random.Random) -> list[int]:
-    """Returns all indices in the order of a draw without replacement, with probabilities in proportion to the
-    weights (Efraimidis and Spirakis, 2006)."""
+    """Returns the indices of all weights in the order of a draw without replacement, in which each index is
+    drawn with a probability in proportion to its weight (Efraimidis and Spirakis, 2006)."""
     keys = [generator.random() ** (1 / weight) for weight in weights]
     return sorted(range(len(weights)), key=lambda index: -keys[index])
 

@@ -1,6 +1,6 @@
 """Answers of several turns: the policy writes, an environment replies, and so on.
 
-Each answer is a coroutine of its own, and waits for nothing but its own turns::
+Each answer is a separate coroutine, which only waits for its own turns::
 
     MultiTurn.answer (one coroutine for each answer; `in_flight` of them converse at a time)
       ├ _converse: until the answer ends
@@ -66,7 +66,8 @@ declare(
 OBSERVATION = "{observation}"
 """The place of the observation in `observation_format`."""
 IN_FLIGHT = 4
-"""The default of `in_flight` is so many answers for each sample that the engine draws at the same time."""
+"""The number of answers in progress for each sample that the engine draws at the same time, if `in_flight` is
+null."""
 PLAIN = f"\n{OBSERVATION}\n"
 """The default text between turns of a model without a chat."""
 
@@ -74,12 +75,13 @@ PLAIN = f"\n{OBSERVATION}\n"
 @Rollout.register("multi_turn")
 @dataclass(frozen=True, kw_only=True)
 class MultiTurn(GrowingRollout):
-    """`samples` answers to each problem, in turns. An environment replies to what the policy writes, and the
-    reply is added to the answer, until the environment ends it. Answers don't wait for each other.
+    """Samples `samples` answers to each problem, turn by turn. An environment replies to what the policy
+    writes, and its reply is added to the answer, until the environment ends the answer or a limit is reached.
+    Answers don't wait for each other.
 
     The environment's replies are injected: they have no log-probs, and aren't trained. An observation is
-    encoded once, and sampled tokens are never encoded again. An answer that reaches `max_turns`, or
-    `max_tokens` with its observations counted, is unfinished.
+    encoded once. Sampled tokens are never decoded and encoded again, so training sees the sampled token ids.
+    An answer that reaches `max_turns`, or `max_tokens` with its observations counted, is unfinished.
 
     If the environment hangs or fails, the answer ends with the outcome ``timeout`` or ``error`` and earns
     nothing. If a requirement of the environment is missing, the answer is left out of training and
@@ -89,15 +91,16 @@ class MultiTurn(GrowingRollout):
     """
 
     environment: Environment | None = None
-    """The environment that replies to the policy; null: the task's own."""
+    """The environment that replies to the policy; null: the environment of each problem's task."""
     max_turns: Annotated[int, Gt(0)]
     """The most turns of an answer."""
     turn_tokens: Annotated[int, Gt(0)] | None = None
-    """The most sampled tokens of a turn; null: those that remain of the answer's. A turn that reaches this
-    limit goes to the environment nevertheless."""
+    """The most sampled tokens of a turn; null: as many as remain of the answer's `max_tokens`. A turn that is
+    cut off at this limit goes to the environment nevertheless."""
     answer_deadline: Annotated[float, Gt(0)] | None = None
     """Seconds that the environment may take for all turns of an answer together; null: only each turn has a
-    deadline. An answer that exceeds them ends as ``timeout``. Each continuation has the same time."""
+    deadline. An answer that needs more ends with the outcome ``timeout``. A continuation of an answer has all
+    of this time for its own turns."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn. They stay in its tokens, and the environment reads the text before them."""
     reward: Reward | None = None
@@ -110,10 +113,10 @@ class MultiTurn(GrowingRollout):
     """The most answers that are in progress at the same time; null: four times the samples that the engine
     draws at the same time, so that the engine is busy while environments compute."""
     observation_characters: Annotated[int, Gt(0)] = 2000
-    """Observations are cut to so many characters."""
+    """The most characters of an observation, or of each result of a native call. The rest is cut off."""
     observation_format: str | None = None
-    """The text between two turns, with ``{observation}`` in it. null: the text of the model's chat template,
-    or if the model has no chat, the observation in a line of its own."""
+    """The text between two turns, with ``{observation}`` in it. null: the text that the model's chat template
+    puts there, or for a model without a chat, the observation on a separate line (`PLAIN`)."""
 
     seed_name = "turns"
 
@@ -163,7 +166,8 @@ class MultiTurn(GrowingRollout):
                 )
 
     def environments(self, experiment: Experiment) -> list[Environment]:
-        """Returns all environments that answers may have: those of a mixture's domains may differ."""
+        """Returns all environments that answers may have. There may be several, since the domains of a
+        mixture may have different environments."""
         if self.environment is not None:
             return [self.environment]
         return [
@@ -178,8 +182,8 @@ class MultiTurn(GrowingRollout):
         return self.environment or environment_of(task) or NOTHING
 
     def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
-        """Returns a function that puts an observation between two turns; None if the chat template does
-        it."""
+        """Returns a function that turns an observation into the text between two turns. Returns None if the
+        chat template makes this text."""
         if self.observation_format is None and codec.turn_frame is not None:
             return None
         before, _, after = (self.observation_format or PLAIN).partition(OBSERVATION)
@@ -192,7 +196,7 @@ class MultiTurn(GrowingRollout):
     @override
     def check_at_start(self, codec: TextCodec) -> None:
         # Native calls are tool calls in the model's own format. The chat template writes their results.
-        # The task isn't known here, so that only the rollout's own environment can be asked.
+        # The task and its environment aren't known here, so only the rollout's `environment` is checked.
         calls_natively = self.environment is not None and self.environment.reads_specials
         uses_chat_template = codec.turn_frame is not None and (calls_natively or self.frame(codec) is None)
         if uses_chat_template:
@@ -204,7 +208,7 @@ class MultiTurn(GrowingRollout):
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
         """Samples and grades one answer from each start; see `GrowingRollout`.
 
-        The environment's seed derives from the problem, so that it is the same for all its answers.
+        The environment's seed derives from the problem, so all answers to a problem have the same one.
         """
         in_flight = self.limit_in_flight(context)
         announcer = Announcer(context, len(starts))
@@ -220,7 +224,7 @@ class MultiTurn(GrowingRollout):
             close_turn_journal(context)
 
     def limit_in_flight(self, context: RolloutContext) -> asyncio.Semaphore:
-        """Returns the semaphore of all answers that are in progress at the same time."""
+        """Returns a semaphore that limits how many answers are in progress at the same time."""
         assert context.engine is not None, "a rollout that samples needs an engine"
         return asyncio.Semaphore(self.in_flight or IN_FLIGHT * context.engine.at_once)
 
@@ -250,8 +254,8 @@ class MultiTurn(GrowingRollout):
             else:
                 conversation.replay(start.segments, reached.turns)
         while (next_turn := conversation.next_turn) is not None:
-            # The conversation has max_tokens and stop as the task adjusted them. The task adjusts no other
-            # setting, so that those are the rollout's.
+            # The conversation's limits have `max_tokens` and `stop` as the task adjusted them. A task adjusts
+            # no other setting, so all others come from the rollout's `sampling`.
             stop = conversation.limits.stop
             request = Request(
                 next_turn.context_ids,
@@ -303,8 +307,11 @@ class MultiTurn(GrowingRollout):
         return conversation, play
 
     async def _grade(self, context: RolloutContext, start: Start, conversation: Conversation) -> Grade:
-        """Returns the grader's grade; if the grader isn't asked, a grade of 0 with the environment's
-        outcome."""
+        """Returns the grader's grade of the last turn.
+
+        The grader isn't asked if the environment failed, or if answers earn only the environment's rewards.
+        Then the grade has the reward 0, and the outcome, message and numbers of the environment's last reply.
+        """
         if conversation.outcome != "ok" or self._reward_of(context, start) == "environment":
             last_reply = conversation.turns[-1] if conversation.turns else Turn()
             return Grade(
@@ -314,15 +321,16 @@ class MultiTurn(GrowingRollout):
                 numbers=last_reply.numbers,
             )
         assert conversation.finish is not None, "a conversation is graded when it has ended"
-        # If the answer was cut off, its reward is known, whatever its grade is: no judge is asked.
+        # The reward of an answer that was cut off is `unfinished_reward`, if that is set, whatever the grade
+        # is. `decided` tells the grader so, and no judge is asked.
         decided = is_decided(conversation.finish, self.unfinished_reward)
         problem = start.problem
         if context.grader.grader.of(problem).reads_turns:
             message = self.environment_for(task_of(context.task, problem)).message
             problem = replace(problem, transcript=conversation.transcript(message))
-        # `follows_prompt=False` tells the grader not to look whether the prompt opened a thought: `action_of`
-        # has put the opening tag before an action that began within a thought. There is at least one action,
-        # since a conversation ends only after a completion.
+        # `follows_prompt=False` tells the grader not to look whether the prompt opened a thought, because
+        # `action_of` has already put the opening tag before an action that began within a thought. There is
+        # at least one action, since a conversation ends only after a completion.
         grade = context.grader.submit(
             conversation.actions[-1], problem, decided=decided, follows_prompt=False
         )
@@ -334,8 +342,8 @@ class MultiTurn(GrowingRollout):
     def _trajectory(
         self, context: RolloutContext, start: Start, conversation: Conversation, grade: Grade
     ) -> Trajectory:
-        """Returns the answer of an ended conversation. The keys `reward` and `unfinished_reward` decide what
-        each of its turns earns."""
+        """Returns the answer that an ended conversation makes. The settings `reward` and `unfinished_reward`
+        decide what each of its turns earns."""
         rewards = conversation.rewards  # a new list: the environment's reward of each turn
         if self._reward_of(context, start) == "grader":
             rewards = [0.0] * len(rewards)
@@ -355,7 +363,7 @@ class MultiTurn(GrowingRollout):
             rewards = [0.0] * len(rewards)  # the environment hung or failed
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
-            # The reward is known here, so that it doesn't matter whether the grader was available.
+            # The reward is known here, whether or not the grader was available. So the answer isn't left out.
             outcome = outcome if grade.is_known else "no_answer"
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
@@ -372,7 +380,8 @@ class MultiTurn(GrowingRollout):
             text=context.codec.decode(response_ids),
             grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
             step_ends=conversation.step_ends,
-            # If no turn before the last one earned anything, the answer's reward is that of the last turn.
+            # Empty if no turn before the last one earned anything: then the last turn's reward is the sum,
+            # which the grade has.
             step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
             numbers={
                 "turns/count": float(len(conversation.step_ends)),
@@ -391,7 +400,7 @@ def close_turn_journal(context: RolloutContext) -> None:
 
 def _take_played(conversation: Conversation, played: Played) -> None:
     """Adds the environment's reply to the last action to a conversation."""
-    (turn,) = played.turns
+    (turn,) = played.turns  # one action makes one turn
     conversation.environment_seconds += played.seconds
     try:
         conversation.take_turn(turn, played.snapshot)
@@ -405,9 +414,9 @@ def check_restorable(environments: Iterable[Environment], key: str, remedy: str)
 
     Args:
         environments: All environments that answers may have.
-        key: The key that the finding names. It is relative to the part that continues answers, which yields
-            the finding.
-        remedy: What to choose in place of that part.
+        key: The configuration key that the finding names. It is relative to the part of the configuration
+            that continues answers and yields the finding.
+        remedy: The advice to choose something else in place of that part.
     """
     for environment in environments:
         if environment.again == "never":
@@ -423,13 +432,14 @@ def check_restorable(environments: Iterable[Environment], key: str, remedy: str)
 @StateRule.register("turns")
 @dataclass(frozen=True, kw_only=True)
 class TurnStates(WholeAnswers):
-    """The states at which the turns of an answer begin, after the environment's reply to the turn before.
+    """The states at which the turns of an answer begin, after the environment's reply to the previous turn.
 
-    The value of a state is the expected reward of complete answers through it, with the rewards of the turns
-    before it. A turn's advantage, the difference of two values, is then its own reward plus its effect on
-    later rewards. The environment has the same seed in continuations as in their answer, since the seed
-    derives from the problem. It doesn't depend on the policy's actions, so that values under this seed keep
-    the gradient unbiased. The rollout itself samples the continuations (`WholeAnswers`).
+    The value of a state is the expected reward of complete answers that pass through it, including what the
+    turns before the state have earned. A turn's advantage is the difference of the values at its end and at
+    its beginning: its own reward plus its effect on later rewards. A continuation has the same environment
+    seed as the answer that it continues, since the seed derives from the problem. The seed doesn't depend on
+    the policy's actions, so values under this seed keep the gradient unbiased. The rollout itself samples the
+    continuations (`WholeAnswers`).
     """
 
     needs = (
@@ -442,7 +452,7 @@ class TurnStates(WholeAnswers):
 
     @override
     def looks_back(self, task: Task) -> bool:
-        return True  # a turn begins where the reply before it ends, whatever follows
+        return True  # a turn begins where the previous reply ends, whatever tokens follow
 
     @override
     def check(self, experiment: Experiment) -> Iterable[Finding]:

@@ -63,7 +63,8 @@ class RoutedRows(RowsTask, TaskWithDomains):
     demonstration_field: str | None = None
     """The key of `Problem.data` with the demonstration for SFT."""
     stop: tuple[str, ...] = ()
-    """The strings that end an answer; a rollout names them as its own `stop`."""
+    """The strings that end an answer if this task is a domain of a mixture. Outside of a mixture only the
+    rollout's own `stop` counts: name them there."""
 
     @cached_property
     @override
@@ -87,7 +88,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
             for split in get_args(Split):
                 with contextlib.suppress(ValueError):  # reported when the split is read
                     paths += self.source.files(split)
-        first_files: dict[str, Path] = {}  # the first file with each source, for the message
+        first_files: dict[str, Path] = {}  # the first file that has each source, for the message
         # Large files, except Parquet files, are not read while a configuration is checked.
         for path in filter(is_quickly_read, paths):
             try:
@@ -100,7 +101,7 @@ class RoutedRows(RowsTask, TaskWithDomains):
             except ValueError as error:
                 yield Finding.of(error, "train")
                 return
-            first_files = dict.fromkeys(sources, path) | first_files  # what an earlier file has stays
+            first_files = dict.fromkeys(sources, path) | first_files  # an earlier file takes precedence
         unknown = [source for source in first_files if BySource(routes=self.routes).route(source) is None]
         if unknown:
             shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
@@ -120,14 +121,15 @@ class RoutedRows(RowsTask, TaskWithDomains):
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
     def _near(self, source: str) -> str:
-        """Returns a question about a route with a similar name, in brackets; an empty text if there is
-        none."""
-        # A route is the beginning of a source, so that only as many characters are compared.
+        """Returns `` (did you mean the route 'math'?)`` for a route that is similar to the beginning of the
+        source; an empty text if there is none."""
+        # A route is the beginning of a source, so only as many characters of the source are compared.
         similar = [route for route in self.routes if nearest(source[: len(route)], [route])]
         return f" (did you mean the route {max(similar, key=len)!r}?)" if similar else ""
 
     def _domain(self, row: Mapping[str, Any]) -> str:
-        """Returns the domain of a row by the setting `domain`; an empty text if it has none."""
+        """Returns the domain of a row according to the setting `domain`; an empty text if the row has
+        none."""
         if self.domain == "data_source":
             return domain_of(row[DATA_SOURCE])
         if self.domain == "ability":
@@ -179,9 +181,10 @@ class RoutedRows(RowsTask, TaskWithDomains):
 
     @override
     def alphabet(self) -> str:
-        """Returns the characters of prompts, golds and demonstrations, if the files are small.
+        """Returns the characters of prompts, golds and demonstrations. All rows are read for this.
 
-        Raises ValueError for large files, and for rows without demonstrations.
+        Raises ValueError for large files, for rows that don't come from files in `train`, `validation` and
+        `test`, and for rows without demonstrations.
         """
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
         if absent := [finding.what for finding in self.missing_rows()]:
@@ -214,8 +217,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
 
     A row's ``data_source`` is that of the problem. For a problem without a source, it is the domain and the
     type of the task (``logic__countdown``). ``extra_info`` has the problem's `data`, its ``split``, ``index``
-    and ``id``.
-    Raises ValueError for a split that the task doesn't have.
+    and ``id``. Raises ValueError for a split that the task doesn't have.
     """
     rows = []
     for index, problem in enumerate(task.problems(split)):
@@ -226,7 +228,7 @@ def export_rows(task: Task, split: Split, path: Path) -> int:
         name = type(task_of_problem).registered_name()
         source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
         ability = data.pop(ABILITY, "") or problem.domain
-        # Pass rates are columns of their own, beside `extra_info`.
+        # Pass rates are separate columns, and not keys of `extra_info`.
         rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}
         row = domain_row(
             source,

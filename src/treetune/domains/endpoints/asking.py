@@ -30,14 +30,17 @@ class AnsweredRequest:
     input_tokens: int
     output_tokens: int
     estimated: bool
-    """Whether the numbers of tokens are estimates."""
+    """Whether `input_tokens`, `output_tokens` or both are estimates, since the endpoint didn't report
+    them."""
 
 
 class AnswerJournal:
-    """A journal of answers. It is in memory if `path` is None. Answers in the files `others` are found, too.
+    """A journal of answers, in the file `path`, or in memory if that is None. Answers in the files `others`
+    are found, too.
 
-    Only one process at a time can open it: ValueError for another one. `count` is called for every answer
-    that is already in the journal. Rows that aren't answers are ignored. Safe to use from several threads.
+    Only one process at a time can open the file. Opening it raises ValueError while another process has it
+    open. `count` is called for every answer that is already in the journal. Rows that aren't answers are
+    ignored. Safe to use from several threads.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class AnswerJournal:
         others: Sequence[Path] = (),
     ) -> None:
         self._memory: dict[str, AnsweredRequest] = {}  # the answers by their keys, if there is no file
-        # Answers are looked up in the files `others`, too. `exclusive` refuses a second process.
+        # `exclusive` raises ValueError while another process has the file open.
         self._journal = None if path is None else Journal(path, others, exclusive=True)
         # `count` is a function of the caller that adds up the stored answers.
         if self._journal is not None and count is not None:
@@ -65,7 +68,7 @@ class AnswerJournal:
             return None
 
     def add(self, answer: AnsweredRequest) -> None:
-        """Writes an answer, so that it isn't lost if the process is killed."""
+        """Adds an answer. It is written to the file at once, and isn't lost if the process is killed."""
         if self._journal is None:
             self._memory[answer.key] = answer
         else:
@@ -77,7 +80,8 @@ class AnswerJournal:
 
 
 class Asker:
-    """Asks each question once: it returns an answer from the journal, and waits for one in flight.
+    """Asks each question once. If the journal has the answer, that is returned. If the same question has been
+    sent and has no answer yet, its answer is awaited.
 
     `identity` distinguishes the model from others with the same name in requests. Sub-classes override `_ask`
     to add limits and to decide when to give up.
@@ -97,7 +101,8 @@ class Asker:
         Args:
             step: The purpose of the request.
             body: The request.
-            keep: Returns whether an answer is usable. Others are not written to the journal, or read from it.
+            keep: Returns whether an answer is usable. An answer that isn't is neither written to the journal
+                nor taken from it.
         """
         # Two models that requests give the same name must not share answers.
         question = body if self._identity is None else [self._identity, body]
@@ -132,6 +137,7 @@ class Asker:
         return answer
 
     def estimated_tokens(self, content: Mapping[str, Any] | str) -> int:
-        """Estimates the tokens of a request or a reply by its bytes, which are an upper bound."""
+        """Estimates the tokens of a request or a reply by the number of its bytes. This is an upper bound,
+        since a token has at least one byte."""
         text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
         return len(text.encode(errors="replace"))

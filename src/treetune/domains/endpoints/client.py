@@ -24,10 +24,11 @@ LONGEST_WAIT_S = 120.0
 """The longest time between two attempts, even if the endpoint asks for more."""
 
 SHOWN = 300
-"""Characters of a refusal that messages show."""
+"""The number of characters of an endpoint's refusal that messages show."""
 
 SECRET_CHARACTERS = 8
-"""A shorter key is not a secret, but a placeholder for local servers, and may be an ordinary word."""
+"""The number of characters from which a key is a secret and is removed from messages. A shorter one is a
+placeholder for local servers, and may be an ordinary word."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class EndpointReply:
     input_tokens: int | None
     """The tokens of the request, as the endpoint counts them; None if it reports no plausible number."""
     output_tokens: int | None
-    """The tokens of the answer, likewise."""
+    """The tokens of the answer, as the endpoint counts them; None if it reports no plausible number."""
     why_empty: str | None = None
-    """The reason why a complete answer has no text."""
+    """The reason why a complete answer has no text; None if it has one, or is cut off."""
 
 
 class EndpointClient:
@@ -68,11 +69,11 @@ class EndpointClient:
     ) -> None:
         """Args:
         settings: The settings of requests.
-        place: The address, or a function that returns it before each attempt, since a restarted server has
-            another one. It is called in a thread, and may wait. If it raises RuntimeError, the attempt has
-            failed.
-        is_stopping: Returns whether the work has to end. Then nothing is sent again.
-        report: Called with a line about each failed attempt that is repeated.
+        place: The address, or a function that is called before each attempt and returns it, since a restarted
+            server has another address. The function is called in a thread, and may wait. If it raises
+            RuntimeError, the attempt has failed.
+        is_stopping: Returns whether the work has to end. Then no request is sent again.
+        report: Called with a line about each failed attempt after which the request is sent again.
         """
         self.settings = settings
         self.failed_attempts = 0
@@ -88,8 +89,8 @@ class EndpointClient:
     async def __aenter__(self) -> EndpointClient:
         import aiohttp
 
-        # No limit of connections: the callers limit their requests (`concurrency`). `_proxy_for` finds
-        # proxies in the environment, so that aiohttp doesn't.
+        # The number of connections is not limited here, because the callers limit their requests
+        # (`concurrency`). aiohttp must not look for proxies in the environment, because `_proxy_for` does.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         return self
 
@@ -126,7 +127,8 @@ class EndpointClient:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._is_stopping() and loop.time() < end:
-            await asyncio.sleep(min(end - loop.time(), 0.5))  # so that it notices within half a second
+            # It looks twice a second whether the work has to end.
+            await asyncio.sleep(min(end - loop.time(), 0.5))
 
     async def _find_place(self, place: Callable[[], Place]) -> Place:
         """Calls the function for the address in a thread, since it may wait for a server to restart."""
@@ -136,8 +138,8 @@ class EndpointClient:
             raise _AttemptFailed(str(error)) from error
 
     async def _attempt(self, body: Mapping[str, Any], place: Place) -> EndpointReply:
-        """Sends a request once. Raises _AttemptFailed if another attempt may succeed, and otherwise the same
-        as `ask`."""
+        """Sends a request once. Raises _AttemptFailed if another attempt may succeed, and RequestRefused or
+        EndpointError like `ask`."""
         import aiohttp
 
         url = self.settings.url_below(place.url)
@@ -196,7 +198,8 @@ def _safe(text: str, place: Place) -> str:
 
 
 def wait_asked_for(headers: Mapping[str, str], now: datetime) -> float:
-    """Returns the seconds that an endpoint asks to wait; 0 if it has no header that can be read.
+    """Returns the seconds that an endpoint asks to wait; 0 if its reply has no header about this that can be
+    read.
 
     `Retry-After` has seconds (``Retry-After: 20``) or a date (``Retry-After: Wed, 21 Oct 2026 07:28:00
     GMT``). A date is compared with the reply's own `Date`, since the clocks of the two machines may differ.
@@ -223,7 +226,8 @@ def _http_date(text: str | None) -> datetime | None:
 
 
 def _proxy_for(base_url: str) -> str | None:
-    """Returns the proxy that the environment sets; None for addresses of this machine."""
+    """Returns the proxy that the environment sets for an address. Returns None if there is none, and for
+    addresses of this machine."""
     parts = urlsplit(base_url)
     host = parts.hostname or ""
     try:

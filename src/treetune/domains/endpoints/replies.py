@@ -4,12 +4,12 @@ An HTTP status of 200 need not be an answer, and a refusal may concern only its 
 
 ==============  ============================================================================================
 answered        200, with a complete text
-cut_off         200, with ``finish_reason: length``, perhaps within a thought, so that there is no text
+cut_off         200, with ``finish_reason: length``; there may be no text, if it is within a thought
 empty           200, without a text, e.g. because the model called a tool
 refused         only this request is refused: 400, 403, 413, 422, a filter, a context that is too long
-refused_all     every request is refused: a wrong key, no credit, an unknown model or address
-again           the failure may be temporary: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, 200 without
-JSON
+refused_all     every request is refused: a wrong key, no credit, an unknown model or address, a redirect
+again           the failure may be temporary: 408, 409, 425, 429, 5xx, ``finish_reason: abort``, or 200
+                without JSON
 ==============  ============================================================================================
 
 The code in an error's body takes precedence over its status.
@@ -38,7 +38,8 @@ STATUSES: Mapping[int, tuple[ReplyKind, str]] = {
     425: ("again", "the endpoint is busy"),
     429: ("again", "the endpoint has too many requests"),
 }
-"""By the HTTP status. 5xx is ``again``, 3xx ``refused_all``, and every other one ``refused``."""
+"""The kind of a reply, and the reason, by its HTTP status. Of the statuses that are missing here, 5xx is
+``again``, 3xx ``refused_all``, and every other one ``refused``."""
 
 CODES: Mapping[str, tuple[ReplyKind, str]] = {
     "invalid_api_key": ("refused_all", "the key is wrong or missing"),
@@ -59,7 +60,7 @@ CODES: Mapping[str, tuple[ReplyKind, str]] = {
     "overloaded_error": ("again", "the endpoint is overloaded"),
     "server_error": ("again", "the endpoint failed"),
 }
-"""By the `code` or `type` of an error's body."""
+"""The kind of a reply, and the reason, by the `code` or `type` in an error's body."""
 
 FINISHES: Mapping[str, tuple[ReplyKind, str]] = {
     "length": ("cut_off", "the answer was cut off at max_tokens"),
@@ -70,7 +71,8 @@ FINISHES: Mapping[str, tuple[ReplyKind, str]] = {
     "cancelled": ("again", "the server cut the answer off"),
     "error": ("again", "the server failed in the midst of the answer"),
 }
-"""By `finish_reason`. Any other one, and none, says that the answer came to its end."""
+"""The kind of a reply, and the reason, by its `finish_reason`. If that has any other value, or is missing,
+the answer came to its end."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,8 @@ def read_reply(status: int, body: str, *, is_chat: bool) -> ClassifiedReply:
 
 
 def _refusal(status: int, error: Any) -> ClassifiedReply:
-    """Classifies an error by its code or type, or else by its status. The body of a 200 may contain the
-    status."""
+    """Classifies an error by its code or type, or else by its status. If the HTTP status is 200, the error in
+    the body may contain the real status as its code."""
     codes = [error.get("code"), error.get("type")] if isinstance(error, Mapping) else []
     for code in codes:
         if isinstance(code, str) and code.lower() in CODES:
@@ -151,8 +153,8 @@ def _why_empty(message: Mapping[str, Any]) -> str:
 
 
 def _text(content: Any) -> str:
-    """Returns the text of a content, which some endpoints send in parts. Parts that are thoughts are left
-    out."""
+    """Returns the text of a message's content, which some endpoints send as a list of parts. Only parts of
+    text are joined; others, such as thoughts, are left out."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -196,7 +198,7 @@ def _join_events(stream: str) -> dict[str, Any] | None:
             message = choice.get("delta") or choice.get("message") or choice
             texts.append(_text(message.get("content", message.get("text"))))
             finish = choice.get("finish_reason") or finish
-    if not is_done and finish is None:  # the connection broke, so that the text may be incomplete
+    if not is_done and finish is None:  # the connection broke, and the text may be incomplete
         return None
     text = "".join(texts)
     choice = {"message": {"content": text}, "text": text, "finish_reason": finish}

@@ -19,14 +19,17 @@ _OWN_ENTRIES = (
     *("model", "messages", "prompt", "max_tokens", "max_completion_tokens"),
     *("temperature", "stop", "stream", "n"),
 )
+"""Entries of requests that `extra` must not set."""
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
-"""Usual names of environment variables. Keys have small letters, hyphens, or both."""
+"""Usual names of environment variables. Keys don't match, because they have small letters, hyphens, or
+both."""
 
 _TURN_END = "\n\nUser:"
+"""The beginning of the user's next message in a conversation that is written as one text."""
 
 
 PER = 1_000_000
-"""The tokens that prices refer to."""
+"""The number of tokens that a price is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +55,32 @@ class Place:
     url: str
     key: str | None = field(default=None, repr=False)
     key_of: str | None = None
-    """The environment variable of the key."""
+    """The name of the environment variable that holds the key, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Settings of requests to a language model with an OpenAI-compatible API, independent of its address.
+    """Settings of requests to a language model with an OpenAI-compatible API, without the model's address.
 
     A request is sent again after HTTP 429 or 5xx, a broken connection, a timeout, or a reply that isn't an
     answer.
     """
 
     api: Literal["chat", "completions"] = "chat"
-    """The path: /chat/completions, or /completions for models without a chat template, for which the
-    conversation becomes one text."""
+    """The path of requests: ``chat`` is /chat/completions, and ``completions`` is /completions, for models
+    without a chat template. The conversation then becomes one text."""
     concurrency: Annotated[int, Gt(0)] = 16
     """The most requests in flight."""
     timeout: Annotated[float, Gt(0)] = 900.0
     """Seconds for one request."""
     retries: Annotated[int, Ge(0)] = 5
-    """How often a failed request is sent again."""
+    """The most times that a failed request is sent again."""
     backoff: Annotated[float, Gt(0)] = 2.0
-    """Seconds before the first retry. They double with each further retry. If the endpoint asks for more,
-    these apply."""
+    """Seconds before the first retry. The pause doubles with each further retry. If the endpoint asks for a
+    longer pause, that applies."""
     give_up_after: Annotated[int, Gt(0)] = 8
-    """After so many failed requests in a row, the endpoint counts as down. Then a pipeline stops, and a run
-    continues without its judge."""
+    """The number of requests in a row that fail, with all their retries, before the endpoint counts as down.
+    Then a pipeline stops, and a run continues without its judge."""
     temperature: Annotated[float, Ge(0)] | None = None
     """The sampling temperature; null: the endpoint's default."""
     max_tokens: Annotated[int, Gt(0)] = 16384
@@ -93,7 +96,8 @@ class Asking:
     def question(
         self, model: str, messages: Sequence[EndpointMessage], extra: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Returns the body of a request to `model` for the next message."""
+        """Returns the body of a request to `model` for the message that follows `messages`. The entries of
+        `extra` are added to those of the setting `extra`."""
         body: dict[str, Any] = {"model": model, self.max_tokens_key: self.max_tokens}
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -149,7 +153,11 @@ class EndpointSettings(Asking):
             )
 
     def key(self) -> str | None:
-        """Returns the key from the environment. The messages of its ValueError don't show the key."""
+        """Returns the key from the environment; None if `api_key_variable` is None.
+
+        Raises ValueError if the variable isn't set, or doesn't contain a key. The message doesn't show its
+        value.
+        """
         name = self.api_key_variable
         if name is None:
             return None
@@ -167,7 +175,7 @@ class EndpointSettings(Asking):
         return value
 
     def body(self, messages: Sequence[EndpointMessage], extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the body of a request for the next message."""
+        """Returns the body of a request for the message that follows `messages` (see `question`)."""
         return self.question(self.model, messages, extra)
 
     @property
@@ -175,8 +183,8 @@ class EndpointSettings(Asking):
         return self.url_below(self.base_url)
 
     def unreachable(self, seconds: float = 1.0) -> str | None:
-        """Tries to connect to the endpoint, without a request. Returns the reason if this fails within so
-        many seconds, and None if it succeeds."""
+        """Tries to connect to the endpoint, without a request. Returns None if this succeeds within
+        `seconds`, and otherwise the reason why not."""
         import socket
         import threading
 
@@ -198,7 +206,7 @@ class EndpointSettings(Asking):
         return results[0] if results else f"no connection within {seconds:g} s"
 
     def place(self) -> Place:
-        """Returns the address with the key. Raises ValueError like `key`."""
+        """Returns the address with the key. Raises the same ValueError as `key`."""
         return Place(self.base_url, self.key(), self.api_key_variable)
 
 

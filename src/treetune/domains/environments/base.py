@@ -19,7 +19,7 @@ Reward = Literal["environment", "grader", "sum"]
 """The reward of an answer: the sum of its turns' rewards, the grader's reward for its last turn, or both."""
 
 Again = Literal["replay", "copy", "never"]
-"""The way to continue an answer from its middle; see `Environment`."""
+"""The way to continue an answer from its middle; see `Environment.again`."""
 
 LONGEST_OBSERVATION = 1 << 16
 """Observations are cut to so many characters before they are sent to the run's own process."""
@@ -36,21 +36,23 @@ class Turn:
     """
 
     observation: str = ""
-    """The text that the policy reads next. Nothing reads it if the turn is the last one."""
+    """The text that the policy reads next. In the last turn it isn't used."""
     done: bool = False
     """Whether this is the last turn."""
     reward: float = 0.0
-    """The reward of this turn alone."""
+    """The reward of this turn only, not of the answer so far."""
     outcome: GradeOutcome = "ok"
-    """Set by the caller of the environment: it hung (``timeout``), raised or died (``error``), or a
-    requirement was missing (``unavailable``)."""
+    """Environments leave this at ``ok``. Their caller sets it if the environment hung (``timeout``), if it
+    raised an exception or its process ended (``error``), or if a requirement was missing
+    (``unavailable``)."""
     message: str | None = None
     """The reason of an outcome other than ``ok``."""
     results: tuple[tuple[str, str, str], ...] = ()
-    """Results of native calls, each with its tool, the call's id and a text. The policy reads them in place
-    of the observation, in the form of its chat template."""
+    """Results of native calls, each as its tool's name, the call's id and the text of the result. The policy
+    reads them in place of the observation, in the form of its chat template."""
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Further metrics of the answer, in its last turn: ``rewards/…``."""
+    """Further metrics of the answer, such as ``rewards/speed``. They are read from the last turn, if no
+    grader grades the answer."""
 
 
 class Environment(Registrable):
@@ -68,23 +70,24 @@ class Environment(Registrable):
 
     again: ClassVar[Again] = "replay"
     """The way to continue an answer from its middle, after a run was killed and for credit that continues
-    answers. ``replay``: the same problem, seed and actions make the same observations. ``copy``: they don't,
-    but states can be pickled, and a continuation gets a copy. ``never``: neither is possible. Then an answer
-    that loses its worker process is left out, and credit that continues answers refuses the environment."""
+    answers. ``replay``: the actions are played again, since the same problem, seed and actions make the same
+    observations. ``copy``: they don't, but states can be pickled, and a continuation gets a copy. ``never``:
+    neither is possible. Then an answer that loses its worker process is left out, and credit that continues
+    answers refuses the environment."""
     isolation: ClassVar[Isolation] = "process"
-    """Where the environment runs, as for graders. ``process``: each answer has a process, which is killed if
-    a step takes more than `deadline` seconds. ``inline``: in the run's own process, for environments that
-    can't hang, crash or use unbounded memory, whatever the policy writes. ``service``: in threads of the
-    run's process, for environments that wait for something outside."""
+    """The place where the environment runs. ``process``: each answer has a process, which is killed if a step
+    takes more than `deadline` seconds. ``inline``: in the run's own process, for environments that can't
+    hang, crash or use unbounded memory, whatever the policy writes. ``service``: in threads of the run's
+    process, for environments that wait for something outside."""
     earns: ClassVar[Reward] = "environment"
-    """The reward of answers unless the rollout sets another."""
+    """The reward of answers, unless the rollout's `reward` says otherwise."""
     deadline: float = 10.0
     """Seconds for one turn."""
     concurrency: int = 64
     """The most turns at the same time, for ``process`` and ``service``. Choose about the number of cores for
     an environment that computes, and more for one that waits."""
     reads_specials: bool = False
-    """Whether actions include special tokens, except those that end a turn."""
+    """Whether the text of an action includes special tokens, except those that end a turn."""
 
     def prepare(self) -> None:
         """Called once, before the deadlines begin, in the process from which all answers' processes are
@@ -143,8 +146,8 @@ class Game(Environment):
     """An environment that makes its own problems, one for each level, for the task `environment`."""
 
     quick: ClassVar[bool] = True
-    """Whether making a problem takes little time and no other library, so that checks of a configuration may
-    make some."""
+    """Whether making a problem takes little time and needs no other library. Then checks of a configuration
+    may make some problems."""
 
     @property
     def levels(self) -> int | None:
@@ -217,7 +220,8 @@ class EnvironmentTask(GeneratedTask):
 
     @override
     def step_boundaries(self, response: str) -> list[int]:
-        """Returns the whole response as one step: the rollout makes steps of its turns."""
+        """Returns the whole response as one step. In an answer of several turns, the rollout makes a step of
+        each turn and doesn't ask for these."""
         return [0, len(response)] if response else [0]
 
     @override

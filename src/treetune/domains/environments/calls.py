@@ -1,10 +1,10 @@
 """Reads the calls of tools in what a model wrote, in the formats that models are trained to write.
 
-Models write JSON with mistakes. A call with a mistake that leaves one possible meaning is read with it: a
-newline within a string, arguments that are a JSON text, null or missing, a missing end tag or closing
-bracket, an extra bracket, Python's quotes and names, a comma before a bracket, a code fence around
-everything. Any other mistake becomes the call's `fault`, a message that the model reads in place of a result.
-A tag that prose only mentions is not a call.
+Models write JSON with mistakes. If a call has only one possible meaning in spite of its mistake, it is read
+with this meaning: a newline within a string, arguments that are a JSON text, null or missing, a missing end
+tag or closing bracket, an extra bracket, Python's quotes and names, a comma before a bracket, a code fence
+around everything. Any other mistake becomes the call's `fault`, a message that the model reads in place of a
+result. A tag that is only mentioned in prose is not a call.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _FENCE = re.compile(r"\s*```\w*\s*")
 _FUNCTION = re.compile(r"<function=([\w.-]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
 _BETWEEN = " \t\r\n,;"
-# Possessive, so that a string that isn't closed is read once, and not again from each quote in it.
+"""Characters that may be between two calls."""
+# The quantifier is possessive, so that a string that isn't closed is read once, and not again from each quote
+# in it.
 _STRING = r'"(?:[^"\\]|\\.)*+(?P<closed>")?'
 _SIGN = re.compile(rf"{_STRING}|[\[\]{{}}]", re.DOTALL)
 _STRING_OR_END = re.compile(rf"{_STRING}|</tool_call>", re.DOTALL)
@@ -43,23 +45,25 @@ _TRAILING_COMMA = re.compile(rf"(?P<string>{_STRING})|,(?=\s*+[}}\]])", re.DOTAL
 _ARGUMENTS = ("arguments", "parameters", "args")
 """Keys under which models write the arguments."""
 _OTHER_KEYS = ("name", "id", "type", "function", "call_id")
-"""Keys of a call that are not arguments, if these are written next to the name."""
+"""Keys of a call that are not arguments, in a call whose arguments are written next to its name:
+``{"name": "weather", "city": "Rome"}``."""
 _QUOTES = "`'\"“"
 
 
 class ToolCall(NamedTuple):
     """A call in a turn.
 
-    Example: ``ToolCall("weather", {"city": "Rome"}, id="a1b2c3d4e")``, or with tags ``ToolCall("python", "6 *
-    7")``.
+    Example: ``ToolCall("weather", {"city": "Rome"}, id="a1b2c3d4e")``; with the format ``tags``
+    ``ToolCall("python", "6 * 7")``.
     """
 
     tool: str
     arguments: Any
     """The arguments by name, or a text that is the tool's only argument."""
     id: str = ""
+    """The id that the model gave the call; empty if it gave none."""
     fault: str | None = None
-    """The reason why the call can't be made."""
+    """The reason why the call can't be made, as the model reads it; None if it can be made."""
 
 
 def calls_of_turn(format: str, action: str) -> tuple[list[ToolCall], str]:
@@ -99,10 +103,11 @@ def native_calls(format: str, text: str) -> tuple[list[ToolCall], str]:
 
 
 def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str]:
-    """Splits the text after an opening tag into the calls, the closing tag, and the text after it.
+    """Splits the text after an opening tag into the calls, the closing tag, and the text after the closing
+    tag. Without a closing tag, all of the text is the calls, and the other two are empty.
 
     A closing tag within a string of the call counts only if no closing tag follows outside of strings, and if
-    the call can't be read with the tag as a part of it.
+    the call can't be read with the tag as a part of that string.
     """
     if closing is None:
         return part, "", ""
@@ -113,8 +118,9 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
         if not sign["closed"] and (end := part.find(closing, sign.start())) >= 0:
             # A string that isn't closed ends with the call.
             return part[:end], closing, part[end + len(closing) :]
-    # No closing tag is outside of strings. One within a string may be an argument of a call that the model
-    # didn't close. Otherwise the quotes are misleading, as those of Python may be, and the tag ends the call.
+    # No closing tag is outside of strings. If one is within a string, and the call can be read with it, the
+    # tag is a part of an argument, and the model didn't close the call. If the call can't be read so, the
+    # quotes don't enclose a JSON string (they may be Python's), and the tag ends the call.
     end = part.find(closing)
     if end >= 0 and _is_within_call(part, end):
         return part, "", ""
@@ -122,7 +128,8 @@ def _split_at_closing_tag(part: str, closing: str | None) -> tuple[str, str, str
 
 
 def _is_within_call(body: str, position: int) -> bool:
-    """Returns whether the calls in `body` can be read whole, and no longer if `body` ends at `position`."""
+    """Returns whether `position` is inside of a call in `body`: all calls of the whole `body` can be read,
+    but not those of its part up to `position`."""
     if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags can be read without their end
         return any(
             function.start() < position < function.end() and function[0].endswith("</function>")
@@ -146,7 +153,8 @@ def _is_mention(text_before: str, body: str, *, is_closed: bool) -> bool:
 
 
 def calls_in(body: str) -> Iterator[ToolCall]:
-    """Yields calls that are written one after the other, up to the first that can't be read."""
+    """Yields calls that are written one after the other, up to the first that can't be read, which is yielded
+    with its `fault`."""
     if functions := list(_FUNCTION.finditer(body)):  # Qwen3-Coder's tags in place of JSON
         for function in functions:
             yield _read_tagged_call(function)
@@ -175,7 +183,7 @@ def calls_in(body: str) -> Iterator[ToolCall]:
 def _read_tagged_call(function: re.Match[str]) -> ToolCall:
     """Reads a call of Qwen3-Coder: ``<function=weather><parameter=city>Rome</parameter></function>``.
 
-    A value may be on lines of its own, so that newlines around it don't belong to it.
+    A value may be on separate lines, so newlines around it don't belong to it.
     """
     parameters = _PARAMETER.findall(function[2])
     return ToolCall(function[1], {name.strip(): value.strip("\n") for name, value in parameters})
@@ -207,9 +215,10 @@ def _call_of_value(value: Any) -> ToolCall:
 
 
 def read_json(text: str) -> tuple[Any, str]:
-    """Reads the JSON value at the beginning of a text, with mistakes that leave one possible meaning.
+    """Reads the JSON value at the beginning of a text, also one with mistakes if it has only one possible
+    meaning (see the head of this file).
 
-    Returns the value and the rest of the text. Raises NoJson.
+    Returns the value and the rest of the text. Raises NoJson if there is no such value.
     """
     text = _without_fence(text).lstrip()
     decoder = json.JSONDecoder(strict=False)  # strings may hold newlines
@@ -234,10 +243,10 @@ def read_json(text: str) -> tuple[Any, str]:
 
 
 def _balance_brackets(text: str) -> tuple[str, str]:
-    """Returns the value at the beginning of a text, up to where its first bracket closes, and the rest.
+    """Splits a text into the value at its beginning, which ends where its first bracket closes, and the rest.
 
-    Brackets that are missing at the end of the text are added. A text that ends within a string still can't
-    be read, because its string has no known end.
+    If brackets are missing at the end of the text, they are added. A text that ends within a string still
+    can't be read afterwards, because the end of the string isn't known.
     """
     closings: list[str] = []  # the closing brackets that are still needed: ["}", "]"] after {"a": [
     for sign in _SIGN.finditer(text):

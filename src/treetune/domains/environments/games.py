@@ -17,10 +17,14 @@ from treetune.tasks.thoughts import after_thought
 from treetune.vocabulary import Problem
 
 LOWER, HIGHER, UNREAD = "<", ">", "!"
+"""Replies to a guess in symbols: the hidden number is lower, it is higher, or the guess isn't a number."""
 COLUMNS, ROWS = "abcdefgh", "12345678"
+"""The names of a maze's columns and rows."""
 DIRECTIONS: Mapping[str, tuple[int, int]] = {"N": (0, 1), "E": (1, 0), "S": (0, -1), "W": (-1, 0)}
+"""The change of column and row of a step in each direction."""
 
 GridCell = tuple[int, int]
+"""The indices of a cell's column and row: (0, 0) is a1."""
 
 
 @dataclass
@@ -28,9 +32,13 @@ class Walk:
     """The state of an answer in the maze."""
 
     at: GridCell
+    """The policy's position."""
     gems: list[GridCell]
+    """The cells of the gems that are left."""
     passages: frozenset[tuple[GridCell, GridCell]]
+    """The open passages, from cell to cell, each in both directions."""
     steps: int = 0
+    """Turns so far."""
 
 
 @Environment.register("maze")
@@ -44,11 +52,11 @@ class Maze(Game):
     """
 
     size: Annotated[int, Gt(1), Le(8)] = 4
-    """Cells of a side."""
+    """The number of cells along each side."""
     gems: Annotated[int, Gt(0)] = 2
-    """Cells with a gem."""
+    """The number of gems, each in another cell."""
     steps: Annotated[int, Gt(0)] = 12
-    """Turns after which the answer ends."""
+    """The number of turns after which the answer ends."""
     walls: Annotated[float, Ge(0), Le(1)] = 0.3
     """The probability that a passage is closed, for those that aren't needed to reach every cell."""
 
@@ -77,7 +85,7 @@ class Maze(Game):
     @override
     def step(self, state: Walk, action: str) -> Turn:
         state.steps += 1
-        # Any other text is a turn in which the position stays.
+        # With any other text than N, E, S and W the position stays, and the turn counts.
         dx, dy = DIRECTIONS.get(after_thought(action).strip(), (0, 0))
         target = (state.at[0] + dx, state.at[1] + dy)
         if (state.at, target) in state.passages:
@@ -89,7 +97,7 @@ class Maze(Game):
         return Turn(self._position(state), done=not state.gems or state.steps == self.steps, reward=earned)
 
     def _position(self, walk: Walk) -> str:
-        """Writes the cell and its open directions, such as ``b2:NE``."""
+        """Writes the present cell and its open directions, such as ``b2:NE``."""
         x, y = walk.at
         open_directions = ""
         for name, (dx, dy) in DIRECTIONS.items():
@@ -98,6 +106,7 @@ class Maze(Game):
         return f"{_name(walk.at)}:{open_directions}"
 
     def _walk(self, level: int) -> Walk:
+        """Returns the state in which all answers to a level begin."""
         generator = derived_random(level, "maze")  # a level is a seed, not a difficulty
         cells = [(x, y) for x in range(self.size) for y in range(self.size)]
         at, *gems = generator.sample(cells, self.gems + 1)
@@ -135,17 +144,18 @@ def _name(cell: GridCell) -> str:
 @Environment.register("guess_number")
 @dataclass(frozen=True, kw_only=True)
 class GuessNumber(Game):
-    """A hidden number to guess. The reply to each guess is the direction, and the right guess earns 1.
-    Bisection needs about log2 of the count of numbers.
+    """A hidden number to guess. The reply to each wrong guess says whether the number is lower or higher, and
+    the right guess earns 1. Bisection needs about log2(n) guesses for n numbers.
     """
 
     most: Annotated[int, Gt(0)] = 9
     """The largest number; the smallest is 0."""
     guesses: Annotated[int, Gt(0)] = 4
-    """Turns after which the answer ends."""
+    """The number of turns after which the answer ends."""
     form: Literal["symbols", "words"] = "symbols"
-    """``symbols``: the reply to a guess is ``<`` (it is lower), ``>`` (higher) or ``!`` (not a number), so
-    that a small model can play. ``words``: the reply is in English."""
+    """The form of prompts and replies. ``symbols``: the reply to a guess is ``<`` (the hidden number is
+    lower), ``>`` (it is higher) or ``!`` (the guess isn't a number), so that a small model can play.
+    ``words``: the reply is in English."""
 
     isolation: ClassVar[Isolation] = "inline"
 

@@ -1,7 +1,7 @@
 """Tools of MCP servers (Model Context Protocol), with the package `mcp`. All answers of a rank share one
 connection to each server, which ends with the run.
 
-Calls come from threads, and each connection lives in the event loop of a thread of its own::
+Calls come from threads, and each connection lives in the event loop of a separate thread::
 
     thread of an answer                    thread "MCP server", one for each server
     ───────────────────                    ────────────────────────────────────────
@@ -49,19 +49,22 @@ from treetune.processes.pool import call_clock
 from treetune.tasks.graders.base import Isolation
 
 _ALIVE_S = 2.0
-"""The longest time in which a server has to list its tools after a call that was overdue."""
+"""The longest time in which a server has to list its tools after a call that was overdue, so that it counts
+as alive."""
 _END_S = 10.0
 """The longest time that a server may take to end."""
 _OVERDUE_IN_A_ROW = 2
-"""After so many overdue calls without an answer between them, the clocks of all other calls run."""
+"""The number of overdue calls, without an answer between them, after which the server seems to hang. Then the
+clocks of all other calls run."""
 _PRINTED_BYTES = 16_384
-"""Bytes that are kept of a server's error output, its end."""
+"""The number of bytes that are kept of a server's error output, from its end."""
 _FAULT_CHARACTERS = 300
-"""Characters of an error in a result that the policy reads, its beginning."""
+"""The number of characters that the policy reads of an error in a result, from its beginning."""
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 """The name of an environment variable in a header or in an address."""
 
-# Starts the server so that the kernel kills it when the thread that started it ends for any reason (Linux).
+# A program that asks the kernel to kill it when the thread that started it ends for any reason (Linux), and
+# then becomes the server.
 _START_GUARDED = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0);"
     " os.getppid() == int(sys.argv[1]) and os.execvp(sys.argv[2], sys.argv[2:])"
@@ -77,8 +80,8 @@ class Mcp(Tool):
 
     A server runs with your user's rights: it has access to your files and your network. Of the environment
     variables it gets only PATH, HOME and similar ones, and those in `variables`. All answers of a rank share
-    the server, so that each sees the changes that others make in it. An answer that is continued finds the
-    server in its present state.
+    the server, so each answer sees the changes that others make in it. An answer that is continued finds the
+    server in its present state, and not in that of the answer's middle.
     """
 
     command: tuple[str, ...] = ()
@@ -90,14 +93,15 @@ class Mcp(Tool):
     """Environment variables of the program."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """HTTP headers for the address. ``${NAME}`` is replaced by the run's environment variable of this name,
-    so that a configuration needs no secrets: ``{Authorization: 'Bearer ${SHOP_TOKEN}'}``."""
+    so a configuration needs no secrets: ``{Authorization: 'Bearer ${SHOP_TOKEN}'}``."""
     only: tuple[str, ...] = ()
     """The names of the tools that are offered; empty: all."""
     call_seconds: Annotated[float, Gt(0)] = 10.0
-    """The longest time for a call, after which the policy reads that there was no result. It begins when the
-    server begins to process the call: some servers process one call at a time."""
+    """The longest time for a call in seconds, after which the policy reads that there was no result. It
+    begins when the server probably begins to process the call, since some servers process one call at a
+    time."""
     start_seconds: Annotated[float, Gt(0)] = 15.0
-    """The longest time until the server has listed its tools."""
+    """The longest time in seconds until a new server has listed its tools."""
 
     isolation: ClassVar[Isolation] = "service"
 
@@ -204,10 +208,10 @@ class _Connection:
     """A client of a server, the server's tools, and the calls without an answer.
 
     A client can't see which calls a server is processing, so this is an estimate. The server is assumed to
-    begin calls in the order in which they were sent, one at a time. If it answers a call before `n` earlier
-    ones, it processes at least `n + 1` at the same time. The clocks of that many calls run, and the other
-    calls wait. If `_OVERDUE_IN_A_ROW` calls run out of time without an answer between them, the server is
-    assumed to hang, and the clocks of all calls run.
+    begin calls in the order in which they were sent, one at a time. If it answers a call while `n` earlier
+    calls have no answer yet, it processes at least `n + 1` calls at the same time. The clocks of that many
+    calls run, and the other calls wait. If `_OVERDUE_IN_A_ROW` calls run out of time without an answer
+    between them, the server is assumed to hang, and the clocks of all calls run.
     """
 
     def __init__(self, client: Any, tools: Sequence[Any]) -> None:
@@ -264,8 +268,9 @@ class _Connection:
             call.changed.clear()
         self.answered += 1
         self.overdue_in_a_row = 0
-        # `_calls` has the calls without an answer in the order of sending. This call got its answer before
-        # the earlier ones, so that the server processes this call and the earlier ones at the same time.
+        # `_calls` has this call and all calls without an answer, in the order in which they were sent. This
+        # call got its answer before those that precede it there, so the server processes all of these at the
+        # same time.
         self._parallel_calls = max(self._parallel_calls, self._calls.index(call) + 1)
 
     def _run_clocks(self) -> None:
@@ -274,7 +279,8 @@ class _Connection:
         seems_to_hang = self.overdue_in_a_row >= _OVERDUE_IN_A_ROW
         for index, call in enumerate(self._calls):
             if call.clock_start is None and (index < self._parallel_calls or seems_to_hang):
-                # A call to a server that hangs has waited for no other call, so that all of its time counts.
+                # The server hangs, so this call hasn't waited for the server to process another one. All of
+                # its time since it was sent counts.
                 call.clock_start = call.sent if seems_to_hang else now
                 call.on_start()
                 call.changed.set()
@@ -298,8 +304,8 @@ class _Connection:
 
 
 class _ServerThread:
-    """Holds the connection to a server, in a thread of its own. After a connection is lost, the next call
-    opens another one."""
+    """Holds the connection to a server, in a separate thread. After a connection is lost, the next call opens
+    another one."""
 
     def __init__(self, tool: Mcp) -> None:
         self._tool = tool
@@ -392,7 +398,7 @@ class _ServerThread:
         finally:
             clock.start()
         parts = [_text_of(part) for part in result.content]
-        # Structured content usually repeats the text. Some tools return only that.
+        # Structured content usually repeats the text, but some tools return only structured content.
         if not parts and result.structured_content is not None:
             parts = [json.dumps(result.structured_content)]
         return ("Error: " if result.is_error else "") + "\n".join(parts)

@@ -1,7 +1,7 @@
-"""Runs the environments of many answers at the same time, each in the place of its `isolation`.
+"""Runs the environments of many answers at the same time, each where its `isolation` says.
 
-Answers don't wait for each other, so that a slow turn delays only its own answer. Each turn is written to a
-journal (`TurnJournal`), so that a run that was killed doesn't ask for it again::
+Answers don't wait for each other, so a slow turn delays only its own answer. Each turn is written to a
+journal (`TurnJournal`), so a run that was killed and continues doesn't play it again::
 
     MultiTurn                     Play (of an answer)             Site (of an environment)
     ─────────                     ───────────────────             ────────────────────────
@@ -47,18 +47,20 @@ from treetune.store.timeline import Timeline
 from treetune.vocabulary import Problem
 
 SUFFIX = ".turns"
-"""The suffix of a journal of turns, which otherwise has the name of the journal of requests."""
+"""The suffix of the file with a journal of turns. The rest of its name is that of the journal of requests."""
 
 PAUSE_S = 1.0
-"""The timeline shows a pause after so many seconds without a turn."""
+"""The number of seconds without a turn after which the timeline shows a pause."""
 
 
 class TurnJournal:
-    """A journal of turns. The key of a turn is its answer and the actions up to the turn.
+    """A journal of turns. The key of a turn is a hash of its answer's number and of the actions up to the
+    turn.
 
-    An answer that is sampled again gets the same turns without its environment. This also holds for turns
-    that the environment wouldn't repeat: a turn that hung stays a ``timeout``. Only a turn that was
-    ``unavailable`` is asked for again. `others` are journals to read from. Safe to use from several threads.
+    An answer that is sampled again gets the same turns from the journal, and its environment doesn't play
+    them. This also holds for turns that the environment might not repeat: a turn that hung stays a
+    ``timeout``. Only a turn that was ``unavailable`` is played again. `others` are further journals from
+    which turns are read. Safe to use from several threads.
     """
 
     def __init__(self, path: Path, others: Sequence[Path] = ()) -> None:
@@ -66,7 +68,8 @@ class TurnJournal:
 
     @staticmethod
     def for_requests(requests: Path, others: Sequence[Path] = ()) -> TurnJournal:
-        """Opens the journal of turns that belongs to a journal of requests, with those of `others`."""
+        """Opens the journal of turns that belongs to a journal of requests. Turns are also read from the
+        journals of turns that belong to `others`."""
         return TurnJournal(requests.with_suffix(SUFFIX), [other.with_suffix(SUFFIX) for other in others])
 
     def find(self, answer: int, actions: Sequence[str]) -> Played | None:
@@ -84,7 +87,7 @@ class TurnJournal:
     def add(self, answer: int, actions: Sequence[str], played: Played) -> None:
         """Writes the turn that followed the last action, unless the environment was unavailable."""
         (turn,) = played.turns
-        if turn.outcome == "unavailable":  # the environment is asked for this turn again
+        if turn.outcome == "unavailable":  # the turn is to be played again
             return
         encoded_snapshot: list[Any] | None = None
         if played.snapshot is not None:
@@ -124,7 +127,8 @@ class Site:
                 Loaded(environment), self._name, threads=environment.concurrency
             )
         self._threads = ThreadPoolExecutor(environment.concurrency, "environments")
-        # For the timeline, under the lock: the turns that are played now, and since the last pause.
+        # For the timeline, under the lock: the number of turns that are being played now, and of all turns
+        # since the last pause; the times of the first and the last of the latter.
         self._lock = threading.Lock()
         self._playing = self._turns = 0
         self._active_since = self._active_until = 0.0
@@ -150,11 +154,12 @@ class Site:
         """Calls a method of `World` and returns its result, or a ``timeout``.
 
         Args:
-            world: The state of the answer.
-            turns: Turns that the call plays. The call has the environment's deadline for each of these turns.
+            world: The environment of the answer and its state.
+            turns: The number of turns that the call plays. The call's deadline is so many times the
+                environment's.
             most_seconds: An upper bound of the call's deadline.
             method: The method's name.
-            arguments: Its arguments.
+            arguments: The method's arguments.
 
         Raises:
             EOFError: The world's process has ended.
@@ -195,7 +200,8 @@ class Site:
                 self._active_until = time.time()
 
     def _record_span(self) -> None:
-        """Adds the time from the last pause to the last turn to the timeline."""
+        """Adds the span of time from the last pause to the end of the last turn to the timeline, if there was
+        a turn."""
         if self._turns:
             self._timeline.past(
                 "environments", self._name, self._active_since, self._active_until, turns=self._turns
@@ -207,8 +213,8 @@ class Site:
 class Play:
     """The environment of one answer, which plays one action after the other.
 
-    Call `begin` first if the answer has turns already. Then call `act` for each action, after the turn before
-    is done, and `end` after the last one.
+    Call `begin` first if the answer has turns already. Then call `act` for each action, once the previous
+    turn is there, and `end` after the last action.
     """
 
     site: Site
@@ -217,17 +223,19 @@ class Play:
     actions: tuple[str, ...]
     """The actions of the turns so far."""
     snapshot: Snapshot | None
-    """The state after these turns, for an environment that is copied."""
+    """The state after these turns, for an environment that is copied; None for any other."""
     journal: tuple[TurnJournal, int] | None
-    """A journal that may have turns, and the answer's number in it."""
+    """The journal of turns, and the answer's number in it; None if there is no journal."""
     seconds: float
     """The time that the answer has left for its turns."""
     _world: World | ForkedWorld | None = None
     _lost: Turn | None = None
-    """The turn that replaces all turns if the environment could not begin."""
+    """The turn with which all calls are answered after the environment could not begin; None if it has not
+    failed so."""
 
     def begin(self) -> Future[Played]:
-        """Plays the turns so far again, and returns those that were not in the snapshot."""
+        """Brings the environment to the state after the turns so far. Returns the turns that had to be played
+        again, because no snapshot has them."""
         return self.site.submit(self._play, None)
 
     def act(self, action: str) -> Future[Played]:
@@ -247,8 +255,8 @@ class Play:
             journal, answer = self.journal
             played = journal.find(answer, actions)
         if played is not None:
-            # The world hasn't played this turn, so that its state is too old. If a later turn isn't in the
-            # journal, a new world begins with all actions.
+            # The world hasn't played this turn, so its state is too old, and it is ended. If a later turn
+            # isn't in the journal, a new world begins with all actions.
             self.end()
         else:
             played = self._play(action)
@@ -260,10 +268,10 @@ class Play:
         return replace(played, seconds=time.perf_counter() - start)
 
     def _play(self, action: str | None) -> Played:
-        """Plays an action, in a new world if there is none; None only makes the world.
+        """Plays an action, in a new world if there is none. If `action` is None, only makes the world.
 
-        If the world's process ends, a second process tries once more, since the machine may have ended the
-        first process.
+        If the world's process ends, a second process tries once more, since the operating system may have
+        ended the first one, and not the environment.
         """
         if self._lost is not None:
             return Played((self._lost,))
@@ -289,8 +297,8 @@ class Play:
 
     def _begin_world(self, world: World | ForkedWorld) -> Played:
         """Brings a new world to the state after the turns so far. Returns the turns that it had to play."""
-        # A new answer plays no turn, and the environment's `reset` has the time of one turn. `math.inf`: the
-        # answer's time (`self.seconds`) is only for the turns that follow.
+        # A new answer plays no turn here, but the environment's `reset` has the time of one turn. The bound
+        # is `math.inf`, because the answer's time (`self.seconds`) is only for the turns that follow.
         turns = max(1, len(self.actions))
         return self.site.call(
             world, turns, math.inf, "begin", self.problem, self.seed, self.actions, self.snapshot
@@ -300,7 +308,7 @@ class Play:
         """Returns the turn after an action, or a ``timeout`` if this turn uses up the answer's time."""
         start = time.perf_counter()
         played = self.site.call(world, 1, self.seconds, "step", action)
-        # The wait for a busy server isn't the answer's.
+        # The time that the call waited for a busy server (`waited`) doesn't count.
         self.seconds -= time.perf_counter() - start - played.waited
         if self.seconds <= 0:
             return failure("timeout", "the time for the answer's turns ran out")
@@ -314,12 +322,12 @@ def _has_failed(played: Played) -> bool:
 class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
     """Plays environments for many answers, independently of each other.
 
-    If an environment runs in processes, each answer has its own from its first turn to its last. A turn in
-    which the environment hangs has the outcome ``timeout``. One in which it crashes, or needs more than
-    `memory_gib`, has the outcome ``error``. Other answers aren't affected.
+    If an environment runs in processes, each answer has its own process from its first turn to its last. A
+    turn in which the environment hangs has the outcome ``timeout``. A turn in which it crashes, or needs more
+    than `memory_gib`, has the outcome ``error``. Other answers aren't affected.
 
-    All processes end with the pool, and with this process for whatever reason. Close the pool, or use it in a
-    `with` statement. The `timeline` shows when turns were played.
+    All processes end when the pool is closed, and when this process ends for whatever reason. Close the pool,
+    or use it in a `with` statement. The `timeline` shows when turns were played.
     """
 
     def __init__(self, *, memory_gib: float | None = 4.0, timeline: Timeline | None = None) -> None:
@@ -343,13 +351,13 @@ class EnvironmentPool(AbstractContextManager["EnvironmentPool"]):
         """Returns the object that plays the turns of an answer.
 
         Args:
-            environment: The environment that answers.
+            environment: The environment that replies.
             problem: The answer's problem.
-            seed: The seed of the environment's chances.
-            actions: The actions of an answer that is continued.
+            seed: The seed of the environment's random events.
+            actions: The actions of the turns so far, if an answer is continued.
             snapshot: The environment's state after these actions, for an environment whose state is copied.
             journal: A journal of turns, and the answer's number in it.
-            seconds: Time for all turns of the answer that follow.
+            seconds: The time for all turns of the answer that follow.
         """
         if id(environment) not in self._sites:
             site = Site(environment, self._services, self._memory_gib, self._timeline)

@@ -31,8 +31,10 @@ from treetune.tasks.thoughts import read_thoughts
 from treetune.vocabulary import Problem
 
 RESULT = "{result}"
+"""The place of the result in the setting `answer`."""
 
-# Pickled snapshots of version 0.1 hold a class `Calls` of this module, which doesn't exist any more.
+# Pickled snapshots of version 0.1 hold a class `Calls` of this module. Neither exists any more. So a module
+# with this name is made, in which `SimpleNamespace` takes the place of the class when they are unpickled.
 _MODULE_OF_VERSION_0_1 = "treetune.tasks.environments.tools.environment"
 vars(sys.modules.setdefault(_MODULE_OF_VERSION_0_1, ModuleType(_MODULE_OF_VERSION_0_1))).update(
     Calls=SimpleNamespace
@@ -44,18 +46,19 @@ Functions = Mapping[str, Callable[..., Any]]
 
 
 class Tool(Registrable):
-    """Answers calls of a policy. Sub-classes are frozen dataclasses, picklable.
+    """Answers calls of a policy. Sub-classes are frozen dataclasses that can be pickled.
 
-    A sub-class usually overrides only `call`. Its signature and docstring become the schema that models with
-    a native format of calls are shown.
+    A sub-class usually overrides only `call`. The signature and docstring of `call` become the schema that
+    models with a native format of calls are shown.
     """
 
     name: str
     """The name by which the policy calls it."""
     isolation: ClassVar[Isolation] = "process"
-    """Where it runs, as for environments. ``service``: all answers of a rank share it."""
+    """The place where it runs, as for environments (`Environment.isolation`). With ``service`` all answers of
+    a rank share the tool."""
     state: bool = False
-    """Whether its `functions` keep a state from call to call. They are pickled between turns."""
+    """Whether its `functions` keep a state from call to call. Such functions are pickled between turns."""
 
     def prepare(self) -> None:
         """Called once in each worker process, before the deadlines begin. Do slow imports and build indices
@@ -234,29 +237,30 @@ class Tools(Environment):
     ``<python>print(6 * 7)</python>``. Only the first call of a turn counts. Put the end tag into the
     rollout's `stop`, so that a turn ends with its call. The prompt has to describe the tools.
 
-    A model that was trained to call tools has a `format` of its own. Its chat template describes the tools,
-    and all calls of a turn are answered.
+    A model that was trained to call tools has its own `format` of calls, which is named here. Its chat
+    template describes the tools, and all calls of a turn are answered.
 
-    The same call may have different results (programs may draw random numbers, and have time limits), so that
+    The same call may have different results (programs may draw random numbers, and have time limits), so
     answers are continued from copies of the state.
     """
 
     tools: Annotated[tuple[Tool, ...], MinLen(1)]
     """The tools that the policy may call in each of its turns."""
     call: str | None = None
-    """Another pattern of calls: a regular expression with a group `argument` and, if there are several tools,
-    a group `tool`."""
+    """A regular expression for calls in the format ``tags``, with a group `argument` and, if there are
+    several tools, a group `tool`. null: the tool's name as a tag around the argument."""
     answer: str = f"<result>\n{RESULT}\n</result>"
-    """The text that the policy reads, with ``{result}`` in it."""
+    """The text that the policy reads after a call in the format ``tags``, with ``{result}`` in it."""
     most_calls: Annotated[int, Gt(0)] | None = None
-    """The most calls of an answer. After them, the policy reads that no calls are left."""
+    """The most calls of an answer. In place of the result of any further call, the policy reads that no calls
+    are left. null: unlimited."""
     format: str = "tags"
     """The format of calls: ``tags``, ``hermes`` (also for Qwen), ``llama``, ``mistral``, or ``vllm:NAME`` for
     one of vLLM's tool parsers, such as ``vllm:qwen3_coder``."""
     tokenizer: str | None = None
     """The model's tokenizer, a folder or a name, which vLLM's parsers need."""
     deadline: Annotated[float, Gt(0)] = 30.0
-    """Seconds for the calls of one turn; tools have shorter limits of their own."""
+    """Seconds for all calls of one turn together. Tools have shorter limits for each call."""
 
     again: ClassVar[Again] = "copy"
     earns: ClassVar[Reward] = "grader"
@@ -275,8 +279,8 @@ class Tools(Environment):
         has_service = any(tool.isolation == "service" for tool in self.tools)
         if not self.is_native and has_service:
             raise ValueError("tools of an MCP server take several arguments: set format to that of the model")
-        # `reads_specials` and `isolation` depend on other keys. Properties with these names would clash with
-        # the base class's attributes.
+        # `reads_specials` and `isolation` depend on other settings. They are set as attributes, because
+        # properties with these names would clash with the base class's attributes.
         object.__setattr__(self, "reads_specials", self.is_native)
         if has_service:
             object.__setattr__(self, "isolation", "service")
@@ -329,7 +333,7 @@ class Tools(Environment):
         return schemas
 
     def calls(self, action: str) -> list[ToolCall]:
-        """Returns the calls of a turn in their order; none if the turn is the answer. A call that is only
+        """Returns the calls of a turn in their order; no calls if the turn is the answer. A call that is only
         mentioned in a thought isn't one."""
         calls, _ = self._split_turn(action)
         return calls
@@ -374,7 +378,8 @@ class Tools(Environment):
 
     @override
     def reset(self, problem: Problem, seed: int) -> SimpleNamespace:
-        # Functions of tools with a state belong to one answer. The others are looked up for each call.
+        # `made` counts the answer's calls. `kept` has the functions of tools with a state, which belong to
+        # this answer. The functions of other tools are looked up for each call.
         functions_with_state: dict[str, Callable[..., Any]] = {}
         for tool in self.tools:
             if tool.state:
@@ -405,8 +410,8 @@ class Tools(Environment):
         functions: dict[str, Callable[..., Any]] = {}
         for tool in self.tools:
             functions |= tool.functions()
-        # The answer's own functions replace those that a tool with a state has just made. (States of version
-        # 0.1 don't have this attribute.)
+        # A tool with a state has just made new functions above. The answer's functions, which have its state,
+        # replace them. (States of version 0.1 don't have the attribute `kept`.)
         functions |= getattr(state, "kept", {})
         if call.tool not in functions:
             return f"There is no tool {call.tool}; there is {', '.join(functions)}."
@@ -416,7 +421,7 @@ class Tools(Environment):
                 result = _call_with_json(function, call.arguments)
             else:  # the text within a tag
                 result = function(call.arguments)
-        except Unavailable:  # leaves the answer out, and is nothing that the policy could react to
+        except Unavailable:  # the answer is left out, since the policy can't do anything about it
             raise
         except ValidationError as error:  # the call's arguments don't match the signature
             faults = []
@@ -460,8 +465,8 @@ def _call_with_json(function: Callable[..., Any], arguments: Mapping[str, Any]) 
 def _calls_by_vllm(
     name: str, tokenizer: str, tools: Sequence[Mapping[str, Any]], action: str
 ) -> list[ToolCall]:
-    """Returns the calls that one of vLLM's tool parsers finds, without a server. A parser also returns none
-    for a call that it can't read."""
+    """Returns the calls that one of vLLM's tool parsers finds, without a server. A parser returns no calls
+    either if it can't read the one that is there."""
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.tool_parsers import ToolParserManager
 
@@ -471,7 +476,8 @@ def _calls_by_vllm(
     for tool_call in parser.extract_tool_calls(action, request).tool_calls:
         function = tool_call.function
         # The arguments are JSON text as the model wrote it, which may have mistakes. `calls_in` gives a call
-        # with a mistake a fault for the model to read. It reads ``name[ARGS]arguments``, Mistral's form.
+        # with a mistake a `fault` for the model to read. It gets the call in Mistral's form,
+        # ``name[ARGS]arguments``.
         calls += calls_in(f"{function.name}[ARGS]{function.arguments or '{}'}")
     return calls
 

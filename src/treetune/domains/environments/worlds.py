@@ -1,4 +1,4 @@
-"""The states of environments: each answer has one, in this process or in a process of its own.
+"""The states of environments: each answer has one, in this process or in a separate process.
 
 `ForkedProcesses` starts this module as ``python -m treetune.domains.environments.worlds``. Such a process
 loads an environment once and then forks itself for each answer. A fork takes milliseconds and shares what was
@@ -50,8 +50,9 @@ Snapshot = tuple[int, bytes]
 """The number of actions that have been played, and the pickled state after them."""
 
 Order = Literal["fork", "kill", "dies"]
-"""``kill`` ends a process at once. ``dies`` ends one that has closed its connection, after `_LAST_WORDS_S` in
-which it may end by itself, so that its exit code tells the reason."""
+"""An order to the process that has loaded the environment. ``fork`` forks a process for an answer. ``kill``
+ends an answer's process at once. ``dies`` is for a process that has closed its connection: it first gets
+`_LAST_WORDS_S` to end by itself, so that its exit code tells the reason, and is then ended."""
 _LAST_WORDS_S = 1.0
 """Seconds that a process which has closed its connection has to end by itself."""
 
@@ -65,7 +66,8 @@ class Played:
 
     turns: tuple[Turn, ...] = ()
     snapshot: Snapshot | None = None
-    """The state after the turns, for an environment that is copied."""
+    """The state after the turns, for an environment that is copied; None for any other, and after the last
+    turn."""
     seconds: float = 0.0
     waited: float = 0.0
     """Seconds that the call waited for a free place at a server; no deadline includes them."""
@@ -86,14 +88,14 @@ class World:
     environment: Environment
     _state: Any = None
     _played: int = 0
-    """Actions that led to the state."""
+    """The number of actions that led to the state."""
 
     def begin(
         self, problem: Problem, seed: int, actions: Sequence[str] = (), snapshot: Snapshot | None = None
     ) -> Played:
         """Reaches the state after `actions`, from the snapshot or, without one, from the beginning.
 
-        Returns the turns of the actions that it had to play again.
+        Returns the turns of the actions that it had to play again: those after the snapshot, or all.
         """
         try:
             if snapshot is not None:
@@ -110,7 +112,7 @@ class World:
             reached = self._snapshot()
         except Unavailable as error:
             return failure("unavailable", str(error))
-        except Exception as error:  # no action has been played yet, so that no answer can be the cause
+        except Exception as error:  # no action has been played yet, so the policy can't be the cause
             return failure("unavailable", f"the environment did not begin: {_describe(error)}")
         turns: list[Turn] = []
         for action in actions[self._played :]:  # those that aren't in the snapshot
@@ -122,7 +124,8 @@ class World:
         return Played(tuple(turns), reached)
 
     def call(self, deadline: float, method: str, *arguments: Any) -> Played:
-        """Calls a method; the deadline isn't needed, because an environment in this process can't hang."""
+        """Calls a method by its name. `deadline` is not used: it is only there so that `ForkedWorld` has the
+        same signature, since nothing can end a call in this process."""
         played: Played = getattr(self, method)(*arguments)
         return played
 
@@ -156,7 +159,7 @@ def _describe(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class Loaded(Servant):
-    """An environment in the form that pools of processes and threads load."""
+    """An environment as a `Servant`, which pools of processes and threads can load."""
 
     environment: Environment
 
@@ -173,10 +176,10 @@ class Loaded(Servant):
 class ForkedProcesses:
     """Forks a process for each answer from a process that has loaded the environment. Thread-safe.
 
-    The first answer starts the loading process. The thread that does so has to last as long as the run,
-    because the kernel ends the process with that thread, and the forked ones with the process. The loading
-    process must not have threads when it forks, so that an environment may start threads in `reset`, but not
-    in `prepare`.
+    The first answer starts the loading process. The thread that starts it has to last as long as the run,
+    because the kernel ends the loading process with that thread, and the forked processes with the loading
+    process. The loading process must not have threads when it forks. So an environment may start threads in
+    `reset`, but not in `prepare`.
     """
 
     def __init__(self, environment: Environment, memory_gib: float | None) -> None:
@@ -196,7 +199,7 @@ class ForkedProcesses:
                 with theirs:
                     try:
                         orders.send(("fork", 0))
-                        reduction.send_handle(orders, theirs.fileno(), None)  # only Windows needs a number
+                        reduction.send_handle(orders, theirs.fileno(), None)  # None: only Windows needs a pid
                         return ForkedWorld(self, ours, orders.recv())
                     except (EOFError, OSError) as error:  # it was killed: start another one, once
                         ours.close()
@@ -263,7 +266,7 @@ class ForkedProcesses:
 
 
 class ForkedWorld:
-    """A `World` in a process of its own, which ends with this object."""
+    """A `World` in a separate process, which ends when this object is closed or no longer exists."""
 
     def __init__(self, forks: ForkedProcesses, connection: Connection, pid: int) -> None:
         self._forks, self._connection, self._pid = forks, connection, pid
@@ -299,12 +302,12 @@ class ForkedWorld:
 
 
 def _bound(connection: Connection, seconds: float) -> None:
-    """Makes each wait for a connection, also within a message, raise BlockingIOError after so many
-    seconds."""
+    """Makes each wait for a connection raise BlockingIOError after `seconds`, also a wait in the middle of a
+    message."""
     # Whole seconds and microseconds (the kernel's struct timeval). 0 would mean no limit.
     microseconds = max(1, int(min(seconds, 1e9) * 1e6))
     limit = struct.pack("ll", *divmod(microseconds, 10**6))
-    # The socket gets a descriptor of its own, which it closes at the end of the block.
+    # The socket closes its descriptor at the end of the block, so it gets a copy of the connection's.
     with socket.socket(fileno=os.dup(connection.fileno())) as same:
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         same.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -372,7 +375,8 @@ def _end(pid: int, patience: float) -> int:
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while os.waitid(os.P_PID, pid, look) is None and time.monotonic() < deadline:
         time.sleep(0.001)
-    # Its group, with all that it started, and itself, in case it has not yet made its group.
+    # Kills its process group, which has all processes that it started, and the process itself, in case it has
+    # not made its group yet.
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

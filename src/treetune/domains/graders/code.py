@@ -28,20 +28,22 @@ from treetune.vocabulary import Grade, Problem
 _LANGUAGES = ("python", "py", "python3", "pypy3")
 
 SPARE_SECONDS = 90.0
-"""Time in addition to a program's own. A sandbox that can't start a program says so before, so that only a
-bug reaches the deadline."""
+"""Time for grading an answer in addition to a program's own limit. A sandbox that can't start a program says
+so earlier, so only a bug reaches the deadline."""
 
 _MESSAGE = 300
+"""The most characters of a grade's message."""
 
 _REPORT_KIB = 64
-"""The largest size of a report, without what the program printed."""
+"""The space for a report in addition to what the tests printed and their lines in it."""
 
 _TESTS = ("functional", "pytest", "solution_file")
+"""The keys of golds whose tests are code."""
 
 
 class SandboxedGrader(Grader):
-    """A grader that runs programs in its `sandbox`, within `limits`. It is called according to the sandbox's
-    isolation."""
+    """A grader that runs programs in its `sandbox`, within `limits`. The sandbox's isolation is also the
+    grader's."""
 
     sandbox: Sandbox
     limits: ProgramLimits
@@ -71,8 +73,8 @@ class SandboxedGrader(Grader):
 class Code(SandboxedGrader):
     """Runs the answer's Python against the problem's tests in a sandbox.
 
-    The answer is in the fenced code blocks after the last ``</think>``: those marked as Python, or if there
-    are none, those without a mark, or if no block is closed, the last one.
+    The answer is in the fenced code blocks after the last ``</think>``: those marked as Python; if there are
+    none, those without a mark; if no block is closed, the last one.
 
     The gold is JSON of one of these kinds, as in Reasoning360:
 
@@ -85,10 +87,10 @@ class Code(SandboxedGrader):
     * ``{"solution_file": "…"}``: a program that imports `solution` and fails if the answer is wrong.
 
     A row's `prefix` is put before the answer once. The answer may be the rest of the prefix's last function,
-    that function again, or a whole program. Answers to inputs and outputs can use names without importing
-    them that such benchmarks import (`from typing import *` and the like). Expected outputs never enter the
-    sandbox. Tests that are code run there in another process than the answer, which can neither read nor
-    change them.
+    that function again, or a whole program. For a gold with inputs and outputs, the answer can use names that
+    such benchmarks import (`from typing import *` and the like) without importing them. Expected outputs
+    never enter the sandbox. Tests that are code run in the sandbox in another process than the answer, so the
+    answer can neither read nor change them.
     """
 
     blocks: Literal["all", "last", "first", "whole"] = "all"
@@ -143,8 +145,8 @@ class Code(SandboxedGrader):
         most_bytes = self.limits.output_kib * 1024
         stops_early = self.score == "all"  # the first failure decides
         call = f"\nrun({prefix!r}, {code!r}, {inputs!r}, {self.test_seconds!r}, {most_bytes}, {stops_early})"
-        # For each test, the report has a line, the output and the end of the errors (`cases`). The 4 KiB are
-        # for the line and the errors.
+        # For each test, the report has a line, what the program printed, and the end of its errors (see
+        # `sandbox.inside.cases`). The 4 KiB are for the line and the errors.
         limits = replace(self.limits, output_kib=(self.limits.output_kib + 4) * len(inputs) + _REPORT_KIB)
         report = self.sandbox.run(inside.bundle("cases", "joining") + call, limits=limits).stdout
         passed, done, message = 0, 0, None
@@ -178,9 +180,9 @@ class Code(SandboxedGrader):
     def _call_on_inputs(
         self, prefix: str, code: str, gold: Mapping[str, Any], function: str
     ) -> tuple[int, int, str | None]:
-        """Calls the function with each input. Returns the same as `_run_on_inputs`.
+        """Calls the answer's function with each input. Returns the same as `_run_on_inputs`.
 
-        `prefix` is code of the problem that comes before the answer's.
+        `prefix` is code of the problem that comes before the answer's code.
         """
         inputs = [_read_arguments(value) for value in gold["inputs"]]
         expected = [_json_value_or_text(value) for value in gold["outputs"]]
@@ -226,8 +228,8 @@ class Code(SandboxedGrader):
 
         Returns:
             The number of tests (None if they could not begin), the report of each test that has begun, and
-            the message of the first that failed. Reports are ``{"passed": True}`` or, of a call, ``{"value":
-            3}``.
+            the message of the first test that failed (None if none failed). A report is ``{"passed": True}``
+            or, for a call, ``{"value": 3}``. It has a ``message`` if the test failed.
         """
         # The program forks the answer's process, and then reads the tests from its standard input. The
         # answer's process has no standard input.
@@ -288,7 +290,8 @@ def _read_arguments(value: Any) -> list[Any]:
 
 
 def _json_value_or_text(value: Any) -> Any:
-    """Returns the value of a text that is JSON. Every other value, and any other text, stays as it is."""
+    """Returns the value of a text that is JSON. Any other text, and a value that isn't a text, stays as it
+    is."""
     try:
         with _any_digits():
             return json.loads(value) if isinstance(value, str) else value
@@ -298,10 +301,10 @@ def _json_value_or_text(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _any_digits() -> Iterator[None]:
-    """Lets Python convert integers of any length within the block.
+    """Lets Python convert integers of any length from and to text within the block.
 
-    Only golds are converted so, since they are trusted. The conversion takes quadratic time, so that a long
-    integer of an answer could take too long.
+    Only golds are converted in this way, since they are trusted. The conversion takes quadratic time, so a
+    long integer in an answer could take too long.
     """
     most = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
@@ -326,8 +329,11 @@ RETURNED_TOLERANCE = 1e-5
 """Tolerance of numbers that a function returns, absolute or relative, as in Reasoning360's tests."""
 
 _LONGEST_NUMBER = 400
+"""The most characters of a number that is converted with `int`."""
 _FREE_CASE = {"yes", "no", "true", "false"}
+"""Words whose upper and lower case don't matter in what a program prints."""
 _DEEPEST = 100
+"""The most lists and objects within each other that are compared."""
 
 
 def same_output(printed: str, expected: str) -> bool:
@@ -380,8 +386,9 @@ def _same_word(printed: str, expected: str) -> bool:
 
 
 def same_value(returned: Any, expected: Any, depth: int = 0) -> bool:
-    """Compares JSON values. Numbers may differ by 1e-5 unless both are whole; everything else is compared
-    exactly. True is not equal to 1.
+    """Compares JSON values. Two whole numbers have to be equal, and other numbers may differ by 1e-5,
+    absolutely or relatively. Everything else is compared exactly. True is not equal to 1. `depth` is the
+    number of lists and objects around the values.
     """
     if depth > _DEEPEST:
         return False

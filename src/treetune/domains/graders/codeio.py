@@ -24,8 +24,10 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 KEYS = ("output", "input")
+"""The keys under which golds and answers may have their value."""
 
 _TRUTHS = {"true": True, "false": False}
+"""Texts that equal booleans."""
 
 _MARK = "@@ output of the call: "
 """The beginning of a line with the result of a call. Other lines that the program prints are ignored."""
@@ -43,22 +45,23 @@ for _input in _json.loads(_sys.stdin.read()):
         _result = {{"error": repr(_error)[:200]}}
     print("\\n" + {mark!r} + _json.dumps(_result), flush=True)
 """
-"""The code after the problem's program. It calls the program's function with each input on standard input,
-and prints each result in a line of its own."""
+"""The code that is put after the problem's program. It reads a list of inputs from standard input, calls the
+program's function with each of them, and prints each result on a separate line."""
 
 
 @Grader.register("codeio")
 @dataclass(frozen=True, kw_only=True)
 class CodeIO(Grader):
-    """Reward 1 for the gold's value, which is JSON under ``output`` or ``input``, or without a key.
+    """Gives the reward 1 for the gold's value. The gold is JSON: an object with the value under the key
+    ``output`` or ``input``, or only the value.
 
     The answer is a fenced code block after the last `think_end`, or if there is none, the last JSON object or
     list. It contains the value in one of the forms ``{"output": 3}``, ``"output": 3`` and ``3``, without
     other keys.
 
     Values are compared in depth. Lists equal tuples. If one of two numbers has decimals, they may differ by
-    `tolerance`. A text with a JSON object or list equals this, and ``"True"`` and ``"false"`` equal booleans.
-    A boolean doesn't equal a number.
+    `tolerance`. A text that is a JSON object or list equals that object or list, and the texts ``"True"`` and
+    ``"false"`` equal booleans. A boolean doesn't equal a number.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -71,9 +74,9 @@ class CodeIO(Grader):
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
     program: Annotated[str, MinLen(1)] | None = None
-    """The key of the row's program. With it, a predicted input that differs from the gold's is also right if
-    the program's function returns the same value for both. The answer is only data, with which the function
-    is called."""
+    """The row's key with the problem's program. If it is set, a predicted input that differs from the gold's
+    is also right if the program's function returns the same value for both. The answer itself is never
+    executed, because the function is only called with it. null: such an input is wrong."""
     entry: str = "main_solution"
     """The function of the program."""
     sandbox: Sandbox = field(default_factory=Bubblewrap)
@@ -185,7 +188,8 @@ class CodeIO(Grader):
 
 
 def _normal(value: Any) -> Any:
-    """Returns True for ``"true"``, a list for the text ``"[1, 2]"``, and any other value as it is."""
+    """Returns True for the text ``"true"``, a list for the text ``"[1, 2]"``, and any other value as it
+    is."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -201,7 +205,8 @@ def _normal(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[Any, str | None]:
-    """Returns the value of a gold, and its key. A gold that isn't JSON or a literal is a text."""
+    """Returns the value of a gold, and the key (``output`` or ``input``) under which it is, or None for a
+    gold without such a key. A gold that is neither JSON nor a literal of Python is a text."""
     try:
         value = read_value(gold)
     except UnreadableValue:
@@ -232,8 +237,9 @@ def read_prediction(text: str) -> Any:
 def candidates(prediction: Any, key: str | None) -> list[Any]:
     """Returns the possible meanings of an answer.
 
-    An answer whose only key is the gold's may mean the value under this key, or the whole answer. If the gold
-    has no key, this holds for each of `KEYS`. Any other answer means itself.
+    An answer whose only key is the gold's key may mean the value under this key, or the whole answer. If the
+    gold has no key (`key` is None), this holds for each key of `KEYS`. Any other answer has one meaning, its
+    own value.
     """
     if isinstance(prediction, Mapping) and len(prediction) == 1:
         ((name, value),) = prediction.items()

@@ -27,11 +27,11 @@ class CruxEval(SandboxedGrader):
     """Grades predictions of a Python function's return value, or of arguments for which it returns a given
     value (CRUXEval, Gu et al. 2024).
 
-    The gold is JSON with the function `f` as ``code``. If the output is asked for, it has the ``input`` (the
-    text between the parentheses of the call), and if an input is asked for, the ``output``. The answer is in
-    the last fenced block after ``</think>``, or else between ``<answer>`` and ``</answer>``. It is a value
-    (for an input, the arguments, or the call with them), or ``assert f(…) == …`` with the unchanged part from
-    the question.
+    The gold is JSON with the function `f` as ``code``. If the question asks for the output, the gold also has
+    the ``input`` (the text between the parentheses of the call), and if it asks for an input, the ``output``.
+    The answer is in the last fenced block after ``</think>``, or if there is none, between ``<answer>`` and
+    ``</answer>``. The answer is a value (for an input: the arguments, or the call with them), or ``assert
+    f(…) == …``, in which the part that the question gives is unchanged.
 
     The function is called in a sandbox. The answer is read as literals, and never executed.
     """
@@ -108,11 +108,11 @@ def _gold_of(problem: Problem) -> Mapping[str, str]:
 
 
 def _prediction(text: str, asks_output: bool) -> tuple[ast.Call | None, str | None] | None:
-    """Reads the call and the value in an answer. Each is None if the answer doesn't have it, and the result
-    is None if it has neither.
+    """Reads the call and the value in an answer. Either is None if the answer doesn't have it. The result is
+    None for an answer that can't be read.
 
-    ``assert f(1) == 2`` gives both, ``2`` only a value if an output is asked for, and ``f(1)``, ``1`` or
-    ``x=1`` only a call if an input is asked for.
+    ``assert f(1) == 2`` gives a call and a value. If an output is asked for, ``2`` gives only a value. If an
+    input is asked for, ``f(1)``, ``1`` and ``x=1`` give only a call.
     """
     if len(text) > LONGEST_VALUE:
         return None
@@ -155,7 +155,7 @@ def _call_of(arguments: str) -> ast.Call | None:
         # The newline ends a comment after the arguments.
         call = ast.parse(f"f({arguments}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or not _is_call(call):
-            return None  # the text closes the call itself, as 1) or f(2 does
+            return None  # the text closes the call itself, as "1) or f(2" does
         for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
             ast.literal_eval(argument)
         return call
@@ -164,7 +164,8 @@ def _call_of(arguments: str) -> ast.Call | None:
 
 
 def _same(text: str, other_text: str) -> bool:
-    """Returns whether two texts are equal values, or if they can't be read, the same text."""
+    """Returns whether two texts are equal values. If one of them can't be read, they have to be the same
+    text."""
     try:
         return bool(read_value(text) == read_value(other_text))
     except UnreadableValue:

@@ -34,20 +34,23 @@ from treetune.exceptions import Absurd, NotAFormula
 # time. Gold answers stay below each limit.
 
 LONGEST = 600
-"""Characters of the longest formula that is read."""
+"""The most characters of a formula that is read."""
 
 DEEPEST = 40
 """The most brackets and commands within each other: each takes several of Python's frames."""
 LARGEST_EXPONENT = 10_000
 """The largest exponent of a number or a letter, as in ``2^{10000}``."""
 LARGEST_EXPONENT_OF_A_SUM = 2500
-"""As in ``(x + 1)^{2500}``, which is evaluated at several points."""
+"""The largest exponent of a sum, as in ``(x + 1)^{2500}``, which is evaluated at several points."""
 LARGEST_EXPONENT_OF_A_FUNCTION = 300
-"""As in ``(\\sin x)^{300}``. Larger powers of functions are evaluated to more digits."""
+"""The largest exponent of a function, as in ``(\\sin x)^{300}``. It is smaller because larger powers of
+functions are evaluated to more digits."""
 LARGEST_DEGREE = 10_000
-"""The largest product of exponents within each other: that of ``(x^{2000})^{2000}`` is four million."""
+"""The largest product of exponents within each other. For ``(x^{2000})^{2000}`` this product is four
+million."""
 MOST_BITS_OF_A_POWERED_FACTOR = 400_000
-"""Bits of a number in a sum times the exponent of the sum: ``(2^{100}x + 1)^{50}`` has some 5,000."""
+"""The largest product of a sum's exponent and the bits of a number in the sum. For ``(2^{100}x + 1)^{50}``
+this product is some 5,000."""
 MOST_NESTED_FUNCTIONS = 3
 """The most functions within each other. The time in which sympy finds the sign of a logarithm grows tenfold
 with each."""
@@ -56,18 +59,20 @@ LARGEST_ROOT = 300
 LARGEST_FACTORIAL = 3000
 """The largest n of n!, which has some 9,000 digits."""
 LARGEST_TOP = 5000
-"""The largest number above or below in a binomial coefficient."""
+"""The largest number in a binomial coefficient, above or below."""
 MOST_DIGITS = 400
 """The most digits of a number in a formula."""
 MOST_TOKENS_OF_A_BINOMIAL = 9
 """Tokens after the letter of a binomial coefficient that are read: ``C_{10}^{3}`` has eight."""
 
 BITS_OF_A_HUGE_GOLD = 600
-"""If the gold has more bits, a huge answer is compared by remainders. Otherwise a huge answer is refused."""
+"""If the gold is a number of more bits, a huge answer is compared by remainders. If it isn't, a huge answer
+is refused."""
 MOST_BITS_UNDER_ROOT = 1200
-"""The most bits of a number under a root that isn't a perfect power: sympy factors it."""
+"""The most bits of a number under a root that isn't a perfect power, because sympy factors such a number."""
 MOST_BITS = 40_000
-"""The most bits of a number that is computed. Of a larger one only the remainder by a prime is computed."""
+"""The most bits of a number that is computed. Of a larger number only the remainder modulo a prime is
+computed."""
 
 
 # Reading
@@ -99,7 +104,7 @@ _PLAIN = str.maketrans({
     "√": " \\sqrt ", "²": "^2", "³": "^3", "\u00a0": " ", "∙": "*",
 })  # fmt: skip
 _LONGEST_PRODUCT_OF_LETTERS = 3
-"""``xyz`` is the product of three letters, and ``none`` is a word."""
+"""The most letters that are read as a product: ``xyz`` is a product of three, and ``none`` is a word."""
 _CLOSING_SIGNS = {"(": ")", "[": "]", "{": "}", "|": "|"}
 
 
@@ -140,8 +145,8 @@ def read_expression(text: str, *, reads_choices: bool = True) -> Any:
 
 
 def _split_into_tokens(text: str) -> list[FormulaToken]:
-    """Returns the tokens of a formula (see the head of this file), without white space and commands that
-    change nothing. Raises NotAFormula for a word, and for a character that no formula has."""
+    """Returns the tokens of a formula (see the head of this file), without white space and without commands
+    that don't change the value. Raises NotAFormula for a word, and for a character that no formula has."""
     text = text.translate(_PLAIN)
     # Spaces of LaTeX; \! is one of negative width, as within 1{\!}000.
     text = text.replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
@@ -181,8 +186,8 @@ def _tokens_of_word(word: str) -> list[FormulaToken]:
 class _FormulaParser:
     """A recursive descent parser, with a method for each rule of the grammar in the module's head.
 
-    A method takes its tokens from the front of the remaining ones. `depth` counts the brackets and commands
-    around it, and bounds the recursion.
+    Each method takes its tokens from the front of those that remain. `depth` is the number of brackets and
+    commands around these tokens. It is bounded, and so is the recursion.
     """
 
     def __init__(self, tokens: list[FormulaToken], reads_choices: bool = True) -> None:
@@ -194,8 +199,8 @@ class _FormulaParser:
         self._position = 0
         """The index of the next token."""
         self._open_functions = 0
-        """The number of functions whose argument is being read. Within one, 60^\\circ is pi/3. Elsewhere it
-        is 60 with a unit."""
+        """The number of functions whose argument is being read. Within such an argument, 60^\\circ is pi/3.
+        Elsewhere it is 60 with a unit."""
 
     # Tokens
 
@@ -236,7 +241,7 @@ class _FormulaParser:
         return sign
 
     def _read_product(self, depth: int) -> Any:
-        """Reads ``2 * x``, ``6 / -3`` or ``2x(y + 1)``; from the left: ``1/2x`` is x/2."""
+        """Reads ``2 * x``, ``6 / -3`` or ``2x(y + 1)``. It computes from the left: ``1/2x`` is x/2."""
         product = self._read_power(depth)
         while True:
             if self._next_is("*"):
@@ -289,8 +294,8 @@ class _FormulaParser:
     def _read_argument(self, depth: int, whole_number: bool = False) -> Any:
         """Reads the argument of a command: a group, or the next digit, letter or command.
 
-        With `whole_number` it is the whole next number, perhaps with a sign, as for a power and a function:
-        ``2^10`` is 1024, and ``\\sin 30`` the sine of 30.
+        With `whole_number` it is the next number with all its digits, perhaps with a sign, as for a power and
+        a function: ``2^10`` is 1024, and ``\\sin 30`` the sine of 30.
         """
         if self._next_is("{"):
             return self._read_group(depth, "{", "}")
@@ -521,8 +526,8 @@ class _FormulaParser:
         """Returns the power. Raises Absurd if it could be expensive."""
         if not exponent.is_number:
             return self._check_size(base**exponent)
-        # A complex exponent has no size. e^{i pi} is allowed, for example.
-        # The conditions are written as `not … <= …`, so that they also refuse nan.
+        # A complex exponent can't be compared, and counts as small: e^{i pi} is allowed. The conditions are
+        # written as `not … <= …`, so that they also refuse nan.
         size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
         is_too_large = not size <= self._largest_exponent(base)
         is_too_high_a_root = exponent.is_Rational and exponent.q > LARGEST_ROOT
@@ -544,7 +549,8 @@ class _FormulaParser:
             raise Absurd("an exponent that is larger than in any answer")
 
     def _largest_exponent(self, base: Any) -> int:
-        """Returns the largest exponent of a base: sums and functions cost more to evaluate than numbers."""
+        """Returns the largest exponent that is allowed for a base. It is smaller for sums and functions,
+        which cost more to evaluate than numbers."""
         sympy = self._sympy
         if base.is_Rational or base.is_Symbol or base in (sympy.E, sympy.I, sympy.pi):
             return LARGEST_EXPONENT
@@ -581,7 +587,8 @@ class _FormulaParser:
 
 
 def _bits(number: Any) -> int:
-    """Returns the bits of a rational number, the larger of its numerator's and its denominator's."""
+    """Returns the bits of a rational number: those of its numerator or of its denominator, whichever has
+    more."""
     return int(max(abs(number.p), number.q).bit_length())
 
 
@@ -678,15 +685,17 @@ _DIGITS = 40
 """Digits that are computed in addition to those for the magnitudes of all parts (`_digits_for`), so that a
 small part is never lost in a sum with a large one."""
 _SPARE_DIGITS = 15
-"""Computed digits, the last ones, in which equal numbers may differ."""
+"""The number of computed digits, from the end, in which equal numbers may differ."""
 _MOST_FURTHER_DIGITS = 400
 """The most digits that sympy computes in addition to those that it is asked for."""
 _LOG10_OF_2 = 0.30103
 _SMALL_EXPONENT = 20
-"""A power with a smaller exponent doesn't count among the magnitudes, but its base does."""
+"""A power with a smaller exponent than this doesn't count among the magnitudes (`_digits_for`), but its base
+does."""
 
 MOST_COMPUTED_DIGITS = 12_000
-"""The largest sum of the magnitudes of two numbers' parts. Twice as many digits are computed."""
+"""The largest sum of the magnitudes of all parts of two numbers. The number of computed digits is about twice
+this sum."""
 LARGEST_POWER_THAT_IS_MULTIPLIED_OUT = 100
 """The largest exponent of a sum in a difference that sympy simplifies."""
 MOST_DIGITS_OF_A_FACTORIAL = 400
@@ -697,9 +706,9 @@ def same_value(first: Any, second: Any, tolerance: float = 0.0) -> bool:
     """Returns whether two expressions are equal for all values of their unknowns.
 
     Numbers are equal if they differ by less than `tolerance`. Expressions with unknowns are evaluated at
-    several points. This is a thousand times faster than simplifying, and finds more: sympy does not find that
-    ``log(50)/log(5)`` is ``2 + log(2)/log(5)``. It may still take long for what a model wrote, so call it in
-    a process that can be killed.
+    several points. This is a thousand times faster than simplifying their difference, and finds more: sympy
+    does not find that ``log(50)/log(5)`` is ``2 + log(2)/log(5)``. It may still take long for a formula that
+    a model wrote, so call it in a process that can be killed.
     """
     import sympy
 
@@ -844,8 +853,8 @@ def _has_factorials_of_fractions(*expressions: Any) -> bool:
 def _digits_for(*expressions: Any) -> int:
     """Returns the number of digits that decide whether two numbers are equal.
 
-    These are 40 digits. If the sum of the magnitudes of all parts is large, twice the sum is added:
-    ``sqrt(10^60 + 1)`` differs from ``10^30`` in its 61st digit.
+    The number is 40 (`_DIGITS`). If the sum of the magnitudes of all parts is large, twice this sum is added:
+    ``sqrt(10^60 + 1)`` differs from ``10^30`` only in its 61st digit.
 
     Raises Absurd if the magnitudes are too large.
     """
@@ -868,8 +877,9 @@ def _digits_for(*expressions: Any) -> int:
 def _magnitude(number: Any) -> float:
     """Returns the absolute decimal logarithm of a part of an expression: 3 for 1000 and for 0.001.
 
-    `_digits_for` adds these numbers up to choose how many digits to compute. The result is 0 for three kinds
-    of parts: a part with variables, a power with a small exponent, and a part without a finite value.
+    `_digits_for` adds up the magnitudes of all parts to choose how many digits to compute. The result is 0
+    for three kinds of parts: a part with variables, a power with a small exponent, and a part without a
+    finite value.
     """
     import sympy
 
@@ -888,9 +898,11 @@ def _magnitude(number: Any) -> float:
 
 
 def _value(expression: Any, digits: int = _DIGITS, *, needs_all_digits: bool = False) -> Any:
-    """Returns the value as an mpmath number with so many digits; None if there is no finite value.
+    """Returns the value of an expression as an mpmath number with so many digits. Returns None if it has no
+    finite value.
 
-    If parts cancel each other, fewer digits may be right. With `needs_all_digits` the result is None then.
+    If parts of the expression cancel each other, fewer digits may be right. If `needs_all_digits` is True,
+    the result is None in this case.
     """
     import mpmath
     import sympy
@@ -935,7 +947,7 @@ _AND_SO_ON = re.compile(
     r"(?P<sign>[-+]?) ?(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20}?)"
     r"(?P<repeated>\d{1,12}?)(?P=repeated){1,20} ?\\dots"
 )
-"""``0.13636\\dots``: digits that occur at least twice in a row are repeated for ever."""
+"""``0.13636\\dots``: digits that occur at least twice in a row before the dots are repeated for ever."""
 _TEXT = re.compile(r"\\text(?![a-z])")
 _MIXED_NUMBER = re.compile(
     r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})"
@@ -955,8 +967,8 @@ MOST_COMMANDS = 20
 
 
 def exact_value(formula: str) -> Fraction | None:
-    """Reads an integer, a decimal, a fraction, a mixed number or a repeating decimal. None for other
-    formulas."""
+    """Reads an integer, a decimal, a fraction, a mixed number or a repeating decimal. Returns None for any
+    other formula."""
     formula = formula.strip()
     if match := _NUMBER.fullmatch(formula):
         value = Fraction(match["digits"].removesuffix("."))
@@ -1005,8 +1017,8 @@ def equal_formulas(answer: str, gold: str) -> bool:
     except NotAFormula:
         expression = None
     except Absurd:
-        # The answer is too large. It may be right if the gold is a very large number. Otherwise the answer is
-        # refused (Absurd).
+        # The answer's value is too large to be computed. It may be right if the gold is a very large number.
+        # If the gold isn't, the answer is refused (Absurd).
         is_number = gold_expression is not None and gold_expression.is_Rational
         if is_number and _bits(gold_expression) > BITS_OF_A_HUGE_GOLD:
             return same_residue(answer, gold)
@@ -1019,8 +1031,8 @@ def equal_formulas(answer: str, gold: str) -> bool:
 def same_residue(answer: str, gold: str) -> bool:
     """Compares two formulas of huge numbers by their remainders modulo a prime of 127 bits.
 
-    The prime is drawn with a digest of both texts, so that no answer can be chosen to fit it. Raises Absurd
-    for formulas that can't be compared in this way.
+    The prime depends on a digest of both texts, so that no answer can be chosen to fit the prime. Raises
+    Absurd for formulas that can't be compared in this way.
     """
     prime = prime_for(answer, gold)
     remainders = []
@@ -1043,9 +1055,10 @@ def _has_words(formula: str) -> bool:
 
 
 def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, str]) -> bool:
-    """Returns whether left - right of one equation is a number, not 0, times that of the other.
+    """Returns whether two equations are multiples of each other: left - right of one equation is left - right
+    of the other, times a number that isn't 0.
 
-    ``2x = 6`` and ``x = 3`` are such equations: their differences are 2x - 6 and x - 3.
+    ``2x = 6`` and ``x = 3`` are such equations: the differences are 2x - 6 and x - 3, and the number is 2.
     """
     try:
         difference = read_expression(sides[0]) - read_expression(sides[1])
@@ -1065,8 +1078,9 @@ def are_proportional_equations(sides: tuple[str, str], gold_sides: tuple[str, st
 def _quotient_at_a_point(first: Any, second: Any, unknowns: list[Any]) -> Any:
     """Returns first / second at one of `_QUOTIENT_POINTS`.
 
-    It takes the first point at which both have a finite value other than 0: a point may be a solution of one
-    equation or both (``x = 7/3``), or a pole. Returns None if there is no such point.
+    It takes the first point at which both have a finite value other than 0. (At a solution of one of the
+    equations, such as ``x = 7/3``, a value is 0, and at a pole it isn't finite.) Returns None if there is no
+    such point.
     """
     import sympy
 
@@ -1085,7 +1099,8 @@ def spaceless(text: str) -> str:
 
 
 def mixed_numbers_added(formula: str) -> str:
-    r"""Makes ``3\frac{1}{2}`` three and a half, not three halves."""
+    r"""Writes ``3\frac{1}{2}`` as the sum ``(3+\frac{1}{2})``, so that it is three and a half and not three
+    halves."""
     return _MIXED_NUMBER.sub(r"(\1+\\frac\2\3)", formula)
 
 
@@ -1118,8 +1133,8 @@ def _compare_by_math_verify(answer: str, gold: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _parse_by_math_verify(formula: str) -> Any:
-    """Returns the library's readings of a formula, the first of which is a sympy object; empty if it has
-    none.
+    """Returns the library's readings of a formula, the first of which is a sympy object. The list is empty if
+    the library can't read the formula.
 
     The library searches a text for its answer. So the formula is put into a box, and only boxes are read.
     """

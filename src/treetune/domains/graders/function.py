@@ -38,40 +38,44 @@ class FunctionGrader(Grader):
     The function is called as ``score(response, gold)`` with two texts. If its second parameter is called
     `problem`, it gets the whole `Problem` instead. A function with the parameters of verl, TRL or verifiers
     gets the arguments of these libraries (`foreign.py`), and a function of whole batches gets a batch of one
-    answer. A rubric, an environment with a rubric (`load_environment`) and a class of tasks of verifiers give
-    the weighted sum of their rewards. `arguments` are further keyword arguments. A coroutine function is
-    awaited.
+    answer. Instead of a function, the path may name an object of verifiers: a rubric, a function
+    `load_environment` that makes an environment with a rubric, or a class of tasks. These give the weighted
+    sum of their rewards. `arguments` are further keyword arguments. A coroutine function is awaited.
 
     The function returns a number, a `Grade`, a dictionary with the number as ``score``, or None if the
-    response contains no answer. For several turns it may also return a list with a number for each. An answer
-    is correct from a reward of 1 on. Other numbers are metrics, ``rewards/…``. In several turns the response
-    is the last turn's text, and the whole answer is `problem.transcript`.
+    response contains no answer. For an answer of several turns it may also return a list with a number for
+    each turn. An answer is correct if its reward is 1 or more. Other numbers in the dictionary are metrics,
+    ``rewards/…``. For an answer of several turns, `response` is the last turn's text, and
+    `problem.transcript` is the whole answer.
 
     The module is searched like those of `imports`: among installed packages, in the working directory, and in
-    the folders of the configuration files and of their imports. The function runs in the grader processes, so
-    that if it hangs or crashes, only the answer loses its reward. If it raises an exception, the outcome is
-    ``error``. Only after `treetune.Unavailable`, which says that something that the function needs is
-    missing, the answer is left out.
+    the folders of the configuration files and of their imports. The function runs in the grader processes. So
+    if it hangs or crashes, only the answer that it was grading loses its reward. If it raises an exception,
+    the outcome is ``error``. If it raises `treetune.Unavailable`, because something that it needs is missing,
+    the answer is left out instead.
 
     A function that waits for an external service, and computes nothing that could hang, should have the
-    `isolation` ``service``. It is called in `concurrency` threads of the run's process. Then the answer is
-    also left out after a broken connection or the deadline. Only such a function finds keys and tokens in the
-    environment, since worker processes don't inherit them.
+    `isolation` ``service``. Then it is called in `concurrency` threads of the run's process, and an answer is
+    also left out if a connection breaks or the deadline passes. Only such a function finds keys and tokens in
+    the environment variables, since worker processes don't inherit them.
     """
 
     path: str
     """``package.module:function``, or ``folder/file.py:function``."""
     python: str | None = None
-    """Another Python that runs the function, such as ``/path/to/venv/bin/python``. Each grader process starts
-    a process of it. This package needn't be installed there. The problem's `data` has to be JSON."""
+    """Another Python that runs the function, such as ``/path/to/venv/bin/python``; null: the one that runs
+    treetune. Each grader process starts a process of it. Treetune needn't be installed there. The problem's
+    `data` has to be JSON."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further keyword arguments of each call."""
     reads_turns: ClassVar[bool] = True
     isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
-    """Where the function is called: in grader processes, or in threads of the run's process."""
+    """The place where the function is called. ``process``: in grader processes. ``service``: in threads of
+    the run's process."""
     deadline: Annotated[float, Gt(0)] | None = None
     """Seconds for one answer; null: the run's `grader_deadline`."""
     concurrency: Annotated[int, Gt(0)] = 16
-    """The number of simultaneous calls of a ``service``."""
+    """The most calls at the same time, if the isolation is ``service``."""
 
     def __post_init__(self) -> None:
         if self.python is None:
@@ -145,7 +149,8 @@ class FunctionGrader(Grader):
 
 @functools.cache
 def _function(path: str) -> Any:
-    """Returns the function, rubric or environment of a path. Raises ValueError if it can't be loaded."""
+    """Returns the function, rubric or environment that a path names. Raises ValueError if it can't be
+    loaded."""
     if not path.rpartition(":")[0].endswith(".py"):
         function: Any = function_at(path)
     else:
@@ -161,7 +166,7 @@ def _function(path: str) -> Any:
 
 @functools.cache
 def _start_python(python: str, path: str) -> subprocess.Popen[str]:
-    """Returns a process that has loaded the function. It ends with the present process."""
+    """Returns a process of another Python that has loaded the function. It ends with the present process."""
     process = subprocess.Popen(
         [python, foreign.__file__, path, *folders.searched()[0]],
         stdin=subprocess.PIPE,
@@ -177,7 +182,7 @@ def _start_python(python: str, path: str) -> subprocess.Popen[str]:
 def _check_call(path: str, function: Any, arguments: Mapping[str, Any]) -> None:
     """Raises ValueError if the function can't be called with the arguments that it will get."""
     if not inspect.isroutine(function):
-        return  # a rubric of the library `verifiers`, which calls the rubric's functions itself
+        return  # an object of the library `verifiers`, which calls its reward functions itself
     signature = inspect.signature(function)
     in_order, by_name = foreign.call_arguments(signature.parameters, "response", NO_ROW, NO_STATE)
     # A function without positional arguments takes columns of the problem's row by name. `NO_ROW` has fewer

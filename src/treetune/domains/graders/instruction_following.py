@@ -26,10 +26,13 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
+"""The keys of a row with the ids of its instructions, and with the arguments of each."""
 
 _OF_LANGUAGE = ("language:response_language", "change_case:english_capital", "change_case:english_lowercase")
-"""Instructions whose checks detect the language. The library takes them as followed if it finds none."""
+"""Instructions whose checks detect the language of the text. If the library detects none, it takes them as
+followed."""
 _LETTERS = "keywords:letter_frequency"
+"""The instruction to use a letter a number of times."""
 
 NO_SENTENCES = (
     "the data by which nltk finds sentences, for instructions on numbers of sentences and of capital words:"
@@ -49,8 +52,8 @@ class Instruction:
 @Grader.register("instruction_following")
 @dataclass(frozen=True, kw_only=True)
 class InstructionFollowing(Grader):
-    """Reward 1 for a response that follows all instructions of its problem, such as a number of words, a
-    title, no commas, or German. The checks are those of IFEval in the lm-eval library.
+    """Gives the reward 1 for a response that follows all instructions of its problem, such as a number of
+    words, a title, no commas, or German. The checks are those of IFEval in the lm-eval library.
 
     The instructions are under ``instruction_id_list`` and ``kwargs``, as in the published rows. These keys
     are in the gold, as JSON, or in the problem's `data`. The share of followed instructions is a number of
@@ -60,8 +63,8 @@ class InstructionFollowing(Grader):
     """
 
     strict: bool = True
-    """Whether only the unchanged text is checked. Otherwise an instruction is also followed if the text
-    without its first line, its last line, or its asterisks follows it."""
+    """Whether only the unchanged text is checked. If not, an instruction is also followed if the text without
+    its first line, its last line, its asterisks, or several of these follows it."""
     score: Literal["all", "share"] = "all"
     """The reward if only some instructions are followed: 0 (``all``), or their share."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
@@ -147,7 +150,7 @@ def _follows(instruction: Instruction, text: str) -> bool:
     if missing := [name for name in names if arguments[name] in (None, "", [])]:
         raise ValueError(f"instruction {instruction.id!r} doesn't have its arguments {', '.join(missing)}")
     if instruction.id == _LETTERS and not str(arguments["letter"]).isalpha():
-        # Instead of a sign such as ! the library would count a random letter.
+        # The library can't count a sign such as "!": it would count a random letter instead.
         count = text.count(str(arguments["letter"]))
         is_less = bool(count < arguments["let_frequency"])
         return is_less is (arguments["let_relation"] == "less than")
@@ -176,7 +179,8 @@ def _library() -> Mapping[str, Any]:
     langdetect.DetectorFactory.seed = 0  # without a seed its results are random
     spec = find_spec("lm_eval")
     assert spec is not None and spec.origin is not None, "check finds missing packages"
-    # An empty package replaces lm_eval.tasks, so that its modules are found without importing the package.
+    # An empty package takes the place of lm_eval.tasks, so that the modules in its folder are found without
+    # importing the package itself.
     package = types.ModuleType("lm_eval.tasks")
     package.__path__ = [str(Path(spec.origin).parent / "tasks")]
     loaded_package, rank = sys.modules.get(package.__name__), os.environ.get("LOCAL_RANK")

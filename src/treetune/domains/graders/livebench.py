@@ -25,9 +25,9 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 50_000
-"""Characters of an answer that are compared."""
+"""The most characters of an answer that are compared."""
 
-# The lookbehind makes the time linear: a row of asterisks is tried once.
+# The lookbehind makes the time linear: in a run of asterisks, only the first one is tried as the beginning.
 _BOLD = re.compile(r"(?<!\*)\*{2,}+([^*\n]+)\*\*+")
 
 _WHOLE = ("typos", "plot_unscrambling", "cta", "tablejoin", "tablereformat")
@@ -105,7 +105,9 @@ class LiveBench(Grader):
 # Scores, task by task
 
 MOST_SENTENCES = 60
+"""The most sentences of a text that are compared."""
 LONGEST_SENTENCE = 300
+"""The most characters of a sentence that are compared."""
 
 _NUMBERS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
@@ -137,8 +139,8 @@ def score_one_answer(answer: str, gold: str) -> float:
 
 
 def score_several_answers(answer: str, gold: str) -> float:
-    """Scores ``zebra_puzzle``: the mean of two numbers, the share of right answers and whether all are
-    right."""
+    """Scores ``zebra_puzzle``: the mean of two numbers, the share of right answers, and 1 if all are right or
+    else 0."""
     gold_parts = [_comparable_word(part) for part in gold.split(",")]
     parts = [_comparable_word(part) for part in answer.split(",")]
     if len(parts) > len(gold_parts):
@@ -148,8 +150,8 @@ def score_several_answers(answer: str, gold: str) -> float:
 
 
 def score_groups_of_four(answer: str, gold: str) -> float:
-    """Scores ``connections``: the share of the gold's groups that the answer has. Each four words are a
-    group, in any order."""
+    """Scores ``connections``: the share of the gold's groups that the answer has. Every four consecutive
+    words are a group, in which their order doesn't matter."""
     gold_groups, groups = _read_groups(gold), _read_groups(answer)
     if len(groups) > len(gold_groups):
         return 0.0  # among many groups, some would be right by chance
@@ -166,7 +168,7 @@ def score_order_of_sentences(answer: str, gold: str) -> float:
     """Scores ``plot_unscrambling``: 1 - d / n, where d is the edit distance between the answer's and the
     gold's order of the n sentences.
 
-    Each sentence of the gold is identified with the most similar sentence of the answer.
+    Each sentence of the gold is looked up as the most similar sentence of the answer.
     """
     gold_sentences, sentences = _split_sentences(gold), _split_sentences(answer)
     if not sentences:
@@ -199,10 +201,10 @@ def score_mapping(answer: str, gold: str) -> float:
 
 def edit_distance(source: Sequence[int], target: Sequence[int]) -> int:
     """Counts the insertions, deletions and replacements that make `source` into `target`."""
-    # distances[j]: from the items of the source so far to the first j of the target
+    # distances[j] is the distance from the items of `source` so far to the first j items of `target`.
     distances = list(range(len(target) + 1))
     for i, source_item in enumerate(source, start=1):
-        diagonal, distances[0] = distances[0], i
+        diagonal, distances[0] = distances[0], i  # `diagonal` is the previous row's distances[j - 1]
         for j, target_item in enumerate(target, start=1):
             insertion = distances[j - 1] + 1
             deletion = distances[j] + 1
@@ -220,14 +222,15 @@ def _comparable_word(text: str) -> str:
 
 
 def _read_groups(text: str) -> list[set[str]]:
-    """Returns groups of four of the words of a text, which are separated by commas or newlines."""
+    """Returns the words of a text, which are separated by commas or newlines, in groups of four."""
     parts = [plain(_DRESS.sub(" ", part)) for part in re.split(r"[,\n]", text)]
     members = [part for part in parts if part]
     return [set(members[i : i + 4]) for i in range(0, len(members), 4)]
 
 
 def _split_sentences(text: str) -> list[str]:
-    """Splits at full stops; returns the first `MOST_SENTENCES`, each cut to `LONGEST_SENTENCE`."""
+    """Returns the parts of a text between full stops: the first `MOST_SENTENCES`, each cut to
+    `LONGEST_SENTENCE` characters."""
     sentences = [" ".join(sentence.split())[:LONGEST_SENTENCE] for sentence in text.split(".")]
     return [sentence for sentence in sentences if sentence][:MOST_SENTENCES]
 
@@ -251,7 +254,9 @@ _NAMES_OF_INDICES = ("", "index", "Unnamed: 0")
 """Names of a column that only has the rows' numbers."""
 
 _EMPTY_CELLS = ("", "nan", "none", "null", "nat")
+"""Texts of cells without a value, which all equal each other."""
 MOST_ROWS = 10_000
+"""The most rows of a table that are compared."""
 
 
 def score_table(answer: str, gold: str) -> float:
@@ -288,9 +293,10 @@ def _same_cell(cell: str, gold_cell: str) -> bool:
 
 
 def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[LiveBenchRow]]:
-    """Yields the table of a text, once for each format in which the text can be read.
+    """Yields the rows of the table in a text, once for each format in which the text can be read.
 
-    A text may have lines before the table: the header is the line that names the given columns.
+    In formats of lines, a text may have other lines before the table: the header is the line that names the
+    given `columns`, or the first line if `columns` is None.
     """
     for read_format in (_read_json, _read_json_lines, _read_html):
         if rows := _clean_rows(read_format(text)):
@@ -301,8 +307,8 @@ def _read_tables(text: str, columns: Sequence[str] | None) -> Iterator[list[Live
 
 
 def _clean_rows(table: Sequence[Mapping[str, Any]]) -> list[LiveBenchRow]:
-    """Returns rows with texts as cells, without the column of row numbers; none if there is no other
-    column."""
+    """Returns rows with texts as cells, without the column of row numbers. Returns no rows if there is no
+    other column."""
     rows: list[LiveBenchRow] = []
     for cells in table[:MOST_ROWS]:
         row: LiveBenchRow = {}
@@ -411,7 +417,8 @@ def _read_lines(text: str, delimiter: str, columns: Sequence[str] | None) -> Seq
 
 
 def _rows_below_header(rows: Sequence[Sequence[str]]) -> Sequence[Mapping[str, Any]]:
-    """Returns the rows after the first one as objects with its names; none unless all have its length."""
+    """Returns the rows after the first one as objects, whose keys are the cells of the first row. Returns no
+    rows unless all have the same length as the first one."""
     if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         return []
     return [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
@@ -430,4 +437,4 @@ SCORES = {
     "tablejoin": score_mapping,
     "tablereformat": score_table,
 }
-"""The score of an answer to a question of each task, from the answer and the gold."""
+"""The function for each task that returns the score of an answer, given the answer and the gold."""

@@ -50,21 +50,21 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST_RESPONSE = 200_000
-"""Characters of the longest response that is searched for an answer. Sampled answers have a tenth of it."""
+"""The most characters of a response that is searched for an answer. Sampled answers have a tenth of that."""
 
 
 @Grader.register("math")
 @dataclass(frozen=True, kw_only=True)
 class MathGrader(Grader):
-    r"""Reward 1 if the answer has the same meaning as the gold, in whatever form.
+    r"""Gives the reward 1 if the answer has the same meaning as the gold, in whatever form.
 
-    The answer is in the last box of the response, or after its last "answer is". Without either the outcome
-    is ``no_answer``. Answer and gold are read as numbers with units, words, ordered pairs, sets, lists,
-    intervals, matrices or equations (`math_answers`), and compared part by part. Formulas are compared
-    exactly if the small grammar of `formulas` reads them, and by math-verify otherwise. A percent sign is
-    ignored only if the gold has one or the problem mentions percent. Otherwise 50 % is a half and not 50. An
-    absurd answer (2,000 characters, an exponent of millions, a tower of powers) is an ``error`` and is not
-    computed.
+    The answer is in the last box of the response, or after its last "answer is" (see `math_endings`). A
+    response without one has the outcome ``no_answer``. Answer and gold are read as numbers with units, words,
+    ordered pairs, sets, lists, intervals, matrices or equations (`math_answers`), and compared part by part.
+    Formulas are compared exactly if the small grammar of `formulas` reads them, and by math-verify if it
+    doesn't. A percent sign is ignored only if the gold has one or the problem mentions percent. If neither is
+    so, 50 % is a half and not 50. An absurd answer (more than 2,000 characters, an exponent of millions, a
+    tower of powers) is not computed, and has the outcome ``error``.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -75,11 +75,13 @@ class MathGrader(Grader):
 
     @override
     def prepare(self) -> None:
-        # Imported here, so that the first answer's deadline doesn't have to include the import.
+        # These are imported here, so that the time of the import doesn't count for the first answer's
+        # deadline.
         import math_verify  # noqa: F401
         import sympy
 
-        # math_verify warns at every call without a timeout of its own. Here the pool's deadline ends a call.
+        # math_verify warns at every call for which its own timeout is switched off. It is, because the pool's
+        # deadline ends a call here.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
         sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # the first call imports many modules
@@ -93,7 +95,7 @@ class MathGrader(Grader):
     @override
     def extract(self, response: str, problem: Problem) -> str | None:
         gold = _read_gold(problem.gold).answer
-        # A response may give each answer of a gold such as ``1, 2`` in a box of its own.
+        # For a gold such as ``1, 2``, a response may give each answer in a separate box.
         gold_parts = len(gold.parts) if isinstance(gold, BracketGroup) and gold.kind == "list" else 1
         return find_answer(response, gold_parts)
 
@@ -102,8 +104,7 @@ class MathGrader(Grader):
         gold = _read_gold(problem.gold)
         if not gold.plain:
             return _refuse(extracted[:100], "the gold is empty")
-        # `plain_as_written` and `plain` are the gold's text before and after `undressed`.
-        # A copy of the gold is right, also if it is too long to be read below.
+        # A copy of the gold as it is written is right, also if it is too long to be read below.
         if _comparable_text(extracted) == gold.plain_as_written:
             return 1.0
         if len(extracted) > LONGEST:
@@ -127,18 +128,22 @@ def _refuse(extracted: str | None, why: str) -> Grade:
 class _Gold:
     r"""A gold, read once for all answers to its problem.
 
-    Of ``It is $\boxed{\dfrac12}$.`` `plain_as_written` is ``\dfrac12`` and `plain` is ``\frac12``.
+    Example: for the gold ``It is $\boxed{\dfrac12}$.``, `plain_as_written` is ``\dfrac12`` and `plain` is
+    ``\frac12``.
     """
 
     plain_as_written: str
+    """The text of its answer before `undressed`, without spaces."""
     plain: str
+    """The text of its answer after `undressed`, without spaces."""
     answer: MathAnswer
     is_json_list: bool
+    """Whether the gold is a JSON list of answers (see `json_list`)."""
 
 
 @lru_cache(maxsize=1024)
 def _read_gold(gold: str) -> _Gold:
-    """Reads a gold. The cache holds the golds of the problems that are being graded."""
+    """Reads a gold. It is cached, because all answers to a problem have the same gold."""
     as_written = find_gold(gold)
     text = undressed(as_written)
     return _Gold(
@@ -147,7 +152,8 @@ def _read_gold(gold: str) -> _Gold:
 
 
 def _is_same_answer(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
-    """Returns whether an answer equals the gold, or the value that the gold gives in several forms."""
+    """Returns whether an answer equals the gold. If the gold gives one value in several forms, it is enough
+    to equal this value."""
     if equal_answers(answer, gold, question):
         return True
     value = _value_in_several_forms(gold, question)
@@ -155,8 +161,8 @@ def _is_same_answer(answer: MathAnswer, gold: MathAnswer, question: str) -> bool
 
 
 def _value_in_several_forms(gold: MathAnswer, question: str) -> MathAnswer | None:
-    """Returns the value of a gold that gives it in several forms, as in
-    ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. None for every other gold."""
+    """Returns the value of a gold that gives one value in several forms, as in
+    ``\\boxed{15\\frac{39}{40}}, or \\boxed{\\frac{639}{40}}``. Returns None for every other gold."""
     if not isinstance(gold, BracketGroup) or gold.kind != "list" or len(gold.parts) < 2:
         return None
     value, *further_forms = gold.parts
@@ -179,9 +185,10 @@ _PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> bool:
     """Returns whether two answers are equal, by the rules of their kinds.
 
-    Names and units that only one of them has are ignored. A list without brackets may be equal to a pair (in
-    its order) or to a set. A pair is never equal to a set, nor an open interval to a closed one. Raises
-    Absurd for a formula that would be too expensive.
+    A name or a unit that only one of them has is ignored. A list without brackets may be equal to a pair, if
+    it has the same order, or to a set. A pair is never equal to a set, nor an open interval to a closed one.
+    `question` is the problem's text, which may decide what an answer means. Raises Absurd for a formula that
+    would be too expensive.
     """
     if answer == gold:
         return True
@@ -189,7 +196,7 @@ def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> b
     # condition or a name, an equation), so that their contents are compared by the later branches.
     if isinstance(answer, Qualified) or isinstance(gold, Qualified):
         return _equal_with_conditions(answer, gold, question)
-    # (a, b) = (1, 2) is read as one named value, and means the system a = 1, b = 2.
+    # (a, b) = (1, 2) is read as one named value, but means the system a = 1, b = 2.
     are_both_by_name = _values_by_name(answer) is not None and _values_by_name(gold) is not None
     if isinstance(answer, System) or isinstance(gold, System) or are_both_by_name:
         return _equal_systems(answer, gold, question)
@@ -225,8 +232,8 @@ def equal_answers(answer: MathAnswer, gold: MathAnswer, question: str = "") -> b
 
 
 def _have_different_unknowns(answer: Union, gold: Union) -> bool:
-    """Returns whether two regions are of different unknowns. A region without one, such as the union of two
-    intervals, fits any unknown."""
+    """Returns whether two regions have different unknowns. A region without an unknown, such as the union of
+    two intervals, fits any other."""
     return answer.named != "" and gold.named != "" and answer.named != gold.named
 
 
@@ -264,7 +271,7 @@ _EMPTY = (Scalar("\\emptyset"),)
 def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bool:
     """Compares pairs and intervals in order and by their brackets, and sets and lists in any order."""
     kinds = {answer.kind, gold.kind}
-    # An empty set has no elements that could be compared below: it equals only an empty group of its kind.
+    # The empty set has no elements that could be compared below. It equals only an empty group of its kind.
     is_empty, is_gold_empty = answer.parts == _EMPTY, gold.parts == _EMPTY
     if is_empty != is_gold_empty or (is_gold_empty and answer.kind != gold.kind):
         return False
@@ -276,7 +283,8 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
         return False
     if answer.kind == gold.kind and (answer.left, answer.right) != (gold.left, gold.right):
         return False
-    # At least one of the two is a tuple. A list without brackets may be equal to it, but not to an interval.
+    # At least one of the two is a tuple. A list without brackets may be equal to an ordered pair, but not to
+    # an interval.
     pair, partner = (answer, gold) if answer.kind == "tuple" else (gold, answer)
     if partner.kind == "list" and (pair.left, pair.right) != ("(", ")"):
         return False  # an interval needs its brackets
@@ -284,8 +292,8 @@ def _equal_groups(answer: BracketGroup, gold: BracketGroup, question: str) -> bo
 
 
 def _parts_of_union(answer: MathAnswer) -> Sequence[MathAnswer]:
-    """Returns the parts of a union, or of a list that may be meant as one: ``(1, 2), (3, 4)``. Anything else
-    is its only part."""
+    """Returns the parts of a union, or of a list that may be meant as a union: ``(1, 2), (3, 4)``. Any other
+    answer is the only part."""
     if isinstance(answer, Union):
         return answer.parts
     return answer.parts if isinstance(answer, BracketGroup) and answer.kind == "list" else (answer,)
@@ -350,8 +358,11 @@ def _as_scalar(answer: MathAnswer) -> MathAnswer | None:
 
 
 def _equal_with_equation(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
-    """Compares two equations, which are equal if one is a multiple of the other, or an equation with a value,
-    which has to be the equation's result."""
+    """Compares two equations, or an equation with a value.
+
+    Two equations are equal if one is a multiple of the other. A value is equal to an equation if it is the
+    equation's result.
+    """
     sides, gold_sides = _sides_of_equation(answer), _sides_of_equation(gold)
     if sides is not None and gold_sides is not None:
         return are_proportional_equations(sides, gold_sides)
@@ -377,8 +388,8 @@ def _leads_to(equation: Equation, end: MathAnswer, question: str) -> bool:
         return True  # a name such as |AB| or P(A), or words
     if not left.free_symbols:
         return equal_answers(read_answer(equation.left), end, question)  # 2 + 3 = 5, and not 2 + 2 = 5
-    # Otherwise the equation has an unknown. In general it has to be solved, so that its right side is not
-    # its result. These are the exceptions: x = 2 + 3 = 5, x + x = 2x, and x + y = 5 if x + y is asked for.
+    # The equation has an unknown. In general it still has to be solved, so its right side is not its result.
+    # These are the exceptions: x = 2 + 3 = 5, x + x = 2x, and x + y = 5 if x + y is asked for.
     return (
         equation.chain
         or equal_answers(read_answer(equation.left), end)
@@ -392,9 +403,8 @@ def _without_layout(text: str) -> str:
 
 
 def _sides_of_equation(answer: MathAnswer) -> tuple[str, str] | None:
-    """Returns both sides of ``x + y = 3`` or ``x = 3``; None for other answers.
-
-    None, too, for ``x = 3 cm``: a side is a formula, and a formula can't contain a unit.
+    """Returns both sides of ``x + y = 3`` or ``x = 3``. Returns None for any other answer, also for
+    ``x = 3 cm``: a side is a formula, and a formula can't contain a unit.
     """
     if isinstance(answer, Equation):
         return answer.left, answer.right
@@ -435,7 +445,7 @@ def _equal_scalars(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
 
 
 def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
-    """Compares numbers of which at least one has a unit. A unit that only one of them has is ignored."""
+    """Compares two numbers, at least one of which has a unit. A unit that only one of them has is ignored."""
     if answer.unit is None or gold.unit is None:
         bare, measured = (answer, gold) if answer.unit is None else (gold, answer)
         assert measured.unit is not None
@@ -443,7 +453,7 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
         if is_degree(measured.unit) and "\\pi" in bare.formula and "\\pi" not in measured.formula:
             return equal_formulas(f"({measured.formula}) \\cdot \\frac{{\\pi}}{{180}}", bare.formula)
         return equal_formulas(answer.formula, gold.formula)
-    # `conversion` has only rational factors, so that radians and degrees are compared here.
+    # `conversion` has only rational factors, so radians and degrees are compared here.
     for radians, degrees in ((answer, gold), (gold, answer)):
         assert radians.unit is not None and degrees.unit is not None
         if is_radian(radians.unit) and is_degree(degrees.unit):
@@ -464,10 +474,10 @@ def _equal_quantities(answer: Scalar, gold: Scalar) -> bool:
 
 
 def _equal_times(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
-    """Compares times of the day. At least one of both is written like a time.
+    """Compares two answers, at least one of which is written like a time of the day.
 
     ``1:20`` may also be a ratio. It is compared as a time if the gold is a time (`TimeOfDay.is_time`), or if
-    the answer can only be a time (``1:20 p.m.``, ``1:05``). Otherwise it is compared as a ratio.
+    the answer can only be a time (``1:20 p.m.``, ``1:05``). If neither is so, it is compared as a ratio.
     """
     if isinstance(answer, TimeOfDay) and isinstance(gold, TimeOfDay):
         if gold.is_time(question) or answer.is_sure:
@@ -484,7 +494,7 @@ def _equal_times(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
 
 
 def _is_hour_of(clock: TimeOfDay, answer: MathAnswer) -> bool:
-    """Returns whether an answer is the number of a time's hour, if that has no minutes: 4 for ``4 p.m.``."""
+    """Returns whether an answer is the hour of a time without minutes: 4 for ``4 p.m.``."""
     if clock.minute is not None or not isinstance(answer, Scalar) or answer.unit is not None:
         return False
     return exact_value(answer.formula) == clock.hour
@@ -496,7 +506,7 @@ def _equal_ratios(answer: MathAnswer, gold: MathAnswer) -> bool:
         if len(answer.parts) != len(gold.parts):
             return False
         pairs = list(zip(answer.parts, gold.parts))
-        # 2:4 is 3:6, because 2 · 6 = 4 · 3. This must hold for each two neighbours.
+        # 2:4 is 3:6, because 2 · 6 = 4 · 3. This must hold for every two neighbouring parts.
         for (part, gold_part), (next_part, next_gold_part) in itertools.pairwise(pairs):
             if not equal_formulas(f"({part})({next_gold_part})", f"({next_part})({gold_part})"):
                 return False
@@ -515,7 +525,7 @@ def _is_zero(part: str) -> bool:
 
 
 def _equal_scores(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
-    """Compares ``5-3`` with a score by its parts, and with a number by the difference."""
+    """Compares ``5-3`` with another score by their parts, and with a number as a difference."""
     if isinstance(answer, Score) and isinstance(gold, Score):
         return answer == gold
     score, number = (answer, gold) if isinstance(answer, Score) else (gold, answer)
@@ -527,8 +537,8 @@ def _equal_scores(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
 
 
 def _equal_systems(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
-    """Compares the values of names. The answer or the gold may be a pair or a list of values without
-    names."""
+    """Compares systems, ``x = 1, y = 2``, by the values of their names. Either the answer or the gold may
+    also be a pair or a list of values without names."""
     values, gold_values = _values_by_name(answer), _values_by_name(gold)
     if values is not None and gold_values is not None:
         if values.keys() != gold_values.keys():
@@ -569,10 +579,11 @@ def _values_by_name(answer: MathAnswer) -> dict[str, MathAnswer] | None:
 
 
 def _equal_with_conditions(answer: MathAnswer, gold: MathAnswer, question: str) -> bool:
-    r"""Compares answers of which at least one has a condition (``\text{for } n \ge 1``).
+    r"""Compares two answers, at least one of which has a condition (``\text{for } n \ge 1``).
 
-    If both have one, they must agree. If only the answer has one, the gold must not be a number: a formula
-    often holds only for some n. If only the gold has one, the answer may leave it out.
+    If both have a condition, the conditions must agree. If only the answer has one, the gold must not be a
+    number, but may be a formula, which often holds only for some n. If only the gold has a condition, the
+    answer may leave it out.
     """
     value = answer.value if isinstance(answer, Qualified) else answer
     gold_value = gold.value if isinstance(gold, Qualified) else gold
@@ -594,7 +605,7 @@ _CONDITION_WORDS = re.compile(
 def _bare_condition(condition: str) -> str:
     r"""Returns the form in which conditions are compared: ``inZnge1`` for
     ``\text{for all integers } n \ge 1``."""
-    # The longest text first, so that nothing of it is left over.
+    # The longest text comes first, so that no part of it is left over.
     for written, integer in (("an integer", "\\in Z"), ("integers", "\\in Z"), ("integer", "\\in Z")):
         condition = condition.replace(written, integer)
     condition = re.sub(r"\\text|\\mathbb|\\left|\\right|[{}()$,.;]", " ", condition)
@@ -602,7 +613,7 @@ def _bare_condition(condition: str) -> str:
 
 
 def _equal_in_bases(answer: str, gold: str, question: str) -> bool | None:
-    """Compares numbers with their base as an index. Returns None if neither has one.
+    """Compares numbers that may have their base as an index, as ``101_2``. Returns None if neither has one.
 
     The numbers are equal if they have the same digits and the same base. If only the gold has a base, the
     answer is read in that base, too. If only the answer has a base, that base must be ten, or the question
@@ -629,7 +640,8 @@ _BASES = {
 
 
 def _read_based(formula: str) -> tuple[str, str] | None:
-    """Reads ``101_2`` or ``(101)_{two}`` as its digits and its base, ("101", "2"); else None."""
+    """Reads ``101_2`` or ``(101)_{two}`` as its digits and its base, ("101", "2"). Returns None for any other
+    formula."""
     match = _BASED.fullmatch(_UPRIGHT.sub(r"\1", formula.strip()))
     if match is None or not any(character.isdigit() for character in match[1]):
         return None  # x_1 is a variable with an index

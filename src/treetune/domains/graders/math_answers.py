@@ -19,21 +19,23 @@ from treetune.domains.graders.math_kinds import Date, Ratio, Score, TimeOfDay
 from treetune.domains.graders.math_units import Scalar, split_unit, sum_of_quantities
 
 DEEPEST = 6
-"""The most answers within each other, as a number in a pair in a set. Deeper texts stay formulas."""
+"""The most levels of answers within each other, such as a number in a pair in a set. A text at a deeper level
+is read as a formula."""
 MOST_PARTS = 60
 """The most parts of a list, a union or a matrix that are read."""
 
 
 @dataclass(frozen=True)
 class Words:
-    """Text in lower case without punctuation. Of a choice such as ``(B) 12`` it is the letter."""
+    """An answer in words, in lower case and without punctuation. Of a choice such as ``(B) 12`` only the
+    letter is kept."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class BracketGroup:
-    """Several parts.
+    """A list, a set, an ordered pair or an interval.
 
     Example: ``(1, 2]`` is ``BracketGroup("tuple", (Scalar("1"), Scalar("2")), "(", "]")``.
     """
@@ -51,11 +53,14 @@ class Union:
 
     parts: tuple[MathAnswer, ...]
     named: str = ""
-    """The unknown of an inequality: ``x`` for ``x < 1 or x > 3``; empty if there is none."""
+    """The unknown, if the union comes from an inequality: ``x`` for ``x < 1 or x > 3``. Empty for any other
+    union."""
 
 
 @dataclass(frozen=True)
 class Matrix:
+    """A matrix, as the entries of each row."""
+
     rows: tuple[tuple[MathAnswer, ...], ...]
 
 
@@ -74,7 +79,7 @@ class Equation:
     left: str
     right: str
     chain: bool = False
-    """Whether it has more sides, as ``a = b = c``, of which `left` and `right` are the first and the last."""
+    """Whether it has more than two sides, as ``a = b = c``. Then `left` is the first and `right` the last."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ _MATRIX = re.compile(
 # \\ and \\[2pt] between the rows of cases; of a matrix \cr, too
 _ROW_END = re.compile(r"\\\\(?:\[[^\]]{0,12}\])?")
 _MATRIX_ROW_END = re.compile(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr")
-# What may stand before an equals sign and name a value.
+# The name of a value, before an equals sign
 _NAME = re.compile(
     r"""\( [a-zA-Z] (?: , [ ]? (?: [a-zA-Z] | \\[a-z]{2,6} ) )+ \)      # (a, b)
     | \| [A-Z]{1,4} \|                                                  # |AB|
@@ -170,7 +175,8 @@ _IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
 def read_answer(text: str, depth: int = 0) -> MathAnswer:
-    """Reads the answer in an undressed text (`math_text.undressed`). Raises nothing."""
+    """Reads the answer in an undressed text (`math_text.undressed`). `depth` is the number of answers around
+    this one, of which it is a part. Raises nothing."""
     text = text.strip()
     if depth > DEEPEST:
         return Scalar(text)
@@ -277,7 +283,7 @@ def _remove_text_commands(text: str) -> str | None:
     return None if re.search(r"[\\{}^_$]", plain) else plain
 
 
-# \setminus \{1, 2\}, behind \mathbb{R}
+# \setminus \{1, 2\}, after \mathbb{R}
 _HOLES = re.compile(
     r"(?:\\(?:setminus|backslash|smallsetminus)|-) ?\\\{(?P<holes>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\\}"
 )
@@ -329,7 +335,8 @@ def _split_values(text: str) -> list[str]:
 
 
 def _intervals_between(holes: list[str]) -> MathAnswer | None:
-    """Returns the union of the intervals between these numbers; None if their order isn't known."""
+    """Returns the union of the intervals between the numbers `holes`, which are excluded. Returns None if
+    their order isn't known."""
     numbers: list[tuple[Fraction, str]] = []
     for hole in holes:
         number = exact_value(hole)
@@ -370,7 +377,8 @@ def _read_piece(row: list[str], depth: int) -> MathAnswer:
 
 
 def _make_system(parts: tuple[MathAnswer, ...]) -> MathAnswer:
-    """Returns a system if each part is a value with another name, and otherwise a list."""
+    """Returns a system if there are several parts and each is a value with a different name; otherwise a
+    list."""
     named = [part for part in parts if isinstance(part, Named)]
     names = {part.name for part in named}
     if len(parts) > 1 and len(named) == len(parts) == len(names):
@@ -408,7 +416,7 @@ _CONDITION_IN_SIGNS = re.compile(
     re.DOTALL,
 )
 _HAS_A_SIGN_OF_A_CONDITION = re.compile(r"\\(?:in|ge|le|ne)|[<>]")
-# 5 if and only if …, 5 unless …: more than a condition
+# Words by which a text says more than a condition: 5 if and only if …, 5 unless …
 _NO_MERE_CONDITION = re.compile(r"\b(?:only|not|except|unless|or|otherwise|else|but|maybe)\b")
 _LETTER_ALONE = re.compile(r"(?<![A-Za-z\\])[a-zA-Z](?![A-Za-z])")
 
@@ -421,7 +429,8 @@ def _read_qualified(text: str) -> Qualified | None:
     value, condition = parts
     if not value or any(value.count(left) != value.count(right) for left, right in _PAIRS_OF_BRACKETS):
         return None  # the text was split within brackets, as in \{x \text{ where } x > 1\}
-    # A condition that is about other letters than the value is a part of the answer: "5 for n > 1".
+    # A condition about letters that the value doesn't have is not split off: "5 for n > 1" is a different
+    # answer than 5.
     condition_letters = set(_LETTER_ALONE.findall(_TEXT.sub(" ", condition)))
     value_without_words = _TEXT.sub(" ", value)
     value_letters = set(re.sub(r"\\[A-Za-z]+", " ", value_without_words))
@@ -437,15 +446,15 @@ _PAIRS_OF_BRACKETS = (("(", ")"), ("\\{", "\\}"), ("{", "}"))
 def _split_condition(text: str) -> tuple[str, str] | None:
     """Splits a text into the value before a condition, and the condition.
 
-    Returns None if the text has no condition, or if the condition does more than restrict letters, as one
-    with "unless" or "otherwise" does.
+    Returns None if the text has no condition, or if the condition does more than restrict letters (it has a
+    word such as "unless" or "otherwise").
     """
     in_words = _CONDITION_IN_WORDS.search(text, 1)  # from 1, because a value has to come before it
     if in_words is not None:
         value, condition = text[: in_words.start()], text[in_words.start() :]
         is_mere = not _NO_MERE_CONDITION.search(condition)
         return (value.strip(" ,;("), condition) if is_mere else None
-    if not _HAS_A_SIGN_OF_A_CONDITION.search(text):  # quick, and every condition in signs has one of these
+    if not _HAS_A_SIGN_OF_A_CONDITION.search(text):  # a quick test: every condition in signs has such a sign
         return None
     in_signs = _CONDITION_IN_SIGNS.fullmatch(text)
     if in_signs is None or _NO_MERE_CONDITION.search(in_signs["condition"]):
@@ -456,7 +465,7 @@ def _split_condition(text: str) -> tuple[str, str] | None:
 
 
 def _read_ratio(text: str) -> MathAnswer | None:
-    """Reads ``1:2:3``; None for a text without a colon, and for one that is words or an equation."""
+    """Reads ``1:2:3``. Returns None for a text without a colon, and for words, equations and inequalities."""
     parts = split_at_top(text, (":",))
     if len(parts) < 2 or _TEXT.search(text) or re.search(r"[=<>]", text):
         return None
@@ -464,7 +473,8 @@ def _read_ratio(text: str) -> MathAnswer | None:
 
 
 def _read_group(text: str, depth: int) -> MathAnswer | None:
-    """Reads a set, a pair, an interval, or a list without brackets: ``1, 2 and 3``. None for other texts."""
+    """Reads a set, a pair, an interval, or a list without brackets, such as ``1, 2 and 3``. Returns None for
+    any other text."""
     opening, closing, inner = _split_brackets(text)
     if opening == "{":
         if re.search(r"\\mid|\\colon|:|\|", inner):  # {x | x > 3} is read as x > 3
@@ -507,8 +517,8 @@ def _split_at_and(text: str) -> list[str]:
 
 
 def _split_brackets(text: str) -> tuple[str, str, str]:
-    """Returns the opening and the closing bracket around a text, and their content; empty texts if there are
-    none.
+    """Splits a text into the opening bracket around it, the closing one, and their content. Returns three
+    empty texts if there are no brackets around the whole text.
 
     The brackets of an interval may differ, and ``]0,1[`` is read as ``(0,1)``.
     """
@@ -531,7 +541,8 @@ def _split_brackets(text: str) -> tuple[str, str, str]:
 
 
 def _is_closed_before_end(inner: str, opening: str, closing: str) -> bool:
-    r"""Returns whether a bracket before `inner` is closed within it: ``1\}, \{2`` is no content of braces."""
+    r"""Returns whether a bracket directly before `inner` is closed within it. So ``1\}, \{2`` is not the
+    content of one pair of braces."""
     depth = 0
     for bracket in re.findall(f"{re.escape(opening)}|{re.escape(closing)}", inner):
         depth += 1 if bracket == opening else -1
@@ -553,8 +564,8 @@ def _depth_change(sign: str) -> int:
 
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
-    """Splits a text at signs that aren't within brackets."""
-    if not any(sign in text for sign in signs):  # quick, and true of most texts
+    """Splits a text at those `signs` that aren't within brackets."""
+    if not any(sign in text for sign in signs):  # a quick test: most texts have none of the signs
         return [text]
     parts: list[str] = []
     depth = start = 0
@@ -575,12 +586,12 @@ def _signs_and_brackets(signs: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def _read_equation(text: str, depth: int) -> MathAnswer | None:
-    """Reads ``x = 5`` as a named value, and ``x + y = 5`` as an equation; None for other texts, and for
-    several equations."""
+    """Reads ``x = 5`` as a named value, and ``x + y = 5`` as an equation. Returns None for other texts, and
+    for several equations."""
     text = _THOUSANDS_OF_A_SIDE.sub(lambda side: side[1] + side[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
-        return None  # no equals sign at the top level, one that is a part of <=, !=, or an inequality
+        return None  # the equals sign is within brackets or a part of <= or !=, or there is an inequality
     if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(text):
         return None  # several equations
     first, last = sides[0].strip(), sides[-1].strip()
@@ -603,9 +614,9 @@ _DISTANCE = re.compile(
 
 
 def _read_distance(signs: list[str], sides: list[str]) -> tuple[str, list[MathAnswer]] | None:
-    """Reads ``|x - 1| > 2`` as the points with a larger distance from 1 than 2: ("x", [(-∞, -1), (3, ∞)]).
+    """Reads ``|x - 1| > 2`` as the points whose distance from 1 is larger than 2: ("x", [(-∞, -1), (3, ∞)]).
 
-    None for any other inequality, and for one without a radius, such as ``|x| > 0``.
+    Returns None for any other inequality, and for one whose radius isn't positive, such as ``|x| > 0``.
     """
     match = _DISTANCE.fullmatch(sides[0])
     radius = exact_value(sides[1])
@@ -662,14 +673,16 @@ def _read_region(text: str, depth: int) -> MathAnswer | None:
 
 
 def _name_region(names: set[str], allowed: MathAnswer | None) -> Union | None:
-    """Returns a union with the name of its unknown; None if there are several names, or it isn't a union."""
+    """Returns the union `allowed` with the name of its unknown. Returns None if there are several names, or
+    if `allowed` isn't a union."""
     if len(names) != 1 or not isinstance(allowed, Union):
         return None
     return Union(allowed.parts, named=next(iter(names)))
 
 
 def _intersect(rays: list[MathAnswer]) -> MathAnswer | None:
-    """Returns the interval of ``x > 1 and x < 2``; None unless a ray upwards and one downwards overlap."""
+    """Returns the interval in which both rays overlap: (1, 2) for those of ``x > 1 and x < 2``. Returns None
+    unless one ray goes upwards, the other goes downwards, and they overlap."""
     if len(rays) != 2 or not all(isinstance(ray, BracketGroup) for ray in rays):
         return None
     # x > 1 begins at 1 and comes first. x < 2 begins below all numbers and comes second.
@@ -689,8 +702,8 @@ def _intersect(rays: list[MathAnswer]) -> MathAnswer | None:
 def _read_inequality(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[MathAnswer]] | None:
     """Reads one inequality as the name of its unknown and the intervals where it holds.
 
-    ``x > 3`` has the sides x and 3 and gives ("x", [(3, ∞)]); ``3 < x`` gives the same, ``x != 3`` two rays,
-    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). None if no side is only an unknown.
+    ``x > 3`` has the sides x and 3, and gives ("x", [(3, ∞)]). ``3 < x`` gives the same, ``x != 3`` two rays,
+    and ``1 < x <= 2``, which has two signs, ("x", [(1, 2]]). Returns None if no side is only an unknown.
     """
     if len(signs) == 1:
         distance = _read_distance(signs, sides)
@@ -736,7 +749,7 @@ _FIGURE = re.compile(
     r"\\(?P<kind>triangle|angle|overline|overleftrightarrow|overrightarrow|vec|odot)"
     r" ?\{? ?(?P<letters>[A-Z]{1,4}) ?\}?"
 )
-# Yes, because 7 is prime. The reason may not say the contrary.
+# Yes, because 7 is prime. The reason must not have a word that may say the contrary (`_CONTRARY`).
 _VERDICT = re.compile(r"(yes|no|true|false)(?:[,;:.!]| because| since| -) *(?P<reason>.+)", re.IGNORECASE)
 _CONTRARY = {
     "yes": r"\b(?:no|not|false|or|but|maybe|if|unless|impossible|cannot|never)\b|n't\b",
@@ -769,7 +782,8 @@ def _read_figure(text: str) -> Words | None:
 
 
 def _read_words(text: str) -> Words | Scalar | None:
-    """Reads a text of words; None if it is a formula."""
+    """Reads an answer in words. Returns None for a formula. "No solution" is read as the empty set, and "all
+    integers" as that set."""
     figure = _read_figure(text)
     if figure is not None:
         return figure

@@ -1,6 +1,7 @@
 r"""Finds the final answer in a response to a mathematical problem, and the answer in a gold.
 
-The answer is in a box or ``<answer>``. Otherwise it follows the last "answer is", "Final Answer" or "答案：".
+The answer is in the last box or ``<answer>``. If the response has neither, the answer follows the last
+"answer is", "Final Answer" or "答案：".
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;&.*]|\\[()\[\],;:!\\]|\\q?quad(?![a-z])|\\text\s*\{\s*(?:,\s*)?(?:and|or)\s*\}|(?<![a-z])(?:and|or)(?![a-z])"
     r"|(?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?\s*=)*"
 )
-# x = and x_1 = $ at the end, before a box
+# x = and x_1 = $ at the end of the text before a box
 _NAME_BEFORE = re.compile(r"((?:[A-Za-z]|\\[a-z]{2,8})(?:_\{?\w\}?)?)\s*=\s*[$\s]*\Z")
 _LONGEST_NAME = 30
-"""Characters before a box in which a name such as ``x_1 = $`` is searched."""
+"""The number of characters before a box in which a name such as ``x_1 = $`` is searched."""
 _LONGEST_GAP = 80
-"""Characters between two boxes that are parts of one answer."""
+"""The most characters between two boxes that are parts of one answer."""
 MOST_BOXES = 60
 """The most boxes that are joined to one answer."""
 
@@ -60,11 +61,11 @@ _INSTRUCTION = re.compile(r"[Tt]he (?:final )?answer is:?\s*")
 
 
 def find_answer(response: str, gold_parts: int = 1) -> str | None:
-    r"""Returns the final answer of a response, as written, or None.
+    r"""Returns the final answer of a response as it is written; None if there is none.
 
     Args:
-        response: the text of the model.
-        gold_parts: the number of answers that the gold lists. If it lists N > 1 answers, the last N boxes of
+        response: The text of the model.
+        gold_parts: The number of answers that the gold lists. If it lists N > 1 answers, the last N boxes of
             a paragraph can be the answer together, with any words between them.
     """
     in_boxes = boxes(response)
@@ -94,9 +95,9 @@ def find_gold(gold: str) -> str:
 
 
 def json_list(gold: str) -> list[str] | None:
-    """Returns the items of a gold that is a JSON list, and None for other golds.
+    """Returns the items of a gold that is a JSON list. Returns None for any other gold.
 
-    Two ascending integers such as ``[3, 5]`` aren't a list, but a closed interval.
+    Two ascending integers such as ``[3, 5]`` aren't a list of answers, but a closed interval.
     """
     text = gold.strip()
     if not (text.startswith("[") and text.endswith("]")) or len(text) > LONGEST:
@@ -131,9 +132,9 @@ def _from_boxes(response: str, in_boxes: list[tuple[int, int, str]], gold_parts:
     whole answer.
 
     Args:
-        response: the text of the model.
-        in_boxes: the start, end and content of each box.
-        gold_parts: see `find_answer`.
+        response: The text of the model.
+        in_boxes: The start, end and content of each box.
+        gold_parts: The number of answers that the gold lists (see `find_answer`).
     """
     joined = _join_boxes(response, in_boxes)
     start_of_last, _, last_content = in_boxes[-1]
@@ -185,15 +186,16 @@ def _answer_after_marker(response: str) -> str | None:
     if not markers:
         return None
     after_marker = tail[markers[-1].end() :]
-    # A formula is the answer if it is all of the line. It may have several lines, as in \[ … \].
+    # A formula directly after the marker is the answer if nothing follows it in its line. It may itself have
+    # several lines, as in \[ … \].
     display = _DISPLAY.match(after_marker)
     if display and not after_marker[display.end() :].partition("\n")[0].strip(" .*。"):
         return display[2].strip() or None
-    # Otherwise the answer is in the first sentence of the first line that isn't empty.
+    # If there is no such formula, the answer is in the first sentence of the first line that isn't empty.
     line = next((line for line in map(str.strip, after_marker.split("\n")) if line), "")
     end = _END_OF_SENTENCE.search(line)
     line = line[: end.start()] if end else line
-    # Without "therefore, simply" before the answer, and ", because …" after it.
+    # Removes "therefore, simply" before the answer, and ", because …" after it.
     line = _REASON.sub("", _LEAD.sub("", line.strip(" #>")))
     # The heading "Final Answer" may be followed by "The number of ways is 58".
     sentence = _SENTENCE.match(line)

@@ -1,5 +1,5 @@
-"""Answers that look like arithmetic but are times, dates, ratios or scores. Each class reads a text. The
-grader `math` compares the results."""
+"""Answers that look like arithmetic but are times, dates, ratios or scores. The method `read` of each class
+reads a text. The grader `math` compares the results."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _MOST_PARTS_OF_A_RATIO = 8
 
 @dataclass(frozen=True)
 class TimeOfDay:
-    """A time of the day, such as ``4:30 p.m.``. For ``4 p.m.`` `minute` is None.
-
-    `hour` is from 0 to 23; ``24:00`` has the hour 0. `half` is "am", "pm", or "" if it isn't given.
-    `is_sure` is False for ``1:20``, which may be a ratio.
-    """
+    """A time of the day, such as ``4:30 p.m.``."""
 
     hour: int
+    """The hour as it is written, from 0 to 23: 4 for ``4 p.m.``. It is 0 for ``24:00``."""
     minute: int | None
+    """None for a time such as ``4 p.m.``, which is written without minutes."""
     second: int | None = None
     half: str = ""
+    """The half of the day, "am" or "pm"; "" if it isn't given."""
     is_sure: bool = True
+    """False for a text such as ``1:20``, which may also be a ratio."""
 
     # 4:30, 16:30:05, 4:30 pm, 4 o'clock, 12 noon, 4 in the afternoon
     _WRITTEN = re.compile(
@@ -64,19 +64,18 @@ class TimeOfDay:
         return cls(hour, minute, second, half, is_sure)
 
     def is_time(self, question: str) -> bool:
-        """Returns whether this is a time; otherwise it is a ratio. The question may tell which.
-
-        `is_sure` is True for texts such as ``4:30 p.m.``, which can't be ratios.
-        """
+        """Returns whether this is a time, and not a ratio. If the text may be both (`is_sure` is False), the
+        words of the question decide."""
         if self.is_sure or _ASKS_FOR_TIME.search(question):
             return True
         if _ASKS_FOR_RATIO.search(question):
             return False
-        # A ratio is given in lowest terms. 2:30 is not, so that it must be a time.
+        # The question doesn't tell. A ratio is given in lowest terms. 2:30 is not, so it must be a time.
         return math.gcd(self.hour, self.minute or 0, self.second or 0) != 1
 
     def equals(self, other: TimeOfDay) -> bool:
-        """Compares two times. If one of them has no half of the day, it may have the other's."""
+        """Compares two times. If only one of them has a half of the day, the other may be in the same
+        half."""
         # ``4 p.m.`` has no minutes. A time with minutes can equal ``4 p.m.`` only if both have a half of the
         # day and the minutes are 0: ``4:00 p.m.`` does, but neither ``4:30 p.m.`` nor ``4:00``.
         has_only_one_minutes = (self.minute is None) != (other.minute is None)
@@ -125,8 +124,8 @@ class Ratio:
 
     @classmethod
     def read(cls, parts: list[str]) -> Ratio | None:
-        """Makes a ratio of the parts between colons. Returns None if one of them is empty, or if there are
-        more than any ratio has."""
+        """Makes a ratio of the parts between colons. Returns None if there is only one part, if a part is
+        empty, or if there are more parts than any ratio has."""
         stripped = tuple(part.strip() for part in parts)
         return cls(stripped) if 1 < len(stripped) <= _MOST_PARTS_OF_A_RATIO and all(stripped) else None
 
@@ -137,7 +136,7 @@ _SCORE = re.compile(r"\d{1,3}(?: ?- ?\d{1,3}){1,3}")
 
 @dataclass(frozen=True)
 class Score:
-    """A score such as ``5-3``. If it is compared with a number, it is a difference."""
+    """A score such as ``5-3``. In a comparison with a number it counts as a difference."""
 
     parts: tuple[int, ...]
 
@@ -186,7 +185,7 @@ class Date:
     @classmethod
     def read(cls, text: str) -> Date | None:
         """Reads a text without LaTeX. Returns None if it isn't a date. In ``2/1/2024`` the first number is
-        the month, if it is at most 12."""
+        the month, unless it is larger than 12."""
         if not any(character.isdigit() for character in text):
             return None  # a date has a day or a year. This test is quick, and most answers in words fail it.
         for pattern in _DATES:
@@ -205,9 +204,10 @@ class Date:
 
 
 def _month(text: str) -> int | None:
-    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``; None for other words.
+    """Returns the number of a month: 1 for ``January``, ``jan``, ``janu`` and ``01``. Returns None for any
+    other word.
 
-    A number above 12 is returned as well, since the caller reads it as a day (31/1/2024).
+    A number above 12 is returned as well, since it may be the day of a date (31/1/2024).
     """
     if text.isdigit():
         return int(text)

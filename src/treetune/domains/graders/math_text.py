@@ -30,8 +30,9 @@ _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUBSCRIPT = re.compile("[₀₁₂₃₄₅₆₇₈₉]+")
 _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
-# All patterns below are searched in every answer, and most answers match none. Therefore a text that every
-# match of a pattern contains (`needs`) is searched first, which takes a tenth of the time.
+# All patterns below are searched in every answer, and most answers match none of them. Therefore each pattern
+# comes with a text that all its matches contain (`needs`). This text is searched first, which takes a tenth
+# of the time.
 
 
 class _Rewriting(NamedTuple):
@@ -41,6 +42,7 @@ class _Rewriting(NamedTuple):
     """
 
     needs: str
+    """A text that every match of the pattern contains."""
     pattern: re.Pattern[str]
     replacement: str | Callable[[re.Match[str]], str]
 
@@ -68,6 +70,7 @@ _MEANINGLESS_FORMATTING = re.compile(
     r"\\(?:textcolor|colorbox|fcolorbox|color|u?underline|uline|ensuremath|emph|fbox|boxed|pmb|hl)"
 )
 _MOST_FORMATTED_GROUPS = 12
+"""The most formatted groups that are looked at in an answer."""
 
 _TEXT_COMMAND = r"\\(?:mathrm|mathit|mathbf|mathsf|text|textrm|textit|operatorname\*?|rm) ?"
 
@@ -224,22 +227,23 @@ _BACKSLASH_AT_THE_END = re.compile(r"(?<!\\)\\\Z")
 
 
 def undressed(text: str) -> str:
-    """Returns the normalised text, with ASCII signs, simple commands, single spaces, and without dollars and
-    full stop.
+    """Returns the normalised text: with ASCII signs, simple commands and single spaces, and without dollars
+    and a full stop at the end.
 
-    The order matters: each rewriting reads the notation that the earlier ones leave.
+    The order of the steps matters: each rewriting reads the notation that the earlier ones leave.
     """
-    # First the signs: every later pattern is written for ASCII.
+    # The signs come first, because every later pattern is written for ASCII.
     if not text.isascii():
         text = _SUPERSCRIPT.sub(lambda match: "^{" + match[0].translate(_SUPERSCRIPTS) + "}", text)
         text = _SUBSCRIPT.sub(lambda match: "_{" + match[0].translate(_SUBSCRIPTS) + "}", text)
         text = "".join(map(_character, text))
-    # Colours and fonts around groups next, since they would separate what the patterns below look for.
+    # Colours and fonts around groups are removed next, since they would separate what the patterns below look
+    # for.
     if "\\" in text:
         text = _remove_formatting_of_groups(text)
         text = _content_of_a_box(text)
-    # Then sizes and spaces, which may be between any two signs. After that commands get their simple names,
-    # since the patterns for fonts and notation know only those (``\frac`` and not ``\dfrac``).
+    # Sizes and spaces follow, which may be between any two signs. After that commands get their simple names,
+    # since the patterns for fonts and notation know only the simple ones (``\frac`` and not ``\dfrac``).
     for rewriting in _SIZES_SPACES_AND_RELATIONS:
         text = rewriting.apply(text)
     if "\\" in text:
@@ -252,13 +256,14 @@ def undressed(text: str) -> str:
         text = text.replace("\\(", " ").replace("\\)", " ")
         text = _DISPLAY_BRACKETS.sub(" ", text)
         text = _ROW_END_AT_THE_END.sub(" ", text)
-    # White space and punctuation last, since every step above may leave spaces at the ends.
+    # White space and punctuation are removed last, since every step above may leave spaces at the ends.
     text = " ".join(text.split()).strip(' *`"').rstrip(" .,;:")
     return _BACKSLASH_AT_THE_END.sub("", text).strip()
 
 
 def _content_of_a_box(text: str) -> str:
-    """Returns the content if a text is a box, or a box in a box, and otherwise the text."""
+    """Returns the content of a text that is only a box, or a box in a box. Returns any other text as it
+    is."""
     while True:
         boxed = boxes(text)
         if len(boxed) != 1:
@@ -272,7 +277,7 @@ def _content_of_a_box(text: str) -> str:
 def _remove_formatting_of_groups(text: str) -> str:
     r"""Removes colours, underlines and a font around a formula. A font around letters remains."""
     position = 0
-    # A bound on the work for one answer, which may be hostile.
+    # The number of groups is bounded, since an answer may be hostile.
     for _ in range(_MOST_FORMATTED_GROUPS):
         opening = _FORMATTING_OF_A_GROUP.search(text, position)
         if opening is None:

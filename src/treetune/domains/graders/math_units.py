@@ -1,8 +1,9 @@
 r"""Reads units after numbers, and converts between them.
 
-A unit is a product of powers of dimensions with a factor: ``km/h`` is length per time, 5/18 of a ``m/s``. Any
-other noun ("apples") is a dimension of its own, so that 5 apples are not 5 pears. Text that scales, negates
-or comments on its number ("dozen", "squared", "is wrong") is not a unit.
+A unit is a product of powers of dimensions, with a factor: ``km/h`` is length per time, with the factor 5/18,
+since it is 5/18 of ``m/s``. Every noun that isn't the name of a unit ("apples") is a separate dimension, so
+5 apples are not 5 pears. Text that scales, negates or comments on its number ("dozen", "squared", "is wrong")
+is not a unit.
 
 The library pint doesn't serve here: it reads ordinary nouns as units ("points", "hands"), and has no money.
 """
@@ -18,6 +19,7 @@ MOST_WORDS = 6
 """The most words of a unit. A longer text is a sentence."""
 
 LARGEST_POWER = 6
+"""The largest power of a unit, such as 2 in ``s^2``."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ _OF = re.compile(r"(?<=\w) of [a-z ]+\Z")
 
 
 def read_unit(text: str) -> UnitOfMeasure | None:
-    """Reads the text after a number, without commands of LaTeX; None if it isn't a unit."""
+    """Reads the text after a number, which has no commands of LaTeX. Returns None if it isn't a unit."""
     temperature = _read_temperature(text)
     if temperature is not None:
         return temperature
@@ -135,7 +137,7 @@ def read_unit(text: str) -> UnitOfMeasure | None:
     if len(text.split()) > MOST_WORDS or re.search(r"[^-A-Za-z'¢€£¥₹./^\d{}() ]", text):
         return None  # a sentence, or a sign that no unit has
     text = _OF.sub("", " ".join(text.split()))
-    # km/h/s: the unit before the first slash multiplies, and all after it divide.
+    # In km/h/s the unit before the first slash is a factor, and all units after it are divisors.
     numerator, *denominators = re.sub(" ?/ ?", "/", text).split("/")
     products = [(product, -1) for product in denominators]
     if numerator or not denominators:  # "per second" has no numerator
@@ -222,7 +224,8 @@ def _look_up(name: str) -> UnitOfMeasure | None:
 
 
 def _read_noun(text: str) -> UnitOfMeasure | None:
-    """Reads a noun as a dimension of its own; None if one of its words comments on the number."""
+    """Reads a noun as a separate dimension. Returns None for other texts, and if one of the noun's words
+    comments on the number."""
     match = re.fullmatch(r"([-A-Za-z' ]+?)\.?(?:\^\{?([23])\}?)?", text)
     if match is None:
         return None
@@ -301,15 +304,15 @@ def split_unit(text: str) -> Scalar:
     """Separates a number from its unit, currency or percent sign.
 
     ``5 cm`` is ``Scalar("5", read_unit("cm"))``, ``€5`` is ``Scalar("5", read_unit("euro"))`` and ``50%`` is
-    ``Scalar("50", percent=True)``. Text that isn't a unit stays in the formula (``5 is wrong``), which then
-    can't be read, and only equals the same text.
+    ``Scalar("50", percent=True)``. Text that isn't a unit stays in the formula (``5 is wrong``). Such a
+    formula can't be read, and only equals the same text.
     """
     text = text.strip()
     money = _MONEY_FIRST.fullmatch(text)
     if money is not None:
         return _read_money(money) or Scalar(text)
     degrees = _DEGREES.search(text)
-    # In \sin 30^\circ the sign belongs to the sine's argument, and the value has no unit.
+    # In \sin 30^\circ the sign of degrees belongs to the sine's argument, and the sine itself has no unit.
     if degrees is not None and not _OF_AN_ANGLE.search(text):
         number = text[: degrees.start()].strip()
         return Scalar(number, read_unit(f"^\\circ {degrees['scale']}" if degrees["scale"] else "degree"))
@@ -324,7 +327,8 @@ def split_unit(text: str) -> Scalar:
 
 
 def _read_money(money: re.Match[str]) -> Scalar | None:
-    """Reads an amount after its currency; None for ``€5 \\text{ cm}`` or ``€5%``, which aren't amounts."""
+    """Reads an amount of money after its currency. Returns None for ``€5 \\text{ cm}`` and ``€5%``, which are
+    no amounts of money."""
     currency = _look_up(_SYMBOLS_OF_MONEY[money["symbol"]])
     amount = split_unit(money["rest"])
     if amount.percent:
@@ -368,8 +372,8 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
     """Returns whether letters after a number are variables, as in ``5nb``, and not a unit or noun.
 
     Two letters directly after the number are a product of two variables, except for units that are often
-    written without a space (``5cm``). Otherwise, words of up to three letters that aren't units are
-    variables, as in ``5 abc``. A longer word is a noun.
+    written without a space (``5cm``). Other words of up to three letters that aren't units are variables,
+    too, as in ``5 abc``. A longer word is a noun.
 
     `unit_text` is the text after the number, `first_word` its first word, and `gap` the space between number
     and text, or "".
@@ -382,7 +386,8 @@ def _is_product(first_word: str, unit_text: str, gap: str) -> bool:
 
 
 def _read_measured(number: str, unit_text: str) -> Scalar | None:
-    """Reads a number with the text after it: a scale, then percent or a unit; None for any other text.
+    """Reads a number and the text after it, which is a scale, a unit or "percent", or a scale and one of the
+    latter. Returns None for any other text.
 
     For "5" and "dozen eggs" the formula is 12 · (5), and the unit is eggs.
     """
@@ -405,7 +410,8 @@ def _read_measured(number: str, unit_text: str) -> Scalar | None:
 
 
 def with_short_unit(answer: Scalar, other: Scalar, other_is_number: bool) -> Scalar:
-    """Reads ``5 m`` as a length if the other answer is a number or has a unit, else as 5 times a variable."""
+    """Reads ``5 m`` as a length if the other answer is a number or has a unit. If not, returns `answer` as it
+    is: 5 times a variable."""
     match = _SHORT_UNIT.fullmatch(answer.formula)
     if match is None or answer.unit is not None or not (other_is_number or other.unit is not None):
         return answer
@@ -420,8 +426,8 @@ _SUMMABLE_DIMENSIONS = [
 def sum_of_quantities(text: str) -> Scalar | None:
     """Reads ``1 hour 30 minutes``, ``2 dollars and 50 cents`` or ``5 ft 6 in`` as one quantity.
 
-    Each part has to be smaller than one unit of the part before it, as 30 minutes are smaller than an hour.
-    Otherwise the text states several answers, and the result is None.
+    Each part has to be smaller than one unit of the previous part, as 30 minutes are smaller than an hour. If
+    it isn't, the text states several answers, and the result is None.
     """
     # \text{ cm} becomes its content.
     text = " ".join(_TEXT.sub(r" \1 ", text).split())
@@ -455,8 +461,8 @@ def sum_of_quantities(text: str) -> Scalar | None:
 def conversion(unit: UnitOfMeasure, other: UnitOfMeasure) -> tuple[Fraction, Fraction] | None:
     """Returns the factor and the summand that convert a number of `unit` to `other`.
 
-    From °C to K they are 1 and 273.15. None if the units have different dimensions. A degree without a scale
-    has the scale of the other temperature.
+    Example: from °C to K they are 1 and 273.15. Returns None if the units have different dimensions. A degree
+    without a scale counts as one of the other unit's scale, if that is a temperature.
     """
     is_degree_of_other = is_degree(unit) and is_temperature(other)
     is_other_degree_of_unit = is_degree(other) and is_temperature(unit)

@@ -1,8 +1,8 @@
 r"""A grader with the same verdicts as the VinePPO paper's code on MATH, including its mistakes.
 
 The rules for the text of an answer are those of the Minerva evaluation (Lewkowycz et al., 2022,
-arXiv:2206.14858, appendix D.1) with additions. Some of their mistakes: only the first line of a box is read,
-so that a matrix with several lines is lost; ``\boxed {5}`` with a space is not an answer; ``7\cdot 1``
+arXiv:2206.14858, appendix D.1) with additions. These are some of their mistakes: only the first line of a box
+is read, so a matrix with several lines is lost; ``\boxed {5}`` with a space is not an answer; ``7\cdot 1``
 becomes 71; "information" becomes ``\inftyormation``.
 """
 
@@ -29,21 +29,23 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 100_000
-"""Characters of the longest response that is read. The paper's answers of 1,024 tokens are much shorter."""
+"""The most characters of a response that is read. The paper's answers of 1,024 tokens are much shorter."""
 
 MOST_ANSWERS = 50
-"""The most answers of a gold. The time for comparing them grows with the square."""
+"""The most answers of a gold. The time for comparing them grows with the square of their number."""
 
 _BETWEEN = ", "
-"""Separates the answers of a response in the extracted text. No answer has a space."""
+"""Separates the answers of a response in the extracted text. An answer never has a space itself."""
 
 CLOSE = 1e-3
 """Two numbers are equal if their absolute difference is smaller: 0.0001 equals 0.0002."""
 
 _TOO_HARD = re.compile(r"%|\^\{|\^\(|\^\d\d|\^\d+\^|\d{3,}!")
+"""Signs of a formula that the paper's code doesn't evaluate: a percent sign, an exponent in brackets or of
+two digits, a power of a power, and a factorial of a number of three digits."""
 _NO_FORMULA = re.compile(r"\\[{}]|\\div(?![A-Za-z])|[÷|]|(?<!\\sqrt)\[")
-"""Signs that the paper's code doesn't read as formulas. Braces are a set and square brackets a list for it,
-which equal no number."""
+"""Signs of a text that the paper's code doesn't read as a formula. For it, braces are a set and square
+brackets a list, which equal no number."""
 _DRESS = re.compile(
     r"\\(?:[mh]box|fbox|boxed|text[a-z]{0,2}|math(?:it|sf|tt)|emph|underline|overline|boldsymbol|bm|cancel"
     r"|operatorname|displaystyle|degree|bf|it|rm)(?![A-Za-z])"
@@ -57,9 +59,9 @@ class Minerva(Grader):
     """Gives the same rewards as the VinePPO paper's code on MATH, so that results are comparable.
 
     It accepts 500 for 5 (as a percentage), 0.0002 for 0.0001, and an interval with other brackets. It rejects
-    1024 for ``2^{10}``, `50%` for a half, and every matrix with several lines. If the problem has a worked
-    solution, the gold is the answer in it. Responses of more than `LONGEST` characters, which the paper's
-    code would read, are an ``error``.
+    1024 for ``2^{10}``, `50%` for a half, and every matrix with several lines. If the problem's data has a
+    worked ``solution``, the gold is the answer in that. A response of more than `LONGEST` characters, which
+    the paper's code would read, has the outcome ``error``.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -89,7 +91,7 @@ class Minerva(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Each text is a list of answers, of which only the last ones count, as many as the gold has.
+        # Each text is a list of answers. Only as many of them count as the gold has, from the end.
         count = len(set(_gold_answers(problem)))
         return lists_agree(answer.split(_BETWEEN)[-count:], other.split(_BETWEEN)[-count:])
 
@@ -107,7 +109,8 @@ def _gold_answers(problem: Problem) -> list[str]:
 # The text of an answer
 
 LONGEST_ANSWER = 1000
-"""Characters of an answer that are read, three times the longest gold. The rules take quadratic time."""
+"""The most characters of an answer that are read, three times the longest gold. There is a limit because the
+rules take quadratic time."""
 
 MOST_BOXES = 50
 """The most boxes that are read, the last ones."""
@@ -167,8 +170,9 @@ def extract(text: str, question: str) -> list[str]:
 
 
 def _find_answers(text: str) -> list[str]:
-    """Returns the texts of the answers. They are marked by the first of these that the text has: the phrase
-    of the paper's prompt, boxes, "the answer is", the output of a program, a number."""
+    """Returns the texts of the answers. Answers are what the first of these that the text has contains or
+    precedes: the phrase of the paper's prompt ("final answer is $…$. I hope"), boxes, "the answer is", the
+    output of a program, the last number."""
     _, start, rest = text.partition("final answer is $")
     if start and "$. I hope" in rest:
         return [rest.partition("$. I hope")[0]]
@@ -290,7 +294,7 @@ def _is_math_equal(answer: str, gold: str, depth: int = 0) -> bool:
     if _is_bracketed(answer) and _is_bracketed(gold):
         parts, gold_parts = answer[1:-1].split(","), gold[1:-1].split(",")
         if _are_math_equal(parts, gold_parts, depth + 1):
-            return True  # otherwise they may still be equal formulas, as (x + 1)(x - 1) and (x - 1)(x + 1)
+            return True  # if not, they may still be equal formulas, as (x + 1)(x - 1) and (x - 1)(x + 1)
     rows, gold_rows = _read_matrix(answer), _read_matrix(gold)
     if rows is not None and gold_rows is not None:
         if len(rows) != len(gold_rows):
@@ -345,7 +349,7 @@ def _read_matrix(text: str) -> list[list[str]] | None:
 
 
 def _are_equal_formulas(answer: str, gold: str) -> bool:
-    """Compares two formulas by their values. False for formulas that the paper's code can't read."""
+    """Compares two formulas by their values. Returns False for formulas that the paper's code can't read."""
     if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (answer, gold)):
         return False
     expression, gold_expression = _read_expression(answer), _read_expression(gold)

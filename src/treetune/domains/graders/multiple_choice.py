@@ -16,11 +16,11 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 _LONGEST_LINE = 100
-"""Characters of the longest line that may consist of only a letter and signs around it."""
+"""Lines with so many characters or more are not tried as a line of only a letter and signs around it."""
 _LONGEST_LABEL = 2000
-"""Characters of a text in which a letter is searched at its beginning."""
+"""The number of characters that are read of a text whose beginning may be a letter."""
 _LONGEST_REMARK = 200
-"""Characters before or after a choice in which another choice may revoke it."""
+"""The number of characters before or after a choice in which another choice may revoke it."""
 
 # \boxed, \text before a brace, and the signs of LaTeX, Markdown and quotations
 _MARKUP = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’\[\]]")
@@ -30,8 +30,8 @@ _PLAIN_FORMS |= {
     ord(wide): plain
     for wide, plain in zip("：（）．。，；！＝【】「」\u3000、", ":()..,;!=[][] ,", strict=True)
 }
-"""The plain form of each fullwidth letter and sign: A of ``Ａ``. Each is a single sign, so that offsets stay
-the same."""
+"""The plain form of each fullwidth letter and sign: A for ``Ａ``. Each plain form is a single character, so
+the offsets in a text stay the same."""
 # 答案是, 选择, 정답은, "Antwort: ", "Réponse est"
 _OTHER_LANGUAGES = (
     r"(?:答案|答え|正解|选项|選項)[ \t*_]*(?:应该是|應該是|应为|為|为|是|选|選|は|:|=)"
@@ -56,8 +56,9 @@ _LABEL = re.compile(
     r"(?:\((?P<inner>[A-Z])\)[.,:;]?|(?P<letter>[A-Z])"
     r"(?:[).:,;]|(?= (?:because|since|as|given)\b| [-–—] )|(?=[^\x00-\x7f])))(?=\s|$|[^\x00-\x7f])"
 )
-# "The correct answer" of the line "The correct answer B". A run of spaces is taken at its first one and as a
-# whole: tried from each of its spaces, 20,000 of them took 20 seconds.
+# "The correct answer" of the line "The correct answer B". A match can begin only at the first space of a run
+# of spaces, and takes the whole run. (When each space was tried as the beginning, 20,000 spaces took 20
+# seconds.)
 _LABELLED = re.compile(
     r"(?<!\s)\s*+(?:the )?(?:(?:correct|right|final|best) )?(?:answer|option|choice)\s++(?=\W*[A-Z]\W*$)",
     re.IGNORECASE,
@@ -80,7 +81,7 @@ _HEDGED = re.compile(
     r"(?:\W*\b(?:it|is|be|may|might|could|also|even|well|option|choice|answer|the|actually|maybe|rather)\b){0,6}"
     rf"\W*?{_OPTION}",
 )
-"""Another choice after a choice."""
+"""A remark after a choice that names another choice, such as "or C" in "B or C"."""
 # The beginning of a reason, in which other options may be named
 _REASON = re.compile(r"\b(?:because|since|[Bb]oth|[Ee]ither|[Nn]either)\b")
 # The end of "B or the correct " and of "\boxed{B}, ", before another choice
@@ -103,12 +104,12 @@ class _StatedChoice(NamedTuple):
 @Grader.register("multiple_choice")
 @dataclass(frozen=True, kw_only=True)
 class MultipleChoice(Grader):
-    r"""Reward 1 for a response that chooses the gold's letter. A response without a choice has the outcome
-    ``no_answer``, and so has one that names several letters at once.
+    r"""Gives the reward 1 for a response that chooses the gold's letter. A response without a choice has the
+    outcome ``no_answer``, and so has one that names several letters at once.
 
     After the last `think_end`, the choice is in a ``\boxed{…}``, in ``<answer>…</answer>``, the only letter
-    of a line or of the whole response, or comes after "answer is", "Answer:", "Final answer:" or the like, in
-    some languages. The last of several choices counts. A choice is a single letter (``b``, ``(B)``,
+    of a line or of the whole response, or after "answer is", "Answer:", "Final answer:" or the like, also in
+    some other languages. The last of several choices counts. A choice is a single letter (``b``, ``(B)``,
     ``**B.**``, ``\text{B}``), or a capital with its option (``B) Paris``, ``(B) Paris``, ``B: Paris``). A
     letter within a word doesn't count, nor does the first word of ``A dog``. Two joined letters (``B or C``,
     ``(B), maybe (C)``, ``B. Wait, C``) aren't a choice. The gold is a letter in one of these forms.
@@ -151,13 +152,14 @@ class MultipleChoice(Grader):
         return last.letter
 
     def _in_boxes(self, text: str) -> Iterator[_StatedChoice]:
-        r"""Yields the choices in ``\boxed{…}``; a box with a formula is about something else."""
+        r"""Yields the choices in ``\boxed{…}``. A box with a formula that isn't only a letter contains no
+        choice."""
         for start, end, content in boxes(text):
             if _FORMULA_OF_LETTERS.fullmatch(content):
                 continue
             letter, rest = self._letter(content)
             text_after = text[end : end + _LONGEST_REMARK].partition("\n")[0]
-            # A box with words and no letter ("none of these") is a choice that is not an option.
+            # A box with words and no letter ("none of these") is also a choice, which is no option's.
             if letter or not _FORMULA.search(_MARKUP.sub("", content[:_LONGEST_LABEL])):
                 yield _StatedChoice(start, letter, rest + text_after)
 

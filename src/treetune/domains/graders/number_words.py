@@ -19,6 +19,7 @@ _PARTS = {
     "ninth": 9, "tenth": 10, "twelfth": 12, "hundredth": 100,
 }  # fmt: skip
 _MOST_WORDS = 20
+"""The most words of a text in which a number is read."""
 _SAYS_MORE = {
     "to", "or", "and", "of", "than", "more", "less", "not", "least", "most", "fewer", "minus", "plus",
     "times", "over", "by", "point", "dozen", "percent", "squared", "cubed", "way", "hundred",
@@ -49,14 +50,15 @@ def number_in_words(text: str) -> tuple[Fraction, str] | None:
 
 
 def _cardinal(words: list[str], at: int) -> tuple[int | None, int]:
-    """Returns the value of the words from `at` on, and the index of the first word that isn't part of it."""
+    """Returns the whole number in the words from `at` on, and the index of the first word after it. The
+    number is None if the first word isn't part of one."""
     # "two thousand three hundred": `whole` is 2,000, and `group`, the number since the last scale, 300.
     whole = group = 0
     start = at
     last = ""
     while at < len(words):
         word = words[at]
-        # The word begins a number below a hundred, or is a digit after tens.
+        # A word of `_VALUES` may begin a number below a hundred, or be a digit after tens ("twenty two").
         starts = last in ("", "hundred", *_WORD_SCALES)
         if word in _VALUES and (starts or (last in _TENS and 0 < _VALUES[word] < 10)):
             group += _VALUES[word]

@@ -20,10 +20,12 @@ from treetune.vocabulary import Grade, Problem
 # Tables
 
 MOST_ROWS = 100
+"""The most rows of a table."""
 MOST_CELLS = 100
+"""The most cells of a row."""
 
 UNNAMED = ""
-"""The name of a column whose cells were keys of rows in the answer."""
+"""The name of a column whose cells were the keys of the rows: of 1 in ``{"1": {"pet": "cat"}}``."""
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
@@ -31,8 +33,9 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 @Grader.register("zebra")
 @dataclass(frozen=True, kw_only=True)
 class ZebraGrader(Tagged):
-    """Reward 1 for the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
-    or Python, only its rows, objects with the header's keys, or Markdown. Upper and lower case are the same.
+    """Gives the reward 1 for the gold's table. An answer is written as ``{"header": ["Position", "Pet"],
+    "rows": [["1", "cat"], …]}`` in JSON or Python, as only the rows of this, as objects with the header's
+    keys, or in Markdown. Upper and lower case are the same.
 
     If all asked cells of the gold are single letters, ``am/bn`` is also a table, with rows separated by
     ``/``.
@@ -45,8 +48,8 @@ class ZebraGrader(Tagged):
     votes_by_value: ClassVar[bool] = True
 
     given: tuple[str, ...] = ("Position", "House")
-    """Columns that the question already gives as numbers. They earn nothing, and identify the rows. Without
-    them in either table, rows are identified by their order."""
+    """Columns that the question already gives, as numbers. They earn nothing, but identify the rows. If the
+    answer or the gold doesn't have them, rows are identified by their order."""
     score: Literal["exact", "cells"] = "cells"
     """The reward of a partly right table: ``exact`` gives 0, and ``cells`` the share of right cells among the
     asked ones."""
@@ -155,15 +158,16 @@ def _cells_to_fill(
         given: Indices of the gold's columns that the question gives, such as the numbers of the houses.
         asked: Indices of the gold's columns that the question asks for.
     """
-    # Each row of the answer with the asked cells first. Missing cells are empty.
+    # Each row of the answer has the asked cells first, then the given ones if there are any. Missing cells
+    # are empty.
     columns = _columns(table, gold, given, asked)
     rows = []
     for row in table.rows:
         rows.append([row[column] if column < len(row) else "" for column in columns])
-    if len(columns) == len(asked):  # no column identifies the rows, so that their order does
+    if len(columns) == len(asked):  # no column identifies the rows, so their order does
         missing_rows: list[list[str]] = [[] for _ in range(len(gold.rows) - len(rows))]
         return [*rows, *missing_rows][: len(gold.rows)]
-    # Otherwise the given cells identify them: {("2",): [["cat", "tea"]]} for the row of house 2.
+    # The given cells identify the rows: {("2",): [["cat", "tea"]]} if one row is that of house 2.
     rows_at: dict[tuple[str, ...], list[list[str]]] = {}
     for cells in rows:
         asked_cells, given_cells = cells[: len(asked)], cells[len(asked) :]
@@ -259,7 +263,8 @@ def _table_of(value: Any) -> ParsedTable | None:
 
 
 def _table(header: Any, rows: Any) -> ParsedTable | None:
-    """Makes a table of a header and rows; None if these aren't rows, or are too many or too long."""
+    """Makes a table of a header and rows. Returns None if they aren't lists, or if the rows are too many or
+    too long."""
     if not isinstance(header, list | tuple) or not isinstance(rows, list | tuple):
         return None
     if not 1 <= len(rows) <= MOST_ROWS or not all(isinstance(row, list | tuple) for row in rows):
@@ -272,7 +277,7 @@ def _table(header: Any, rows: Any) -> ParsedTable | None:
 # Orders of names
 
 LONGEST_ORDER = 5_000
-"""Characters of an answer that are read: hundreds of names."""
+"""The most characters of an answer that are read. They suffice for hundreds of names."""
 
 _BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
 _BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
@@ -285,7 +290,7 @@ _QUOTES = " \"'`*_.“”‘’"
 @Grader.register("ordering")
 @dataclass(frozen=True, kw_only=True)
 class OrderingGrader(Tagged):
-    """Reward 1 for the gold's order of names. Case and spaces don't matter.
+    """Gives the reward 1 for the gold's order of names. Case and spaces don't matter.
 
     The answer is a list in JSON or Python, or names separated by commas, semicolons, arrows or newlines, with
     or without numbers. If all names of the gold are single letters or digits, they need no separators:
@@ -374,7 +379,7 @@ LARGEST = 100
 """The most rows, and the most cells of a row. ARC's grids have up to 30."""
 
 _LONGEST_GRID = 10 * LARGEST * LARGEST
-"""Characters of the longest text that is read line by line: ten for each cell of the largest grid."""
+"""The most characters of a text that is read as a grid of lines: ten for each cell of the largest grid."""
 
 _AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
 _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
@@ -383,7 +388,8 @@ _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
 @Grader.register("grid")
 @dataclass(frozen=True, kw_only=True)
 class GridGrader(Tagged):
-    r"""Reward 1 for the gold's grid, compared cell by cell: for ARC, BARC, and grids made here.
+    r"""Gives the reward 1 for the gold's grid, compared cell by cell. It is for ARC, for BARC, and for the
+    grid puzzles that treetune makes.
 
     A grid is one of these: a list of lists of whole numbers in JSON or Python; lines of numbers separated by
     spaces or commas; rows of digits, separated by newlines or ``/``, as in ``120/031``. In a text with other
@@ -472,7 +478,7 @@ def _grid(rows: Any) -> Grid | None:
 
 
 def _cell(cell: Any) -> int | None:
-    """Returns the whole number of a cell: 3 for 3, 3.0 and "3"; else None."""
+    """Returns the whole number of a cell: 3 for 3, 3.0 and "3". Returns None for any other cell."""
     if isinstance(cell, str) and len(cell) <= 3 and cell.isdecimal():
         return int(cell)
     if isinstance(cell, float) and cell.is_integer():

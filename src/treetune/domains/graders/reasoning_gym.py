@@ -20,24 +20,24 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 SPARE_SECONDS = 300.0
-"""Time for a new sandbox and the import of the library, in addition to an answer's own. Only a bug reaches
-this deadline."""
+"""Time for a new sandbox and the import of the library, in addition to the limit for scoring an answer. Only
+a bug reaches this deadline."""
 
 
 @Grader.register("reasoning_gym")
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymGrader(Grader):
-    """Gives the score of the library's scorer for the problem's data set, from 0 to 1. An answer with 1 is
-    correct.
+    """Gives the score, from 0 to 1, that the library's scorer for the problem's data set gives. An answer
+    with the score 1 is correct.
 
     The answer is the text between the last `opening` and the next `closing`, without the white space around
     it. It may have several lines.
 
-    An empty answer is ``no_answer``, even if a scorer would give it a hundredth. If a scorer raises an
-    exception because of an answer, the answer is wrong, and the message has the exception.
+    An empty answer has the outcome ``no_answer``, even if a scorer would give it 0.01. If a scorer raises an
+    exception because of an answer, the answer is wrong, and the message of the grade has the exception.
 
-    Scorers run in a sandbox, each answer in a process of its own. Some accept Python's literals, arithmetic
-    or formulas. These are read as values, and never executed.
+    Scorers run in a sandbox, in a separate process for each answer. Some of them accept Python's literals,
+    arithmetic or formulas. These are read as values, and never executed.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
@@ -63,7 +63,8 @@ class ReasoningGymGrader(Grader):
 
     @override
     def check(self, experiment: Any) -> Iterable[Finding]:
-        # The scorers are a program that keeps running. `can_begin`: the sandbox can start such a program.
+        # The scorers are a program that keeps running, and `can_begin` says that the sandbox can start such a
+        # program.
         if self.sandbox.can_begin:
             yield from lacking(self.sandbox.missing())
         else:

@@ -1,7 +1,7 @@
 """Arithmetic with numbers that are too large to compute, by their remainders modulo a large prime.
 
-``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. If two rational numbers have the
-same remainder modulo a random prime of 127 bits, the probability that they differ is less than 2^-80.
+``2^{10^9}`` has 300 million digits, but its remainder is one call of `pow`. The probability that two
+different rational numbers have the same remainder modulo a random prime of 127 bits is less than 2^-80.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from treetune.exceptions import Absurd, NotAFormula
 MOST_EXACT_BITS = 10_000
 """The most bits of a number whose exact value is kept next to its remainder."""
 LARGEST_PRODUCT = 100_000
-"""The most factors of a factorial or a binomial coefficient, which take some 20 ms."""
+"""The most factors of a factorial or a binomial coefficient. To multiply so many takes some 20 ms."""
 _LARGEST_OF_A_BINOMIAL = 2**64
 """The largest top or bottom of a binomial coefficient. It is smaller than the prime."""
 
@@ -100,8 +100,8 @@ class Residue:
         return self._of_remainder(product)
 
     def choose(self, bottom: Residue) -> Residue:
-        """Returns the binomial coefficient of this over `bottom`. Both may be large, as in 10^9 over 3: only
-        the number of factors is limited."""
+        """Returns the binomial coefficient of this number over `bottom`. The numbers may be large, as in 10^9
+        over 3, since only the number of factors is limited. Raises Absurd if that is too large."""
         top = self._small_number(_LARGEST_OF_A_BINOMIAL)
         chosen = bottom._small_number(_LARGEST_OF_A_BINOMIAL)
         if chosen > top:
@@ -116,7 +116,7 @@ class Residue:
         return self._of_remainder(above * pow(below, -1, self.prime))
 
     def _small_number(self, largest: int) -> int:
-        """Returns this as an integer from 0 to `largest`. Raises Absurd if it isn't one."""
+        """Returns this number as an integer. Raises Absurd unless it is one from 0 to `largest`."""
         if self.exact is None or self.exact.denominator != 1 or not 0 <= self.exact <= largest:
             raise Absurd("a factorial or binomial coefficient of a large number")
         return int(self.exact)

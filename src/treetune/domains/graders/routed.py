@@ -12,7 +12,8 @@ from treetune.vocabulary import Grade, Problem
 
 
 class RoutedGrader(Grader):
-    """A grader that calls the one that `of` returns for a problem. Tasks make it, not configurations."""
+    """A grader that calls the grader that `of` returns for a problem. Tasks make such graders; configurations
+    can't name them."""
 
     @override
     def of(self, problem: Problem) -> Grader:
@@ -70,6 +71,7 @@ class BySource(RoutedGrader):
     routes: Mapping[str, Grader] = field(hash=False)
 
     def route(self, source: str) -> Grader | None:
+        """Returns the grader of a ``data_source``; None if no key of `routes` is a prefix of it."""
         fitting = [prefix for prefix in self.routes if source.startswith(prefix)]
         return self.routes[max(fitting, key=len)] if fitting else None
 

@@ -21,8 +21,10 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 MOST_ANSWERS = 50
+"""The most answers of a gold."""
 LONGEST_BOX = 10 * LONGEST
-"""The most characters of a box that are read. A longer one has no answers to a table, and splits slowly."""
+"""The most characters of a box that are read. A longer box holds no answer to such a question, and to split
+it takes long."""
 
 _PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
 _BARS = re.compile(r"\||\\mid\b|\\vert\b")
@@ -33,8 +35,8 @@ _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"�
 @Grader.register("table")
 @dataclass(frozen=True, kw_only=True)
 class TableGrader(Grader):
-    r"""Reward 1 for the gold's answer in the last ``\boxed{…}`` after the last `think_end`. Several answers
-    are separated by ``|``, in any order. The gold is written in the same way, or is a JSON list.
+    r"""Gives the reward 1 for the gold's answer in the last ``\boxed{…}`` after the last `think_end`. Several
+    answers are separated by ``|``, in any order. The gold is written in the same way, or is a JSON list.
 
     Numbers are compared by value, without separators, currencies and units (see `numeric`). Integers have to
     be equal, and other numbers may differ from the gold by `tolerance`. ``12 %`` is 0.12. Ratios such as
@@ -48,9 +50,9 @@ class TableGrader(Grader):
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-3
     """The relative tolerance of numbers that aren't integers."""
     percent: Literal["written", "asked"] = "written"
-    """With ``written``, a hundred times the gold, or a hundredth of it, is wrong. With ``asked`` it is right
-    if the question mentions percent and the answer or the gold has no percent sign, since tables often leave
-    it out."""
+    """With ``written``, a hundred times the gold, or a hundredth of it, is wrong. With ``asked`` such an
+    answer is right if the question mentions percent and the answer or the gold has no percent sign, since
+    tables often leave the sign out."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
@@ -72,7 +74,7 @@ class TableGrader(Grader):
 
     @override
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool:
-        # Both are split as answers are: only a gold may be a JSON list.
+        # Both texts are split like answers, and not like golds: only a gold may be a JSON list.
         count = len(gold_answers(problem.gold))
         parts, other_parts = (split_answers(text[:LONGEST_BOX], count) for text in (answer, other))
         if len(parts) != len(other_parts) or not 0 < len(parts) <= MOST_ANSWERS:
@@ -88,7 +90,8 @@ class TableGrader(Grader):
             equal_golds.append(
                 [index for index, gold in enumerate(golds) if self._same(answer, gold, may_lack_percent)]
             )
-        # A matching along alternating paths is quick enough for few answers.
+        # Pairs each answer with a gold, and pairs earlier answers anew where this is needed. This is quick
+        # enough, since there are few answers.
         answer_of_gold: dict[int, int] = {}
         return sum(_match_answer(index, equal_golds, answer_of_gold, set()) for index in range(len(answers)))
 

@@ -27,8 +27,8 @@ from treetune.vocabulary import Grade, Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged(Grader):
-    r"""A grader whose answer is the text between the last `closing` and the last `opening` before it, after
-    the last `think_end`. The answer may have several lines.
+    r"""A grader whose answer is between two tags, after the last `think_end`: the text before the last
+    `closing`, from the last `opening` that precedes it. The answer may have several lines.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
@@ -42,7 +42,8 @@ class Tagged(Grader):
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
 
-    # Searches and comparisons in linear time, of values that are bounded in size.
+    # Safe in the run's own process: searches and comparisons take linear time, and values are bounded in
+    # size.
     isolation: ClassVar[Isolation] = "inline"
 
     @override
@@ -58,8 +59,8 @@ class Tagged(Grader):
 def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
     """Grades an answer of which `right` of `parts` parts are right.
 
-    The reward is 1 if all parts are right, and otherwise 0. With `pays` the reward is the share of right
-    parts. The grade always has this share as its number ``cells``.
+    If `pays` is True, the reward is the share of right parts. If not, it is 1 if all parts are right, and
+    otherwise 0. The grade always has the share as its number ``cells``.
     """
     share = right / parts
     reward = share if pays or right == parts else 0.0
@@ -72,6 +73,7 @@ def plain(text: str) -> str:
 
 
 def all_plain(texts: Sequence[object]) -> list[str]:
+    """Returns each of the objects as a text in the form for comparison (`plain`)."""
     return [plain(str(text)) for text in texts]
 
 
@@ -82,8 +84,8 @@ _LABEL = re.compile(r"^(?:the )?(?:final )?answer(?: is|:)|^(?:it )?is\b", re.IG
 @Grader.register("one_word")
 @dataclass(frozen=True, kw_only=True)
 class OneWord(Tagged):
-    """Reward 1 for the gold's word. Case, spaces, newlines, quotes and full stops around it, and "Answer:"
-    before it are ignored. A sentence that contains the word is wrong.
+    """Gives the reward 1 for the gold's word. Case is ignored, and so are spaces, newlines, quotes and full
+    stops around the word, and "Answer:" before it. A sentence that contains the word is wrong.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -110,19 +112,20 @@ def strip_signs(text: str) -> str:
 # Short texts
 
 LONGEST = 10_000
-"""Characters of an answer that are compared."""
+"""The most characters of an answer that are compared."""
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _KEYS = ("target", "answers", "answer", "text", "gold")
+"""The keys under which a gold that is an object may have its texts. The first of them that it has counts."""
 
 
 @Grader.register("exact_match")
 @dataclass(frozen=True, kw_only=True)
 class ExactMatch(Tagged):
-    """Reward 1 for an answer with the same words as a gold. Several golds are a JSON list, or an object with
-    a list under ``target``, ``answers``, ``answer``, ``text`` or ``gold``. The answer has to match one of
-    them.
+    """Gives the reward 1 for an answer with the same words, in the same order, as a gold. A problem may have
+    several golds, one of which the answer has to match. They are written as a JSON list, or as an object with
+    a list under ``target``, ``answers``, ``answer``, ``text`` or ``gold``.
     """
 
     votes_by_value: ClassVar[bool] = True
@@ -159,8 +162,8 @@ def overlap(answer: Sequence[str], gold: Sequence[str]) -> float:
 
 
 def words(text: str) -> Sequence[str]:
-    """Returns the words of a text in small letters, without punctuation and articles. A text of only these
-    keeps them, so that the option A isn't equal to "the", and + isn't equal to -."""
+    """Returns the words of a text in small letters, without punctuation and articles. A text that has nothing
+    else keeps them, so that the option A isn't equal to "the", and + isn't equal to -."""
     text = unicodedata.normalize("NFC", text[:LONGEST]).lower()
     without_punctuation = text.translate(_PUNCTUATION)
     without_articles = _ARTICLES.sub(" ", without_punctuation).split()

@@ -17,13 +17,14 @@ from treetune.tasks.graders.base import GradeBy, Grader, Isolation, MetricSums, 
 from treetune.vocabulary import Grade, Problem, TextCodec, Trajectory
 
 PREFIX = "rewards/"
+"""The beginning of the keys of single rewards among a grade's numbers."""
 
 
 @NumberGroup.register("rewards", {})
 def rewards(answers: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """Returns for each answer the rewards by the name of the grader or function that gave them.
+    """Returns for each answer its single rewards, by the name of the grader or function that gave them.
 
-    An answer whose grader doesn't report such rewards has none.
+    The dictionary is empty for an answer whose grader doesn't report single rewards.
     """
     rewards_by_answer = []
     for answer in answers:
@@ -41,8 +42,8 @@ class Weighted(Grader):
     """Gives the weighted sum of several graders' rewards. Each grader is called according to its own
     isolation and deadline, and its reward is a metric, ``rewards/<its name>``.
 
-    If one of them is ``unavailable``, the answer is left out. If one of them hangs or fails, the answer earns
-    0 with this outcome. An answer is correct if the sum is 1 or more.
+    If a grader is ``unavailable``, the answer is left out. If a grader hangs or fails, the answer earns 0,
+    and its outcome is that of this grader. An answer is correct if the sum is 1 or more.
     """
 
     graders: Annotated[Mapping[str, Grader], MinLen(1)] = field(hash=False)
@@ -83,7 +84,8 @@ class Weighted(Grader):
 
     @override
     def grade(self, response: str, problem: Problem) -> Grade:
-        """Grades without a pool, so that each grader is called directly."""
+        """Grades without a pool of graders: each grader is called directly, without its isolation and
+        deadline."""
 
         def grade_at_once(grader: Grader, response: str, problem: Problem) -> Grade:
             return grader.of(problem).grade(response, problem)
@@ -104,8 +106,8 @@ class WeightedService:
 
     def grade(self, response: str, problem: Problem) -> Grade:
         total = 0.0
-        # The result takes all but its rewards and numbers from the first grade with an answer, such as the
-        # extracted text.
+        # The result has the extracted text, the outcome and the message of the first grade with an answer.
+        # Only its rewards and numbers come from all grades.
         first_with_answer = Grade(reward=0.0, outcome="no_answer")
         # The steps' rewards from the last to the first. A grader that gives only one reward gives it to the
         # last step.

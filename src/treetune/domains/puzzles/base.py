@@ -21,7 +21,7 @@ Wording = Literal["words", "symbols"]
 Clue = TypeVar("Clue")
 
 _VAIN = 2000
-"""After so many draws in a row without a new puzzle, there are assumed to be no more."""
+"""The number of draws in a row without a new puzzle after which it is assumed that there are no more."""
 
 
 class Puzzle(NamedTuple):
@@ -37,8 +37,8 @@ class Puzzle(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Puzzles(GeneratedTask):
-    """A task of random puzzles, which are all different, also in different splits. Raises ValueError if too
-    few different ones are found.
+    """A task of random puzzles. No puzzle occurs twice, neither in a split nor in two of them. Raises
+    ValueError if too few different puzzles are found.
 
     **Demonstrations** are worked solutions with a line for each step, and at the end the answer in the form
     that the grader reads.
@@ -53,23 +53,24 @@ class Puzzles(GeneratedTask):
     validation_size: Annotated[int, Gt(0)] = 500
     test_size: Annotated[int, Gt(0)] = 1000
     seed: int = 0
-    """Decides which puzzles are generated and held out. It is independent of the run's seed."""
+    """The seed that decides which puzzles are generated and held out. The run's seed doesn't."""
     grader: Tagged
 
     kind: ClassVar[str]
-    """A part of derived seeds, so that other kinds of puzzles have other seeds."""
+    """The name of the kind of puzzles. Seeds derive from it, so that different kinds have different seeds."""
 
     def draw_puzzle(self, generator: random.Random) -> Puzzle | None:
-        """Draws a puzzle; None if this draw failed."""
+        """Draws a puzzle. Returns None if this draw failed, and another one may succeed."""
         raise NotImplementedError
 
     def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
-        """Yields the lines of a demonstration, and at the end the answer. Errors and choices are drawn with
-        the generator."""
+        """Yields the lines of a demonstration, and at the end the answer, without the grader's tags. Errors
+        and choices are drawn with the generator."""
         raise NotImplementedError
 
     def symbols(self) -> str:
-        """Returns the characters of prompts and solutions in symbols, without the grader's tags."""
+        """Returns the characters that prompts and solutions have with the wording ``symbols``. Those of the
+        grader's tags are added by `alphabet`."""
         raise NotImplementedError
 
     def draws_error(self, generator: random.Random) -> bool:
@@ -123,9 +124,9 @@ def _distinct(task: Puzzles, count: int) -> Sequence[Puzzle]:
 def needed_clues(generator: random.Random, clues: Sequence[tuple[Clue, int]], target: int) -> list[Clue]:
     """Returns the clues in a random order, without superfluous ones.
 
-    Each clue comes with the set of arrangements for which it is true, as a number with a bit for each
-    arrangement. All clues together are true for the set `target`. A clue is superfluous if this also holds
-    for the others alone.
+    Each clue comes with the set of arrangements for which it is true, as an integer with a bit for each
+    arrangement. All clues together are true for the arrangements of the set `target`. A clue is superfluous
+    if the other clues without it are true for the same set.
     """
     chosen = list(clues)
     for clue_and_arrangements in clues:

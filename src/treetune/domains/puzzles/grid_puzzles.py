@@ -1,4 +1,4 @@
-"""Puzzles in the style of ARC, in which rules change a grid. The rules are given, or to be inferred from
+"""Puzzles in the style of ARC, in which rules change a grid. The rules are given, or have to be inferred from
 examples."""
 
 from __future__ import annotations
@@ -83,11 +83,13 @@ _RULES: dict[RuleName, tuple[str, str, Callable[..., Grid]]] = {
     "double": ("x", "make every cell a square of two by two cells", _double),
     "fill": ("o", "put {0} in the place of every 0", lambda grid, colour: _exchange(grid, {EMPTY: colour})),
 }
-"""The symbol, the words and the function of each rule. Functions get the grid and the rule's colours."""
+"""The symbol of each rule, its words, in which ``{0}`` is a colour, and its function, which gets the grid and
+the rule's colours."""
 
 
 class GridTransformation(NamedTuple):
-    """A rule with its `colours`: the two that ``recolour`` exchanges, or the one of ``fill``."""
+    """A rule with its `colours`: the two that ``recolour`` exchanges, or the one with which ``fill`` fills.
+    Other rules have none."""
 
     name: RuleName
     colours: tuple[int, ...] = ()
@@ -123,6 +125,7 @@ def rules_of(names: Sequence[RuleName], colours: int) -> Sequence[GridTransforma
 
 
 def applied(rules: Sequence[GridTransformation], grid: Grid) -> Grid:
+    """Returns the grid after all rules, one after the other."""
     for rule in rules:
         grid = rule(grid)
     return grid
@@ -151,14 +154,15 @@ def explanations(
 @Task.register("grid_puzzles")
 @dataclass(frozen=True, kw_only=True)
 class GridPuzzles(Puzzles):
-    r"""The answer is a grid after one or several rules. Either the rules are given, in symbols
-    ``mt:120/031>\n`` for "mirror, then transpose", or they have to be inferred from pairs of grids before and
-    after them, ``120/031=021/130;211/003>\n``. Then all chains of as many rules that explain the pairs lead
-    to the same answer. The answer always differs from the first grid.
+    r"""The answer is what becomes of a grid by one or several rules. Either the rules are given: with the
+    wording ``symbols`` the prompt is ``mt:120/031>\n`` for "mirror, then transpose". Or they have to be
+    inferred from pairs of grids before and after them: ``120/031=021/130;211/003>\n``. In this case all
+    chains of the same number of rules that explain the pairs lead to the same answer. The answer always
+    differs from the grid in the question.
 
     **Demonstrations** have the grid after each rule on a line, and then the answer: ``021/130\n01/23/10\n…``.
-    If the rules aren't given, the rule's symbol comes before the grid. In a line with an error one cell has
-    another colour, and the teacher continues with this grid.
+    If the rules aren't given, each line has the rule's symbol before the grid. In a line with an error one
+    cell has another colour, and the demonstration continues with this grid.
     """
 
     rows: tuple[Annotated[int, Ge(1), Le(30)], Annotated[int, Ge(1), Le(30)]] = (2, 4)
@@ -242,7 +246,7 @@ class GridPuzzles(Puzzles):
         for name, colours in problem.data["rules"]:
             rule = GridTransformation(name, tuple(colours))
             grid = rule(grid)
-            if self.draws_error(generator):  # one cell gets another colour; the next rule changes this grid
+            if self.draws_error(generator):  # one cell gets another colour, also for the next rules
                 row, column = generator.randrange(len(grid)), generator.randrange(len(grid[0]))
                 other_colours = [colour for colour in range(self.colours) if colour != grid[row][column]]
                 cells = [list(row_cells) for row_cells in grid]

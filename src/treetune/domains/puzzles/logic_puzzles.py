@@ -20,8 +20,9 @@ from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
 
 OrderingKind = Literal["left", "next", "between"]
-"""An object is somewhere to the left of another, immediately to its left, or has a number of others between
-it and the other."""
+"""The kinds of clues about two objects. ``left``: the first is somewhere to the left of the second. ``next``:
+it is immediately to the left of the second. ``between``: there is a certain number of objects between
+them."""
 
 LETTERS = "abcdefghijkl"
 LIST = '["…", "…"]'
@@ -53,12 +54,12 @@ class OrderingClue(NamedTuple):
 @Task.register("ordering_puzzles")
 @dataclass(frozen=True, kw_only=True)
 class OrderingPuzzles(Puzzles):
-    r"""Put objects in order, given clues about pairs of them.
+    r"""The answer is the order of some objects in a row, given clues about pairs of them.
 
-    A random order is drawn, and then true clues, until no other order satisfies all of them. Superfluous
-    clues are removed. In symbols objects are letters: ``abc:a<c,b1c>\n`` asks for the order of a, b and c,
-    with a to the left of c, and one object between b and c. ``a/c`` means that a is immediately to the left
-    of c.
+    A random order is drawn, and then clues that are true for it, until no other order satisfies all of them.
+    Superfluous clues are removed. With the wording ``symbols`` objects are letters: ``abc:a<c,b1c>\n`` asks
+    for the order of a, b and c, with a to the left of c, and one object between b and c. ``a/c`` means that a
+    is immediately to the left of c.
 
     **Demonstrations** try an order, name the first clue that it violates, and try another order that
     satisfies all clues named so far: ``cab!a<c\nacb!b1c\nbac`` and so on. With `demonstration_noise` p, an
@@ -98,7 +99,7 @@ class OrderingPuzzles(Puzzles):
         order = generator.randrange(len(_orders(count)))
         chosen = _unique_clues(generator, _clues_with_orders(count, self.clues), order)
         solution = [names[number] for number in _orders(count)[order]]
-        # Drawn in both wordings, so that these have the same puzzles.
+        # This is drawn with both wordings, although only one uses it, so that both have the same puzzles.
         mirrored = [generator.random() < 0.5 for _ in chosen]
         if self.wording == "symbols":
             prompt = f"{''.join(names)}:{','.join(_symbol(clue, names) for clue in chosen)}>\n"
@@ -147,7 +148,8 @@ def _unique_clues(
 ) -> Sequence[OrderingClue]:
     """Returns clues that are true only for the order with this number, without superfluous ones.
 
-    Each of the given clues comes with the orders for which it is true, as bits.
+    Each of the given clues comes with the orders for which it is true, as an integer in which bit i stands
+    for order i.
     """
     true_clues = [(clue, orders) for clue, orders in clues if orders >> order & 1]  # true for this order
     generator.shuffle(true_clues)
@@ -171,7 +173,8 @@ def _orders(count: int) -> Sequence[tuple[int, ...]]:
 
 @lru_cache(maxsize=64)
 def _clues_with_orders(count: int, kinds: tuple[OrderingKind, ...]) -> Sequence[tuple[OrderingClue, int]]:
-    """Returns every clue about so many objects, with the orders for which it is true: bit i is order i."""
+    """Returns every clue about `count` objects. Each comes with the orders for which it is true, as an
+    integer in which bit i stands for order i."""
     clues: list[OrderingClue] = []
     for kind in kinds:
         if kind != "between":
@@ -196,6 +199,7 @@ def _is_true(clue: OrderingClue, order: Sequence[int]) -> bool:
 
 
 def _symbol(clue: OrderingClue, names: Sequence[str]) -> str:
+    """Writes a clue in symbols: ``a<c``, ``a/c`` or ``b1c``."""
     sign = {"left": "<", "next": "/", "between": str(clue.apart)}[clue.kind]
     return f"{names[clue.first]}{sign}{names[clue.second]}"
 
@@ -222,14 +226,15 @@ NAMES = ("Ada", "Ben", "Cem", "Dora", "Ezra", "Fay", "Gil", "Hugo", "Ines", "Jon
 @Task.register("graph_paths")
 @dataclass(frozen=True, kw_only=True)
 class GraphPaths(Puzzles):
-    r"""Find the first node on the path to a goal. Several chains of edges begin at a start node, and one of
-    them leads to the goal. To find out which one, all its edges have to be followed.
+    r"""The answer is the first node on the path from a start node to a goal. Several chains of edges begin at
+    the start node, and one of them leads to the goal. To find out which one, all its edges have to be
+    followed.
 
-    In words nodes are made-up adjectives: "Everyone who is bagome is also rufisa." In symbols nodes are
-    letters: ``ab,cd,ac,be:a>e\n`` asks for ``b``.
+    With the wording ``words`` nodes are made-up adjectives: "Everyone who is bagome is also rufisa." With
+    ``symbols`` they are letters: ``ab,cd,ac,be:a>e\n`` asks for ``b``.
 
     **Demonstrations** go backwards from the goal, with an edge in each line, to the node after the start. At
-    an error, another edge of the graph is taken, and the demonstration continues backwards from it.
+    an error, any edge of the graph is taken, and the demonstration continues backwards from it.
     """
 
     lookahead: tuple[Annotated[int, Ge(1), Le(100)], Annotated[int, Ge(1), Le(100)]] = (2, 6)
@@ -237,7 +242,8 @@ class GraphPaths(Puzzles):
     paths: Annotated[int, Ge(2), Le(10)] = 4
     """The number of chains."""
     extra: Annotated[int, Ge(0), Le(100)] = 2
-    """The most further edges, from one chain to another, and never to the goal's chain."""
+    """The most edges in addition to the chains. Each is from one chain to another, and none leads to the
+    goal's chain."""
     parents: Annotated[int, Ge(1), Le(10)] = 3
     """The most edges into a node."""
     grader: OneWord = ONE_WORD
@@ -264,7 +270,7 @@ class GraphPaths(Puzzles):
         chains = [others[number * length : (number + 1) * length] for number in range(self.paths)]
         edges: list[tuple[str, str]] = []
         for chain in chains:
-            edges += zip([start, *chain], chain, strict=False)  # start to b, b to c for the chain [b, c]
+            edges += zip([start, *chain], chain, strict=False)  # (start, b), (b, c) for the chain [b, c]
         edges += self._extra_edges(generator, chains, edges)
         generator.shuffle(edges)
         first_node, goal = chains[0][0], chains[0][-1]
@@ -287,8 +293,8 @@ class GraphPaths(Puzzles):
     ) -> list[tuple[str, str]]:
         """Draws edges between chains, each from a node to one with a later position in another chain.
 
-        No edge leads to the goal's chain, which is the first one, so that there is only one path to the goal.
-        Since positions increase along edges, there are no circles.
+        No edge leads to the goal's chain, which is the first one, so there is only one path to the goal.
+        Positions increase along edges, so there are no circles.
         """
         possible_edges: list[tuple[str, str]] = []
         for source_number, source_chain in enumerate(chains):
@@ -310,8 +316,8 @@ class GraphPaths(Puzzles):
     def _names(self, generator: random.Random, count: int) -> list[str]:
         """Draws different names of nodes: letters, or made-up words of three syllables."""
         if self.wording == "symbols":
-            # The largest puzzle has the start, and `lookahead[1]` nodes on each of `paths` paths. There are
-            # only as many letters, so that the alphabet is small.
+            # The largest puzzle has the start, and `lookahead[1]` nodes on each of `paths` paths. Only as
+            # many letters are used, so that the alphabet is small.
             return generator.sample(NODES[: 1 + self.paths * self.lookahead[1]], count)
         names: dict[str, None] = {}  # as a set, in the order of the draws
         while len(names) < count:

@@ -45,7 +45,8 @@ _NEEDED = {
     "drawsvg": "drawsvg", "magiccube": "magiccube", "pycosat": "pycosat", "pyfiglet": "pyfiglet",
     "pytz": "pytz", "six": "six", "tabulate": "tabulate", "zss": "zss",
 }  # fmt: skip
-"""The modules that the library imports, except our own requirements, and their packages."""
+"""The modules that the library imports, without those that treetune itself requires, and the package of each
+module."""
 
 _CHECKED = 4
 """The number of problems with which a configuration is checked."""
@@ -70,11 +71,11 @@ def data_sets() -> Mapping[str, str]:
 class ReasoningGym(GeneratedTask):
     """Problems that the library reasoning_gym generates, and its own scorers grade.
 
-    Each split has its own derived seeds. Every question is in only one split, and once. Raises ValueError if
-    a data set has fewer different problems than requested. Several data sets can be combined by the task
-    `mixture`.
+    Each split has its own derived seeds. Each question occurs once, in only one split. Raises ValueError if a
+    data set has fewer different problems than requested. The task `mixture` can combine several data sets.
 
-    A demonstration is the answer of the data set. Data sets that only score answers have no demonstrations.
+    A demonstration is the answer that the data set gives. Some data sets give none and only score answers.
+    They have no demonstrations.
     """
 
     dataset: Annotated[str, MinLen(1)]
@@ -82,15 +83,15 @@ class ReasoningGym(GeneratedTask):
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The data set's settings. They take precedence over levels."""
     level: Annotated[int, Ge(0)] | None = None
-    """The library's level for everything that the data set's curriculum changes. If something has fewer
-    levels, it has its last one."""
+    """The library's level for all attributes of the data set's curriculum. An attribute with fewer levels
+    gets its highest one. null, and no `levels`: the data set's default settings."""
     levels: Mapping[str, int] = field(default_factory=dict, hash=False)
-    """Levels by the names of the curriculum's attributes."""
+    """Levels of single attributes of the curriculum, by their names. They take precedence over `level`."""
     level_mode: Literal["inclusive", "upper_bound"] = "inclusive"
     """With ``inclusive`` ranges reach from the easiest level to the chosen one, and with ``upper_bound`` they
     contain only the chosen one."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
-    """The teacher's probability of giving the answer to another problem."""
+    """The probability that a demonstration gives the answer to another problem."""
     train_size: Annotated[int, Gt(0)] = 2000
     validation_size: Annotated[int, Gt(0)] = 200
     test_size: Annotated[int, Gt(0)] = 500
@@ -100,8 +101,8 @@ class ReasoningGym(GeneratedTask):
     """The template, with ``{question}`` in it."""
     question: str | None = None
     """A regular expression with one group, which is searched in every question. The prompt contains only the
-    group, while the scorer gets the whole question. (A tiny model learns the task from its examples, not from
-    long instructions.)"""
+    text of this group, while the scorer gets the whole question. null: the prompt contains the whole
+    question. (A tiny model learns the task from its examples, not from long instructions.)"""
     grader: ReasoningGymGrader = GRADER
 
     @override

@@ -37,8 +37,8 @@ _SET_BY_TASK = {
 
 
 class Refused(ValueError):
-    """Settings that the library doesn't accept. Its arguments are the task's key, the fault and the
-    remedy."""
+    """The library doesn't accept some settings. The arguments of this error are the task's key, the fault and
+    the remedy."""
 
     @override
     def __str__(self) -> str:
@@ -64,9 +64,10 @@ def main() -> None:
 def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
     """Makes the problems of the request's splits, and collects the settings that its scorer needs.
 
-    Every question is in only one split, and once. The settings are those that differ from the defaults.
-    With ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` in the request, the result is
-    ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``. Raises Refused.
+    Each question occurs once, in only one split. The settings are those that differ from the defaults.
+    Example: for a request with ``"config": {"max_animals": 3}, "splits": [["train", 2]]`` the result is
+    ``{"splits": {"train": [row, row]}, "config": {"max_animals": 3, "seed": 0}}``, of which ``config`` is a
+    text (`packed`). Raises Refused.
     """
     kind, settings = open_data_set(request)
     seen: set[str] = set()
@@ -80,7 +81,7 @@ def make_problems(request: Mapping[str, Any]) -> dict[str, Any]:
         value = getattr(settings, field.name)
         if value != getattr(defaults, field.name):
             changed[field.name] = value
-    # The scorer makes a data set with these settings only to call its scoring; any seed serves.
+    # The scorer makes a data set with these settings only to call its scoring, for which any seed will do.
     return {"splits": splits, "config": packed(changed | {"seed": 0})}
 
 
@@ -108,10 +109,10 @@ def open_data_set(request: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, Any]) -> Any:
-    """Returns the settings at the requested levels. Without levels in the request, they are the data set's
-    defaults.
+    """Returns the settings at the requested levels, or the data set's defaults if the request has no levels.
 
-    `level` is for all attributes of the curriculum, and `levels` for some by their names. Raises Refused.
+    The request's `level` is for all attributes of the curriculum, and its `levels` has those of some
+    attributes by their names. Raises Refused.
     """
     name, level, levels = request["dataset"], request["level"], request["levels"]
     if level is None and not levels:
@@ -132,7 +133,7 @@ def _at_level(curriculum_class: Any, settings_class: Any, request: Mapping[str, 
     for attribute, definition in attributes.items():
         attribute_level = levels.get(attribute, level)
         if attribute_level is not None:
-            # `level` is for all attributes, and some may have fewer levels: these get their highest one.
+            # `level` is for all attributes. An attribute with fewer levels gets its highest one.
             highest = len(definition.levels) - 1
             curriculum.set_attr_level(attribute, min(attribute_level, highest))
     # `reasoning_gym.coaching` imports nothing heavy. The context says how a level becomes a setting's range.

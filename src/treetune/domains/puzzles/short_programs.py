@@ -20,8 +20,8 @@ from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
 
 INPUTS = (-7, 0, 2, 5, 13, 40)
-"""The inputs with which programs are tested. Any two different first steps give different values for at
-least one of them."""
+"""The inputs with which programs are tested. Any two different steps, as the first step of a program, give
+different values for at least one of these inputs."""
 
 
 class Step(NamedTuple):
@@ -58,12 +58,12 @@ _HEAD, _TAIL = "x=int(input())", "print(x)"
 @Task.register("short_programs")
 @dataclass(frozen=True, kw_only=True)
 class ShortPrograms(Puzzles):
-    r"""The answer is a program that reads an integer, takes some steps and prints the result. It is right if
-    its output is right for six inputs, with any code. In symbols, the prompt is ``add 3,square,halve:\n``,
-    and the number is already in ``x``.
+    r"""The answer is a program that reads an integer, takes some steps and prints the result. Any code is
+    right whose output is right for six inputs. With the wording ``symbols``, a prompt is
+    ``add 3,square,halve:\n``, and the program doesn't read the number, which is already in ``x``.
 
-    **Demonstrations** have a line for each step: ``x=x+3\nx=x*x\nx=x//2\nprint(x)``. The line of an error is
-    that of another step, with probability 0.5 of the same step with another number.
+    **Demonstrations** have a line for each step: ``x=x+3\nx=x*x\nx=x//2\nprint(x)``. At an error, the line is
+    that of another step. With probability 0.5 this is the same operation with another number.
     """
 
     steps: tuple[Annotated[int, Ge(1), Le(9)], Annotated[int, Ge(1), Le(9)]] = (2, 4)
@@ -129,6 +129,7 @@ def gold_of(program: Sequence[Step]) -> str:
 
 
 def result(program: Sequence[Step], value: int) -> int:
+    """Returns what becomes of a number by the steps of a program."""
     for step in program:
         value = step.value(value)
     return value

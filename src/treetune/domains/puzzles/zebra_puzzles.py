@@ -1,7 +1,7 @@
 """Zebra puzzles, which ask who has what and lives where. Their clues admit one arrangement.
 
 A set of arrangements is an integer with a bit for each arrangement. The set that several clues admit is the
-``&`` of each clue's set, so that a puzzle with half a million arrangements is made in milliseconds.
+``&`` of the clues' sets, so a puzzle with half a million arrangements is made in milliseconds.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ ATTRIBUTES: dict[str, tuple[str, tuple[str, ...]]] = {
     "Colour": ("whoever lives in the {} house",
                ("red", "blue", "green", "white", "black", "yellow", "pink", "grey")),
 }  # fmt: skip
-"""For each attribute, how clues call a person with a value, and the values."""
+"""For each attribute: the words by which clues call a person with a value, and the values."""
 
 LETTERS = ("abcdefgh", "mnopqrst", "uvwxyzij", "ABCDEFGH", "MNOPQRST")
-"""The values of each attribute in symbols."""
+"""The values of each attribute with the wording ``symbols``: a letter for each value."""
 
+# The templates of clues: {0}, {1} and {2} are the clue's items, p and q are positions from 1, and r is a
+# position modulo 2.
 SENTENCES = {
     "at": "{0} is at position {p}.",
     "same": "{0} is {1}.",
@@ -61,6 +63,7 @@ SYMBOLS = {
 }  # fmt: skip
 
 MOST_ARRANGEMENTS = 2_000_000
+"""The most arrangements of a puzzle, since each clue's set has a bit for each of them."""
 
 ClueKind = Literal[
     "at", "same", "adjacent", "ends", "middle", "between", "parity", "before", "apart", "xor", "or", "nor"
@@ -76,11 +79,13 @@ AttributeValue = tuple[int, int]
 
 
 class ZebraClue(NamedTuple):
-    """A clue about some items. `places` are positions from 0. For ``parity`` it is a position modulo 2."""
+    """A clue about some items."""
 
     kind: ClueKind
     items: tuple[AttributeValue, ...]
     places: tuple[int, ...] = ()
+    """The positions, counted from 0, that the clue names, in the order of its items. For ``parity`` it is one
+    position modulo 2, and most kinds have none."""
 
 
 def kinds_of(level: int) -> tuple[ClueKind, ...]:
@@ -90,6 +95,7 @@ def kinds_of(level: int) -> tuple[ClueKind, ...]:
 
 
 def arrangements(objects: int, attributes: int) -> int:
+    """Returns the number of arrangements of so many objects and attributes."""
     return int(math.factorial(objects) ** attributes)
 
 
@@ -118,7 +124,7 @@ class ZebraShape:
     def random_clue(self, generator: random.Random, kind: ClueKind) -> ZebraClue | None:
         """Draws a clue of the kind. Returns None if the draw makes no sense as a clue.
 
-        The clue is drawn without regard to a solution, so that it may be false.
+        The clue is drawn without regard to a solution, so it may be false.
         """
         places = range(self.objects)
         if kind in ("at", "ends", "middle", "parity"):
@@ -143,8 +149,8 @@ class ZebraShape:
     def true_of(self, clue: ZebraClue) -> int:
         """Returns the set of arrangements for which the clue is true."""
         at = _positions(self)
-        # For each position, the arrangements that have the clue's first or second item there. `&` means that
-        # two things hold at once, and `|` that one of them does.
+        # `first` and `second` have, for each position, the set of arrangements with the clue's first or
+        # second item there. `&` means that two things hold at once, and `|` that at least one of them does.
         first = at[clue.items[0]]
         second = at[clue.items[1]] if len(clue.items) > 1 else first
         last = self.objects - 1
@@ -199,11 +205,8 @@ def unique_clues(
     arrangement: int,
     draws: int = 1000,
 ) -> list[ZebraClue] | None:
-    """Returns clues that are together true only for this arrangement, and none of which is superfluous. None
-    if `draws` clues don't suffice.
-
-    A set of arrangements is an integer with a bit for each arrangement.
-    """
+    """Returns clues that are together true only for this arrangement, and none of which is superfluous.
+    Returns None if `draws` draws of a clue don't suffice."""
     target = 1 << arrangement
     chosen: list[tuple[ZebraClue, int]] = []
     possible = shape.all
@@ -283,14 +286,14 @@ def _positions(shape: ZebraShape) -> dict[AttributeValue, list[int]]:
 @Task.register("zebra_puzzles")
 @dataclass(frozen=True, kw_only=True)
 class ZebraPuzzles(Puzzles):
-    r"""The answer is a table of some people in a row and their values of some attributes, which follow from
-    clues. Puzzles have at most two million arrangements. Clues are drawn until one arrangement is left. Then
-    superfluous clues are removed. In symbols values are letters: the answer to ``2ab,mn:a@1,b=n>\n`` is
-    ``am/bn``.
+    r"""The answer is a table of some people in a row, with the value of each attribute of each person. The
+    values follow from clues. Clues are drawn until only one arrangement satisfies all of them. Then
+    superfluous clues are removed. Puzzles have at most two million arrangements. With the wording ``symbols``
+    values are letters: the answer to ``2ab,mn:a@1,b=n>\n`` is ``am/bn``.
 
     **Demonstrations** try a table, name the first clue that it violates, and continue with a table that
-    satisfies all clues named so far. With `demonstration_noise` p the teacher gives each table that violates
-    a clue as the answer with probability p.
+    satisfies all clues named so far. With `demonstration_noise` p, a table that violates a clue is given as
+    the answer with probability p.
     """
 
     objects: tuple[Annotated[int, Ge(2), Le(8)], Annotated[int, Ge(2), Le(8)]] = (3, 4)
@@ -326,7 +329,7 @@ class ZebraPuzzles(Puzzles):
         if clues is None:
             return None
         if self.wording == "symbols":
-            # The prompt doesn't show these names. The gold's table needs some.
+            # The prompt doesn't show these names of attributes, but the gold's table needs some.
             header = [str(number) for number in range(shape.attributes)]
             values = [list(LETTERS[number][: shape.objects]) for number in range(shape.attributes)]
         else:
@@ -375,8 +378,8 @@ class ZebraPuzzles(Puzzles):
 
         # The templates name the clue's positions p and q. Zeros stand for those that it doesn't have.
         p, q = (*(place + 1 for place in clue.places), 0, 0)[:2]
-        # For ``parity``, the place is a position (counted from 0) modulo 2. The text counts positions from 1:
-        # a remainder of 0 means an odd position there.
+        # For ``parity``, the place is a position, counted from 0, modulo 2. The text counts positions from 1,
+        # so the remainder 0 means an odd position there.
         odd = bool(clue.places) and clue.places[0] == 0
         template = (SYMBOLS if symbols else SENTENCES)[clue.kind]
         text = template.format(*map(name, clue.items), p=p, q=q, r=int(odd), parity="odd" if odd else "even")

@@ -22,17 +22,17 @@ class ProgramLimits:
     seconds: Annotated[float, Gt(0)] = 10.0
     """Wall time from its start."""
     cpu_seconds: Annotated[float, Gt(0)] | None = None
-    """Processor time of all its processes together; null: bounded by `seconds` alone."""
+    """Processor time of all its processes together; null: only `seconds` limits it."""
     memory_mib: Annotated[int, Ge(32)] = 512
     """Memory of all its processes together, without the files in the work folder."""
     processes: Annotated[int, Ge(4)] = 32
-    """Processes and threads at a time, the program itself included."""
+    """The most processes and threads at a time, the program itself included."""
     files: Annotated[int, Ge(16)] = 128
-    """Files that each process may have open."""
+    """The most files that each process may have open."""
     disk_mib: Annotated[int, Ge(1)] = 64
-    """Size of the work folder, and of the largest file."""
+    """The largest size of the work folder, and of a single file."""
     output_kib: Annotated[int, Ge(1)] = 4096
-    """Largest size of its standard output, and of its standard error."""
+    """The largest size of its standard output, and also of its standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,7 @@ class ProgramOutcome:
     exit: int | None
     """The exit status; negative for the signal that ended the program, and None if the sandbox killed it."""
     killed_by: KilledBy | None
+    """The limit for which the sandbox killed the program; None if it didn't."""
     seconds: float
     """Wall time from the program's start to its end."""
 
@@ -70,7 +71,8 @@ class ResourceUsage:
 
 
 class RunningProgram(Protocol):
-    """A running program, to which its starter writes and from which it reads by standard input and output."""
+    """A running program. The process that started it writes to its standard input, and reads from its
+    standard output."""
 
     process: subprocess.Popen[bytes]
 
@@ -82,18 +84,19 @@ class RunningProgram(Protocol):
 
 
 class Sandbox(Registrable):
-    """Runs Python programs. Sub-classes are frozen dataclasses, picklable, and safe to use from threads.
+    """Runs Python programs. Sub-classes are frozen dataclasses, which can be pickled, and are safe to use
+    from several threads.
 
     Arguments and results of `run` are the same for all sandboxes. The docstring of each says which harm it
     prevents.
     """
 
     isolation: ClassVar[Literal["process", "service"]] = "process"
-    """Where graders that use this sandbox are called: in worker processes, each with one program at a time,
-    or in threads that wait for a server."""
+    """The place where graders that use this sandbox are called. ``process``: in worker processes, each with
+    one program at a time. ``service``: in threads that wait for a server."""
 
     has_own_processes: ClassVar[bool] = False
-    """Whether its programs see no processes and no files but their own."""
+    """Whether its programs see only processes and files of their own."""
 
     @property
     def concurrency(self) -> int:
@@ -101,10 +104,11 @@ class Sandbox(Registrable):
         return 1
 
     def missing(self) -> Sequence[str]:
-        """Returns what keeps the sandbox from working on this machine, each with its remedy.
+        """Returns a message for each thing that keeps the sandbox from working on this machine, with its
+        remedy. A trial run shows whether the sandbox works.
 
-        It finds out by a trial run. It is not `check`, since a part may hold a sandbox that its settings
-        don't use: the `check` of a part that does use its sandbox yields these messages (`lacking`).
+        A sandbox has no `check` that would yield these messages, since a part may hold a sandbox that its
+        other settings don't use. The `check` of a part that uses its sandbox yields them (`lacking`).
         """
         raise NotImplementedError
 
@@ -116,7 +120,7 @@ class Sandbox(Registrable):
         files: Mapping[str, str] | None = None,
         limits: ProgramLimits | None = None,
     ) -> ProgramOutcome:
-        """Runs a Python program and returns its end, whatever the program did.
+        """Runs a Python program and returns how it ended, whatever the program did.
 
         Args:
             code: The program.

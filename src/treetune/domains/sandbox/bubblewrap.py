@@ -43,18 +43,20 @@ WORK = "/work"
 """The work folder: the current folder, HOME and TMPDIR. Only this and /dev/shm are writable."""
 
 _PACKAGES = "/packages"
+"""The folder from which programs import the packages that are installed next to this one."""
 _SHARED_MEMORY_MIB = 16
+"""The size of /dev/shm."""
 
 _END_SECONDS = 30.0
 """The longest time that the kernel may take to end a namespace that was killed."""
 
 _FILE_BYTES = 4096
-"""Memory that counts for each file of a program: more than the kernel takes for an empty one."""
+"""The memory that each file of a program counts as. It is more than the kernel takes for an empty file."""
 
 _FIRST_UID = 1 << 30
-"""User numbers from here on are those of programs. Systems give such high numbers to no user."""
+"""Programs run with user numbers from this one on. Systems give such high numbers to no user."""
 _UIDS_OF_A_PROCESS = 256
-"""The user numbers of one process's programs. They are used in turn."""
+"""How many user numbers there are for the programs of one process. The programs use them in turn."""
 _PROGRAM_COUNT = itertools.count()
 """Counts the programs that this process has started."""
 
@@ -64,12 +66,12 @@ _PROGRAM_COUNT = itertools.count()
 class Bubblewrap(Sandbox):
     """Runs programs under bubblewrap (`bwrap`, Linux).
 
-    A program has no network, no /proc, and a read-only root that holds only this process's Python and the
-    system's libraries. It has an environment, processes, a host name and shared memory of its own. A filter
-    refuses dangerous system calls.
+    A program has no network, no /proc, and a read-only root folder that holds only this process's Python and
+    the system's libraries. It has its own environment, processes, host name and shared memory, and doesn't
+    see those of the machine. A filter refuses dangerous system calls.
 
     The limits apply to all of a program's processes together. When `run` returns, all of them are dead. If
-    this process is root, programs run as an unused user number, otherwise in a user namespace.
+    this process is root, programs run with an unused user number. If it isn't, they run in a user namespace.
     """
 
     packages: bool = False
@@ -100,7 +102,8 @@ class Bubblewrap(Sandbox):
             start = time.monotonic()
             return follow_program(program.process, limits, start, program.usage, program.kill)
 
-        # A first SIGKILL or failed start may come from the machine, e.g. from a lack of memory. So try twice.
+        # If the program fails to start, or is ended by SIGKILL, the machine may be the cause, e.g. because it
+        # lacks memory. So the program is run once more.
         with contextlib.suppress(SandboxUnavailable):
             outcome = run_once()
             if outcome.exit != -signal.SIGKILL:
@@ -113,7 +116,7 @@ class Bubblewrap(Sandbox):
 
 
 class ConfinedProgram:
-    """A program that is about to begin in a sandbox of its own.
+    """A program that is about to begin in a new sandbox.
 
     It ends when `kill` is called, and when the thread that made this object ends for any reason.
     """
@@ -126,7 +129,7 @@ class ConfinedProgram:
         Raises SandboxUnavailable.
         """
         self._init_fd = -1
-        """A descriptor of the namespace's first process; -1 if there is none (any more)."""
+        """A descriptor of the namespace's first process; -1 if it isn't open yet, or is closed."""
         open_fds: set[int] = set()  # descriptors that are only needed until the program begins
 
         def close(descriptor: int) -> None:
@@ -147,8 +150,8 @@ class ConfinedProgram:
             filter_fd = read_only_descriptor(system_call_filter())
             open_fds.add(filter_fd)
             # Bubblewrap writes the number of its first process to one pipe, and holds that process back until
-            # the other pipe is closed. Meanwhile `open_first_process` opens a descriptor of it. After the
-            # program's end the number alone could be another process's.
+            # the other pipe is closed. Meanwhile `open_first_process` opens a descriptor of the process. The
+            # number would not be enough, because it may belong to another process after the program's end.
             info_read, info_write = os.pipe()
             open_fds |= {info_read, info_write}
             hold_read, hold_write = os.pipe()
@@ -173,16 +176,16 @@ class ConfinedProgram:
                 os.close(self._init_fd)
             raise
         finally:
-            # If `open_first_process` wasn't called, because the machine has no room for another process for
-            # example, these are all of them.
+            # `open_first_process` closes some of the descriptors. If it wasn't called, for example because
+            # the machine has no room for another process, all of them are closed here.
             for descriptor in open_fds:
                 os.close(descriptor)
 
     def usage(self) -> ResourceUsage:
         """Measures the memory, the CPU time and the number of the program's processes.
 
-        Each file counts as `_FILE_BYTES` of memory. An empty file takes memory of the kernel, but no room on
-        the disk. So the disk's size does not limit the number of empty files.
+        Each file counts as `_FILE_BYTES` of memory. The reason is that an empty file takes memory of the
+        kernel, but no room on the disk, so the disk's size does not limit the number of empty files.
         """
         usage = usage_of(descendants(self.process.pid))
         try:
@@ -199,8 +202,8 @@ class ConfinedProgram:
         with contextlib.suppress(ProcessLookupError):  # it has ended by itself
             signal.pidfd_send_signal(self._init_fd, signal.SIGKILL)
         # The first process of a namespace ends after all others in it. Bubblewrap runs outside of the
-        # namespace, waits for this first process, and then ends too. If bubblewrap were killed, the first
-        # process would become a zombie of the machine's first process.
+        # namespace, waits for this first process, and then ends too. It is not killed itself, because the
+        # namespace's first process would then become a zombie of the machine's first process.
         ended = wait_until_readable(self._init_fd, _END_SECONDS)
         os.close(self._init_fd)
         self._init_fd = -1
@@ -233,8 +236,12 @@ def _read_process_number(info_fd: int) -> int:
 def _command(packages: bool, disk_mib: int, filter_fd: int, info_fd: int, hold_fd: int) -> list[str]:
     """Returns the command that starts boot.py in a sandbox, without boot.py's arguments.
 
-    The descriptors are for the filter of system calls, for the first process's number, and for the wait until
-    the other end of its pipe is closed.
+    Args:
+        packages: Whether programs can import the packages that are installed next to this one.
+        disk_mib: The size of the work folder.
+        filter_fd: The descriptor from which bubblewrap reads the filter of system calls.
+        info_fd: The descriptor to which it writes the number of the sandbox's first process.
+        hold_fd: The end of a pipe. The sandbox's first process begins when the other end is closed.
     """
     return [
         *(shutil.which("bwrap") or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
@@ -275,8 +282,9 @@ def _root_folder() -> tuple[str, ...]:
     files = [Path(os.path.realpath(sys.executable)), Path("/etc/ld.so.cache"), Path("/usr/share/zoneinfo")]
     bound = [path for path in (*system_libraries, *python_libraries, *files) if path.exists()]
     options: list[str] = []
-    # By default bubblewrap gives a parent folder its permissions outside. Then the program's user couldn't
-    # read a Python in root's home. The parents are empty but for what is bound.
+    # By default bubblewrap gives a parent folder the permissions that it has outside of the sandbox. Then the
+    # program's user couldn't read a Python in root's home. So the parents are made here, with permissions for
+    # everybody. Except for what is bound, they are empty.
     parents = {Path("/dev")}
     for path in bound:
         parents |= set(path.parents)
@@ -287,7 +295,7 @@ def _root_folder() -> tuple[str, ...]:
             options += ["--symlink", os.readlink(path), str(path)]
         else:
             options += ["--ro-bind", str(path), str(path)]
-    # Packages that are installed for all users are hidden below empty folders.
+    # An empty folder is mounted over each folder with packages that are installed for all users.
     for name in ("site-packages", "dist-packages"):
         installed = Path(sysconfig.get_path("stdlib"), name)
         if installed.is_dir():
@@ -310,8 +318,8 @@ def _choose_uid() -> int | None:
     uids = uids_of_programs()
     if uids:
         return uids[count % len(uids)]
-    # This process is in a container that maps few user numbers. The highest of these (at most a thousand) are
-    # unused, too.
+    # This process is in a container that maps few user numbers. The highest of these numbers, of which at
+    # most a thousand are taken here, are unused, too.
     mapped = _mapped_uids()
     if len(mapped) == 1:
         return None  # there is no other number: programs run as for a user who is not root
@@ -339,7 +347,8 @@ def _mapped_uids() -> range:
 
 
 def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
-    """Returns the limits of each process. The number of processes is limited only where this works."""
+    """Returns the limits that the kernel applies to each process. They include the number of processes only
+    if the kernel counts those of this program, and not those of others."""
     by_name = resource_limits(limits)
     kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
     if os.geteuid() == 0:
@@ -347,8 +356,8 @@ def _resource_limits(limits: ProgramLimits) -> dict[str, int]:
         by_name["RLIMIT_NPROC"] = limits.processes
     elif kernel >= (5, 14):
         # These kernels count the processes of a user namespace, its first process included. Older kernels
-        # count all processes of the user on the machine, so that a limit would keep programs from starting:
-        # with them, `follow_program` alone enforces the limit.
+        # count all processes of the user on the machine, so a limit would keep programs from starting. With
+        # those, only `follow_program` enforces the limit.
         by_name["RLIMIT_NPROC"] = limits.processes + 1
     return by_name
 
@@ -365,7 +374,8 @@ _NO_NAMESPACES = (
 
 @cache
 def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
-    """See `Sandbox.missing`. The trial program runs once in this process."""
+    """Returns the messages of `Sandbox.missing`. They are cached, so that the trial program runs only once in
+    this process."""
     if sys.platform != "linux":
         return ("the sandbox needs Linux",)
     if shutil.which("bwrap") is None:
@@ -440,13 +450,17 @@ _PRLIMIT = (302, 261)
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
 _SHARED_ANONYMOUS = 0x21
+"""MAP_SHARED and MAP_ANONYMOUS."""
 _AF_UNIX = 1
+"""The family of sockets between processes of one machine."""
 _TYPE_INTO_TERMINAL = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX."""
 _FIRST_X32_CALL = 0x40000000
 """Linux on x86-64 has the calls of its x32 interface from this number on."""
 
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+"""Results of the filter: the call is allowed, the process is killed, or the call fails. The number of the
+error is added to the last one."""
 
 # Operations of the classic Berkeley packet filter.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
@@ -485,8 +499,9 @@ def system_call_filter() -> bytes:
 
 
 def _instructions(machine: str) -> list[_Instruction]:
-    """Returns the filter's program. It reads the number of a system call, and ends with the first result that
-    applies: killed, refused with an error, or at the end allowed."""
+    """Returns the filter's program. It reads the number of a system call, and ends with the first result
+    whose condition holds: the process is killed, or the call is refused with an error. If no condition holds,
+    the call is allowed."""
     column = 0 if machine == _X86_64 else 1  # the place of this machine's number in each pair of call numbers
     program = [
         _Instruction(_LOAD, 0, 0, _ARCHITECTURE),
@@ -495,7 +510,7 @@ def _instructions(machine: str) -> list[_Instruction]:
         _Instruction(_LOAD, 0, 0, _NUMBER),
     ]
     if machine == _X86_64:
-        # The same calls with other numbers, which the filter does not list
+        # From this number on, the same calls have other numbers, which the filter doesn't list.
         program += _if(_IF_AT_LEAST, _FIRST_X32_CALL, _KILL)
     for numbers in _REFUSED.values():
         number = numbers[column]
@@ -522,18 +537,18 @@ def _instructions(machine: str) -> list[_Instruction]:
 
 
 def _if(test: int, value: int, result: int) -> list[_Instruction]:
-    """Ends with a result if the loaded value passes the test."""
+    """Returns instructions that end the filter with a result if the loaded value passes the test."""
     return [_Instruction(test, 0, 1, value), _Instruction(_RETURN, 0, 0, result)]
 
 
 def _unless(test: int, value: int, result: int) -> list[_Instruction]:
-    """Ends with a result if the loaded value does not pass the test."""
+    """Returns instructions that end the filter with a result if the loaded value does not pass the test."""
     return [_Instruction(test, 1, 0, value), _Instruction(_RETURN, 0, 0, result)]
 
 
 def _check_argument(number: int, argument: int, rules: list[_Instruction]) -> list[_Instruction]:
-    """Applies rules to the lower half of an argument (counted from 0) of one system call, and allows the call
-    if no rule refuses it."""
+    """Returns instructions that apply rules to the lower half of an argument of one system call, and allow
+    the call if no rule refuses it. `number` is that of the call, and `argument` counts from 0."""
     load_argument = _Instruction(_LOAD, 0, 0, _FIRST_ARGUMENT + _ARGUMENT_BYTES * argument)
     allow = _Instruction(_RETURN, 0, 0, _ALLOW)
     # A call with another number skips the whole body.

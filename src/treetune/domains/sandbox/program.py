@@ -8,7 +8,7 @@
                   ◄── one byte ─────────────  about to begin
     follow_program ◄── stdout, stderr ──────  runs
        every LOOK_SECONDS: usage, limits
-       on a limit: kill ───────────────────►  dies
+       beyond a limit: kill ───────────────►  dies
 
 `UnsafeLocal` runs programs without a sandbox.
 """
@@ -44,8 +44,8 @@ the start's time."""
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "LANG": "C.UTF-8",
-    # Sets of strings are printed in the same order every time, so that an answer's verdict is always the
-    # same.
+    # With a fixed seed, sets of strings are printed in the same order every time, and an answer's verdict is
+    # always the same.
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
@@ -134,7 +134,8 @@ def start_program(
 
 
 def wait_until_readable(descriptor: int, seconds: float) -> bool:
-    """Returns whether a descriptor has something to read, or is at its end, within so many seconds."""
+    """Waits at most so many seconds. Returns whether the descriptor now has something to read, or is at its
+    end."""
     poll = select.poll()  # `select.select` takes no descriptors above 1,023
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
@@ -155,7 +156,8 @@ def resource_limits(limits: ProgramLimits) -> dict[str, int]:
     """Returns the limits that the kernel applies to each process by itself, with or without a sandbox."""
     return {
         "RLIMIT_AS": limits.memory_mib << 20,
-        # In whole seconds, and later than `follow_program`, which measures all processes together
+        # Whole seconds, and one more, so that `follow_program`, which measures all processes together, comes
+        # first.
         "RLIMIT_CPU": math.ceil(limits.cpu_seconds or limits.seconds) + 1,
         "RLIMIT_NOFILE": limits.files,
         "RLIMIT_FSIZE": limits.disk_mib << 20,
@@ -174,7 +176,7 @@ _MEMORY_FIELDS = (b"RssAnon:", b"RssShmem:", b"VmSwap:")
 
 
 def usage_of(pids: Iterable[int]) -> ResourceUsage:
-    """Returns what all these processes use together. A process that has ended counts nothing.
+    """Returns what all these processes use together. A process that has ended counts as nothing.
 
     Pages that processes share after a fork count once for each of them.
     """
@@ -229,9 +231,9 @@ def follow_program(
     usage: Callable[[], ResourceUsage],
     kill: Callable[[], None],
 ) -> ProgramOutcome:
-    """Reads what a program prints until it ends or exceeds a limit, and returns its end.
+    """Reads what a program prints until it ends or exceeds a limit, and returns how it ended.
 
-    The process is reaped and its pipes are closed, even where this raises.
+    The process is reaped and its pipes are closed, even if this function raises.
 
     Args:
         process: The program, with pipes as standard output and error.
@@ -272,7 +274,8 @@ def follow_program(
         kill()
         process.wait()
         os.close(end_fd)
-        # Every process that could write to the pipes is dead: they hold the end of what was printed.
+        # Every process that could write to the pipes is dead now. The pipes still hold the last part of what
+        # was printed.
         for descriptor, text in printed.items():
             _read_available(descriptor, text, most_bytes)
         process.stdout.close()
@@ -391,8 +394,8 @@ class _UnconfinedProgram:
 
     def kill(self) -> None:
         if self.process.returncode is None:  # once it is reaped, another process may have its number
-            # A descendant may have left the program's group, and one whose parent has ended is found only by
-            # the group.
+            # Both ways of ending processes are needed: a descendant may have left the program's group, and
+            # one whose parent has ended is found only as a member of the group.
             for pid in (self.process.pid, *descendants(self.process.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

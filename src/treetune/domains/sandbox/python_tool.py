@@ -16,16 +16,18 @@ from treetune.domains.sandbox.inside import source
 from treetune.domains.sandbox.served import ask, end, frame_request
 
 _LINE_BYTES = 64
-"""An upper bound for the line before a reply together with the line that says what was left out of it."""
+"""An upper bound for the bytes of the line before a reply and of the line within it that says how much was
+left out."""
 
 _CPU_SHARE = 20
-"""The processor time of a session, in multiples of one call's deadline: threads may run between calls."""
+"""The processor time of a whole session, in multiples of one call's deadline. It is limited because threads
+may run between calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonTool:
-    """Runs a model's code and returns the text that the model reads: what the code printed, the value of the
-    last line if that is an expression, or the traceback.
+    """Runs a model's code and returns the text that the model reads: what the code printed, then the value of
+    the last line if that is an expression, or the traceback.
 
         >>> PythonTool(sandbox=choose_sandbox()).run("x = 6\\nx * 7")
         '42\\n'
@@ -36,7 +38,7 @@ class PythonTool:
     limits: ProgramLimits = field(default_factory=lambda: ProgramLimits(seconds=5.0))
     """Limits of each call."""
     most_bytes: Annotated[int, Ge(100)] = 4000
-    """Bytes of the longest text that is returned whole; a longer one is cut in its middle."""
+    """The most bytes of a text that is returned whole. Of a longer text the middle is left out."""
 
     def run(self, code: str) -> str:
         """Runs code in a new sandbox, without the names of earlier calls. Raises SandboxUnavailable."""
@@ -44,8 +46,9 @@ class PythonTool:
         if outcome.killed_by is not None:
             return _message_of_kill(outcome.killed_by, self.limits)
         _, _, text = outcome.stdout.partition("\n")  # without the line that has the reply's length
-        # A reply has at most `most_bytes` of output. A reply that was cut also has a line that says how much
-        # was left out, for which `_LINE_BYTES` has room. So the slice keeps a whole reply.
+        # A reply has at most `most_bytes` of output and, if something was left out, a line that says so, for
+        # which `_LINE_BYTES` has room. So the slice keeps a whole reply. It only cuts what the code may have
+        # written in addition.
         return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
 
     def session(self) -> PythonSession:
@@ -69,16 +72,16 @@ class PythonTool:
 class PythonSession(AbstractContextManager["PythonSession"]):
     """A Python console in a sandbox, which begins with the first call. All calls come from one thread.
 
-    A call that exceeds a limit ends the console: the text says so, and the next call gets a new console,
-    without the names of before.
+    A call that exceeds a limit ends the console. The text that it returns says so, and the next call gets a
+    new console, in which earlier names aren't defined.
 
-    A pickled session holds the calls that its console has run. A copy runs them again before its first own
-    call, so that names are as they were if the code depends neither on chance nor on the clock.
+    A pickled session holds the calls that its console has run. A copy runs them again before its own first
+    call. So names have the same values there, if the code depends neither on chance nor on the clock.
     """
 
     _program: ConfinedProgram | None = None
-    """The console; None until the first call, and in a copy. Sessions that earlier versions have pickled lack
-    this attribute, and take the class's."""
+    """The console; None until the first call, also in a copy. The default is an attribute of the class,
+    because sessions that earlier versions have pickled lack the attribute."""
 
     def __init__(self, tool: PythonTool, sandbox: Bubblewrap) -> None:
         self._tool = tool
@@ -103,7 +106,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
         limits = self._tool.limits
         try:
             if self._program is None:
-                # One program runs all calls, so that its processor time is that of many calls.
+                # One program runs all calls, so its processor time is that of many calls.
                 limits_of_session = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
                 self._program = ConfinedProgram(
                     self._sandbox, self._tool._console(), {}, limits_of_session, stdin=subprocess.PIPE
@@ -143,6 +146,7 @@ class PythonSession(AbstractContextManager["PythonSession"]):
 
 
 _ENDED = "[the code ended the interpreter]\n"
+"""The text that the model reads if there is no reply, and no limit was exceeded."""
 
 
 def _encode_code(code: str) -> bytes:

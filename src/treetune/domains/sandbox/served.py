@@ -12,11 +12,11 @@ A message is a line with the number of its bytes, and the bytes: ``b"5\\nhello"`
       │ waits in `ask`               waits for the child ◄─────── score, or what it raised
       ◄───────── reply ──────────────┘
 
-By `LibraryScorer`'s lock one answer is in the sandbox at a time. `serve` waits for the child as long as an
-answer may take, then kills it and replies that the answer was late. `ask` waits `_SPARE_SECONDS` longer, and
-looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has passed one, or its pipe ends,
-it is ended, and the answer is scored once more in a new one. The first reply, after the library's import, may
-take `_START_SECONDS`.
+`LibraryScorer` holds a lock, so only one answer is in the sandbox at a time. `serve` waits for the child as
+long as an answer may take. Then it kills the child, and replies that the answer was late. `ask` waits
+`_SPARE_SECONDS` longer, and looks at the limits of time and memory every `LOOK_SECONDS`. If the sandbox has
+exceeded a limit, or its pipe ends, the sandbox is ended, and the answer is scored once more in a new one. The
+first reply, after the library's import, may take `_START_SECONDS`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ def frame_request(body: bytes) -> bytes:
 def ask(
     running: RunningProgram, request: bytes, limits: ProgramLimits, most: int
 ) -> tuple[bytes | None, KilledBy | None]:
-    """Sends a request and returns the reply, of at most `most` bytes, and None.
+    """Sends a request. Returns the reply, of at most `most` bytes, and the limit that the program exceeded.
 
-    Without a reply, returns None and the limit that the program exceeded, if that was the reason.
+    One of the two is always None: the limit if there is a reply, and the reply if there is none. If there is
+    no reply for another reason than a limit, both are None.
     """
     assert running.process.stdin is not None
     assert running.process.stdout is not None
@@ -93,8 +94,8 @@ def ask(
 
 
 def _whole_reply(data: bytearray) -> bytes | None:
-    """Returns the body of a reply, ``hello`` of ``5\\nhello``; None while it is incomplete, or if it isn't a
-    reply."""
+    """Returns the body of a reply, ``hello`` of ``5\\nhello``. Returns None while the reply is incomplete,
+    and for data that isn't a reply."""
     length, newline, body = bytes(data).partition(b"\n")
     # Nine digits suffice for every reply. A malicious program may write any number of them.
     if not newline or not length.isdigit() or len(body) < int(length[:9]):
@@ -118,10 +119,11 @@ _START_SECONDS = 120.0
 """Time for a library's import, on a busy machine."""
 
 _SPARE_SECONDS = 60.0
-"""Time in addition to an answer's own, for what a library imports for a problem. After it, the sandbox counts
-as failed."""
+"""Time in addition to an answer's limit, in which the library may import what it needs for a problem. If
+there is no reply then, the sandbox has failed."""
 
 _REPLY_BYTES = 1 << 16
+"""The most bytes of a reply."""
 _LIFETIME_CPU_SECONDS = 1e7
 """The limit of processor time for all answers that a sandbox scores: in effect none. Each answer has its own
 limit of time."""
@@ -140,17 +142,19 @@ class LibraryScore:
     score: float | None
     """None if the answer took too long, ended the process that scored it, or made the scorer raise."""
     message: str | None = None
-    """The reason for None, or a warning."""
+    """The reason why there is no score, or a warning about the answer."""
     is_late: bool = False
+    """Whether scoring the answer took too long."""
     has_crashed: bool = False
+    """Whether the process that scored the answer, or the sandbox, ended."""
 
 
 class LibraryScorer:
     """Scores answers by a library that is imported once, in a sandbox.
 
     Answers are read as values and never executed (`inside/reading.py`). No process that scores an answer
-    holds anything of another answer: it is new, or proven to have only compared the answers before
-    (`inside/scoring.py`).
+    holds anything of another answer: either the process is new, or it is proven to have only compared its
+    earlier answers (`inside/scoring.py`).
 
     The sandbox begins with the first answer, or with `prepare`, and ends with this process. The object is
     safe to use from several threads, and scores one answer at a time.
@@ -208,9 +212,9 @@ class LibraryScorer:
             end(running)
 
     def _start(self) -> RunningProgram:
-        """Returns the running sandbox; if there is none, begins one and imports the library in it.
+        """Returns the running sandbox. If there is none, begins one and imports the library in it.
 
-        Raises SandboxUnavailable if the library can't be imported in it.
+        Raises SandboxUnavailable if no sandbox can begin, or the library can't be imported in it.
         """
         if self._running is not None and self._running.process.poll() is None:
             return self._running
@@ -223,8 +227,8 @@ class LibraryScorer:
             f"\nfrom treetune.domains.sandbox.inside.scoring import serve"
             f"\nserve(prepare, {self._package!r}, {self._limits.seconds!r}, {confined!r})"
         )
-        # The limits for all answers that this sandbox scores. Each answer has its own limit of time, so that
-        # the limit of processor time is in effect none.
+        # The limits for all answers that this sandbox scores together. Each answer has its own limit of time,
+        # so there is in effect no limit of processor time.
         all_answers = replace(self._limits, cpu_seconds=_LIFETIME_CPU_SECONDS)
         self._running = self._sandbox.begin(program + call, all_answers)
         # The request is empty, because the program sends its first reply unasked, when it is ready.
@@ -253,7 +257,8 @@ class LibraryScorer:
 
 @lru_cache(maxsize=8)
 def scorer(sandbox: Sandbox, limits: ProgramLimits, score_module: str, package: str) -> LibraryScorer:
-    """Returns this process's only scorer with these settings, which ends with the process."""
+    """Returns the scorer with these settings, which all callers in this process share. It ends with the
+    process."""
     new_scorer = LibraryScorer(sandbox, limits, score_module, package)
     atexit.register(new_scorer.close)
     return new_scorer

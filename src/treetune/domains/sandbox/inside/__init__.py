@@ -12,9 +12,10 @@ def source(name: str) -> str:
 
 @cache
 def bundle(name: str, *others: str) -> str:
-    """Returns the text of a program that makes a module of each of `others`, and then of `name`.
+    """Returns the text of a program that makes a module of each of the files `others`, in this order, and
+    then of `name`.
 
-    The program itself then has all names of the module `name`.
+    The program itself has all names of the module `name`, so code that is put after it can use them.
     """
     texts = {f"{__name__}.{module}": source(module) for module in (*others, name)}
     return f"""import sys

@@ -1,7 +1,8 @@
 """The first Python code in the sandbox. It changes the user, sets the limits, and executes the program.
 
-Bubblewrap binds this file into the sandbox, where the package can't be imported. Every import would cost each
-program milliseconds. Therefore the set-up comes through `marshal`, written by the same version of Python.
+Bubblewrap binds this file into the sandbox, where the package can't be imported. This file imports little,
+because every import would cost each program milliseconds. Therefore it reads the set-up with `marshal`, which
+the same version of Python has written.
 """
 
 import builtins
@@ -18,7 +19,7 @@ begins."""
 def _set_up(setup: dict) -> None:
     """Changes the user, sets the limits, and writes the program's files."""
     if setup["uid"] is not None:
-        # The user comes last, because only root may change the groups.
+        # The user is changed last, because only root may change the groups.
         os.setgroups([])
         os.setresgid(setup["uid"], setup["uid"], setup["uid"])
         os.setresuid(setup["uid"], setup["uid"], setup["uid"])  # this also drops all capabilities
@@ -42,15 +43,16 @@ def _execute(code: str, path: list[str]) -> None:
     """Executes the program as the module ``__main__``."""
     from _sitebuiltins import Quitter
 
-    # `site`, which defines these two, is not imported: it takes as long as the interpreter itself.
+    # Usually `site` defines `exit` and `quit`. It is not imported, because this takes as long as the start of
+    # the interpreter itself.
     builtins.exit = Quitter("exit", "Ctrl-D (i.e. EOF)")
     builtins.quit = Quitter("quit", "Ctrl-D (i.e. EOF)")
     main = type(sys)("__main__")
     main.__file__ = "main.py"
     sys.modules["__main__"] = main
     sys.argv = ["main.py"]
-    # The work folder comes first, as Python does it for the folder of a program. Packages come after Python's
-    # own modules.
+    # The first folder of `path` is the work folder. It comes first, like the folder of a program in Python.
+    # The others have packages, and come after Python's own modules.
     sys.path[:0] = path[:1]
     sys.path += path[1:]
     exec(compile(code, "main.py", "exec", dont_inherit=True), main.__dict__)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ERRORS_BYTES = 400
-"""Bytes at the end of a program's error output that are reported."""
+"""The number of bytes that are reported of a program's error output, from its end."""
 SIGKILL = 9  # importing `signal` would cost each program five milliseconds
 
 
@@ -39,7 +39,8 @@ def _write_report(
 
 
 def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[int, bool, bytes]:
-    """Reads a program's output until it ends, its time is over, or it has printed too much. Then kills it.
+    """Reads a program's output until the program ends, its time is over, or it has printed too much. Then
+    kills the program and all that it started.
 
     Returns its exit status, whether it ran out of time, and the first `most_bytes` + 1 bytes that it printed.
     """
@@ -50,7 +51,7 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     ended = False
     while True:
-        # At most 20 ms, so that the end of a program that prints nothing is noticed soon
+        # Waits at most 20 ms, so that the end of a program that prints nothing is noticed soon.
         ready, _, _ = select.select([output_fd], [], [], 0.02)
         if ready:
             data = os.read(output_fd, 1 << 16)
@@ -63,8 +64,8 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
             ended = os.waitid(os.P_PID, pid, look) is not None
         if time.monotonic() > deadline:
             break
-    # The pipe's other ends are closed, usually because the program is about to end. This waits for its end.
-    # After another reason to leave the loop above, it doesn't wait.
+    # If the loop above ended because the pipe's other ends are closed, the program is usually about to end.
+    # This waits for its end. If the loop ended for another reason, it doesn't wait.
     while not ended and len(printed) <= most_bytes and time.monotonic() < deadline:
         ended = os.waitid(os.P_PID, pid, look) is not None
         if not ended:
@@ -83,7 +84,8 @@ def _follow(pid: int, output_fd: int, seconds: float, most_bytes: int) -> tuple[
 
 
 def _become_program(stdin: int, stdout: int, stderr: int) -> None:
-    """Gives this process a group of its own, and the three descriptors as its only ones."""
+    """Makes a new process group for this process, and makes the three descriptors its standard ones. All
+    others are closed."""
     os.setsid()
     for descriptor, standard_descriptor in ((stdin, 0), (stdout, 1), (stderr, 2)):
         os.dup2(descriptor, standard_descriptor)
@@ -126,7 +128,8 @@ def fork_for_inputs(inputs: list[str], seconds: float, most_bytes: int, stop_ear
 def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, stop_early: bool) -> None:
     """Runs an answer's code, joined to its problem's prefix, on all inputs.
 
-    `seconds` and `most` (bytes of output) are for each input.
+    `seconds` and `most` (bytes of output) are the limits for each input. With `stop_early` no further input
+    is tried after one for which the program failed.
     """
     sys.set_int_max_str_digits(0)  # only the time of a test bounds the digits of a number
     code = joined(prefix, code)
@@ -135,7 +138,7 @@ def run(prefix: str, code: str, inputs: list[str], seconds: float, most: int, st
     except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
         # Only the first input is reported. The reader of the report takes inputs without a line as failed.
         message = f"{type(error).__name__}: {error}".encode(errors="replace")
-        # To descriptor 1, with exit status 1.
+        # The arguments are the descriptor 1, the exit status 1, not out of time, nothing printed, the error.
         _write_report(1, 1, False, b"", message[:ERRORS_BYTES])
         return
     names = customary_names(code)

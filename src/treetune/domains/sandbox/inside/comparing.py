@@ -1,15 +1,16 @@
 """Proves from its source that a library's scorer only compares an answer: it executes nothing of the answer,
 and keeps nothing of it.
 
-Answers to such scorers may be scored one after the other in the same process (`scoring`). The proof has lists
-of harmless functions, and gives up at everything else: then each answer gets a process of its own. The proof
-succeeds if
+If a scorer is proven to do so, its answers may be scored one after the other in the same process (`scoring`).
+The proof has lists of harmless functions, and gives up at everything else. Then each answer gets a separate
+process. The proof succeeds if
 
-* each function that is called is one of the library's own, of which the same is proven, or one of those
-  below, which only compute values. `eval`, imports, files and classes of the library are not among them;
-* nothing that outlives the call is changed. Such things are called lasting here: the data set's object, data
-  of modules, and every name that may stand for a part of them. The answer and its problem are made anew for
-  each call.
+* each function that is called is either a function of the library itself, of which the same is proven, or one
+  of the functions below, which only compute values. `eval`, imports, files and classes of the library are not
+  among the latter;
+* nothing that outlives the call is changed. Objects that outlive it are called lasting here: the data set's
+  object, data of modules, and every name that may stand for a part of them. The answer and its problem are
+  not lasting, since they are made anew for each call.
 
 Example: ``return answer.strip() == entry["answer"]`` is proven, and ``self.seen.append(answer)`` is not.
 
@@ -26,7 +27,7 @@ import sys
 import textwrap
 import types
 
-TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
+TYPE_CHECKING = False  # not from `typing`, whose import takes as long as all of this
 if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any, NoReturn
@@ -104,7 +105,8 @@ def prove_only_compares(method: Any, package: str, harmless: Collection[Any] = (
 
 
 class _Proof:
-    """Examines functions, and keeps the result for each: they may call each other in circles."""
+    """Examines functions, and keeps the result for each function, since they may call each other in
+    circles."""
 
     def __init__(self, package: str, harmless: Collection[Any]) -> None:
         self.package = package
@@ -215,7 +217,7 @@ class _Body:
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
             inner = _parameters(node)
             self._locals |= set(inner)
-            # The calls of an inner function aren't followed: its arguments may be anything, also lasting.
+            # The calls of an inner function aren't followed. So its arguments may be anything, also lasting.
             self._lasting |= set(inner)
             self._names_of_parts |= set(inner)
             if isinstance(node, ast.FunctionDef):
@@ -368,8 +370,8 @@ class _Body:
             self._check_call(node)
 
     def _check_attribute(self, node: ast.Attribute) -> None:
-        """Raises NotProven unless an attribute is only read, and is no method that is passed on without being
-        called: whoever gets it could call it with anything."""
+        """Raises NotProven unless an attribute is only read. A method may not be passed on without being
+        called, because the function that gets it could call it with any arguments."""
         if not isinstance(node.ctx, ast.Load):
             self._give_up(node, "is an attribute that is set")
         if node.attr.startswith("__"):
@@ -494,8 +496,8 @@ class _Body:
         return isinstance(callback, (ast.Lambda, ast.Constant))
 
     def _check_super(self, node: ast.Call, name: str) -> None:
-        """Examines the method that ``super().name()`` calls: that of the next class, in the order of
-        inheritance, after the class in which the examined function is defined."""
+        """Examines the method that ``super().name()`` calls. In the order of inheritance, it is the method of
+        the first class with this name after the class in which the examined function is defined."""
         assert self._owner is not None
         defining_class = self._name.rpartition(".")[0]  # "Sudoku" of "Sudoku.score_answer"
         classes = list(self._owner.__mro__)
@@ -525,7 +527,7 @@ class _Body:
         call.
         """
         if self._has_lasting_argument(node):
-            # All parameters count as lasting, also those of other arguments: this keeps the proof simple.
+            # All parameters count as lasting, also those whose arguments aren't. This keeps the proof simple.
             lasting = _all_parameters(function)
         else:
             lasting = frozenset() if owner is None else frozenset({0})  # `self` always lasts
@@ -547,8 +549,9 @@ def _parameters(function: FunctionNode) -> list[str]:
 
 
 def _is_harmless_format(function: ast.Attribute) -> bool:
-    """Returns whether it is `format` of a text in the source, such as ``"{} of {}".format``, that reaches no
-    attributes or elements of its arguments: reading them may execute code (``"{0.name}"``, ``"{0[1]}"``)."""
+    """Returns whether it is the `format` of a text in the source, such as ``"{} of {}".format``, that only
+    fills in its arguments. A text that reads attributes or elements of its arguments (``"{0.name}"``,
+    ``"{0[1]}"``) isn't harmless, since this may execute code."""
     template = function.value.value if isinstance(function.value, ast.Constant) else None
     return function.attr == "format" and isinstance(template, str) and not set(template) & set(".[!:")
 

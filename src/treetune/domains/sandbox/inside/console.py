@@ -10,6 +10,7 @@ import os
 import sys
 
 MOST = 4000
+"""The most bytes of output in a reply. `PythonTool` replaces this number when it sends the program."""
 
 
 def _reply(descriptor: int, data: bytes) -> None:
@@ -19,7 +20,8 @@ def _reply(descriptor: int, data: bytes) -> None:
 
 
 def _run(code: str, names: dict[str, object]) -> None:
-    """Runs a piece, and prints the value of its last line, or the traceback without this file's frames."""
+    """Runs a piece of code, and prints the value of its last line if that is an expression. If the code
+    raises, prints the traceback without this file's frames."""
     try:
         tree = ast.parse(code, "<code>")
         last = tree.body[-1] if tree.body else None

@@ -34,11 +34,13 @@ _FUTURE_IMPORT = re.compile(r"^from __future__ import [\w ,]+\n", re.MULTILINE)
 def joined(prefix: str, code: str) -> str:
     """Returns the program of the prefix and an answer's code.
 
-    It is the first of these candidates that can be compiled, or otherwise the prefix and the unchanged code:
+    Several candidates are tried, and the first that can be compiled is the program. If none can, it is the
+    prefix and the unchanged code. The candidates depend on the code:
 
-    * Code that is a program by itself follows the prefix, or the complete statements of an incomplete prefix.
-    * Other code is the rest of a function. It continues at the prefix's end, with its own indentation or that
-      of the function's body. A final `return` or `raise` of a stub is removed before it.
+    * Code that is a program by itself is put after the prefix, or after the complete statements of an
+      incomplete prefix.
+    * Other code is the rest of a function. It continues at the prefix's end, with its own indentation or with
+      that of the function's body. If the function is a stub, its final `return` or `raise` is removed first.
     """
     if not prefix.strip():
         return code
@@ -75,7 +77,8 @@ def _continuations(prefix: str, code: str) -> Iterator[str]:
 
 
 def _indentation_of_body(prefix: str) -> str:
-    """Returns the indentation of the body of the prefix's last function; four spaces if it has none."""
+    """Returns the indentation of the body of the prefix's last function: four spaces more than its head. For
+    a prefix without a function it is four spaces."""
     for line in reversed(prefix.splitlines()):
         code_of_line = line.lstrip()
         if code_of_line.startswith(("def ", "async def ")):
@@ -86,8 +89,8 @@ def _indentation_of_body(prefix: str) -> str:
 def whole_part(prefix: str) -> str:
     """Returns the part of the prefix that can be parsed, without the head of an incomplete function."""
     lines = prefix.splitlines(keepends=True)
-    # Only the last statement can be incomplete, so that statements are removed from the end until the rest
-    # can be parsed. They begin at the lines without indentation.
+    # Only the last statement can be incomplete. So statements, which begin at the lines without indentation,
+    # are removed from the end until the rest can be parsed.
     statement_starts = [number for number, line in enumerate(lines) if line.strip() and not line[0].isspace()]
     for end in (len(lines), *reversed(statement_starts)):
         part = "".join(lines[:end])
@@ -120,7 +123,7 @@ def _without_stub_end(prefix: str) -> str:
     lines = prefix.splitlines(keepends=True)
     if len(function.body) > 1:
         return "".join(lines[: end.lineno - 1])
-    # A body needs a statement, so that `pass` replaces its only one.
+    # The `return` or `raise` is the only statement of the body. A body needs one, so `pass` replaces it.
     kept_lines = lines[: end.lineno]
     kept_lines[-1] = kept_lines[-1][: end.col_offset] + "pass\n"
     is_on_its_own_line = kept_lines[-1].startswith(" " * end.col_offset)  # not ``def f(): return 1``
@@ -128,11 +131,13 @@ def _without_stub_end(prefix: str) -> str:
 
 
 def is_stub(statement: ast.stmt) -> bool:
-    """Returns whether a function, or each method of a class, is incomplete on purpose.
+    """Returns whether a statement is a stub: a function that is incomplete on purpose, or a class all of
+    whose methods are. (A class without methods is one, too.)
 
-    A stub returns nothing that depends on its arguments, and changes nothing. Its body has only imports, a
-    docstring, `pass`, `raise`, assignments to names, and `return` of a plain value. A plain value is a
-    constant, a list, tuple or set of plain values, an empty dict, or a name with a plain value. Example::
+    A function that is a stub returns nothing that depends on its arguments, and changes nothing. Its body has
+    only imports, a docstring, `pass`, `raise`, assignments to names, and `return` of a plain value. A plain
+    value is a constant, a list, tuple or set of plain values, an empty dict, or a name with a plain value.
+    Example::
 
         def longest(words):
             result = []
@@ -187,8 +192,8 @@ _CUSTOMARY = (
     "typing", "json", "sys", "io", "operator", "functools", "itertools", "statistics", "random", "math",
     "copy", "bisect", "heapq", "collections", "datetime", "re", "string",
 )  # fmt: skip
-"""LiveCodeBench runs ``from M import *`` and then ``import M`` of each of these before an answer. If two
-modules have the same name, the last one counts there. Here the first one counts."""
+"""The modules M for which LiveCodeBench runs ``from M import *`` and then ``import M`` before an answer. If
+two modules define the same name, the last module counts there, and the first one here."""
 
 
 def customary_names(code: str) -> dict[str, Any]:
@@ -216,7 +221,7 @@ def customary_names(code: str) -> dict[str, Any]:
             defined.add((node.asname or node.name).partition(".")[0])
     missing = used - defined
     names: dict[str, Any] = {}
-    # A module comes first: `copy` is the module, and not the function of that name in it.
+    # The modules themselves take precedence: `copy` is the module, and not the function of that name in it.
     for name in sorted(missing & set(_CUSTOMARY)):
         names[name] = importlib.import_module(name)
     for module_name in _CUSTOMARY:

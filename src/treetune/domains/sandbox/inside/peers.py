@@ -30,7 +30,7 @@ import sys
 import types
 from _thread import RLock
 
-TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
+TYPE_CHECKING = False  # not from `typing`, whose import takes as long as all of this
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
@@ -55,7 +55,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
         function.__name__: function
         for function in (int, float, hash, len, bool, iter, next, str, repr, getattr, setattr)
     },
-    # radd and the like, whose object is the right operand
+    # "radd" and the like, for which the object is the right operand
     **{f"r{name}": lambda right, left, name=name: _OPERATIONS[name](left, right) for name in _ARITHMETIC},
     "instancecheck": lambda kind, value: isinstance(value, kind),
     "enter": lambda context: context.__enter__(),
@@ -91,8 +91,8 @@ class Remote:
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self._peer.ask("call", self, *args, **named)
 
-    # Two objects of the other process are compared by their class. They never equal data of this process.
-    # Otherwise an answer could return an object that equals everything.
+    # Two objects of the other process are compared there, by their own class. An object of the other process
+    # never equals data of this process: otherwise an answer could return an object that equals everything.
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Remote):
             return NotImplemented
@@ -132,11 +132,12 @@ def _forward(operation: str) -> Callable[..., Any]:
 
 
 def _forward_among_remotes(operation: str) -> Callable[..., Any]:
-    """Returns a method for an order or for arithmetic.
+    """Returns a method for an order (such as ``<``) or for arithmetic.
 
-    A remote stands for an object of the other process. A remote and data of this process have no order: an
-    object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. Their arithmetic may result in
-    another remote, but not in data, because the answer's class could return the data that the tests expect.
+    A remote stands for an object of the other process. A remote and data of this process have no order.
+    Otherwise an object that is less than every number would pass ``abs(f(x) - 3) < 1e-6``. The result of
+    their arithmetic may be another remote, but not data, because the answer's class could return just the
+    data that the tests expect.
     """
 
     def method(self: Remote, other: Any) -> Any:
@@ -164,7 +165,7 @@ for _method in (*_ORDERS, *_ARITHMETIC, *(f"r{name}" for name in _ARITHMETIC)):
 
 
 class Peer:
-    """The present process's end of the pipes.
+    """The present process's end of the pipes, by which it asks the other process and answers it.
 
     `guarded` is True in the process of the tests, which doesn't trust the other process.
     """
@@ -180,10 +181,11 @@ class Peer:
         self._remotes: dict[int, Remote] = {}
         """Objects of the other process, by their numbers there."""
         self._errors: dict[int, type[Exception]] = {}
-        """Classes that stand for errors of the other process, by the numbers that these have there."""
+        """Classes of this process that stand for classes of errors of the other process, by the numbers that
+        the latter have there."""
         self.guarded = guarded
         self.by_value: dict[str, type] = {}
-        """Classes that both processes have: their instances are data, too."""
+        """Classes that both processes have, by their names. Their instances are copied as data, too."""
         self.names: dict[str, Any] = {}
         """The values that the other process may request by name."""
         self.printed = io.StringIO()
@@ -193,7 +195,7 @@ class Peer:
         """Returns the result of an operation of the other process, or raises what it raises."""
         with self._turn:
             self.send("ask", operation, self.encode([list(args), [list(item) for item in named.items()]]))
-            # Before it answers, the other process may request operations of the present one.
+            # Before it answers, the other process may itself ask for operations of this process.
             while (message := self.receive())[0] == "ask":
                 self.answer(*message[1:])
             kind, encoded, printed, changed = message
@@ -223,7 +225,7 @@ class Peer:
             is_new_instance = operation == "call" and type(result) is args[0]
             if is_new_instance and args[0].__module__ == "solution" and isinstance(result, (list, dict, set)):
                 # `args[0]` is a class of the answer's program, such as a subclass of list. Its instance has
-                # methods and a state, so that `encode` has to send a reference to it, and not a copy.
+                # methods and a state. `keep` makes `encode` send a reference to it, and not a copy.
                 self.keep(result)
             kind, encoded = "gives", self.encode(result)
             for index, content in self._encode_mutable(operation, args).items():
@@ -260,7 +262,7 @@ class Peer:
     def keep(self, value: Any) -> int:
         """Keeps an object for the other process, and returns its number.
 
-        It is kept for good, so that no later object gets its `id`.
+        It is never removed, so no later object can get its `id`.
         """
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         self._objects[number] = value
@@ -280,7 +282,7 @@ class Peer:
         the first instance in the table, a ``Node`` whose ``next`` is None.
         """
         encoded, table = whole
-        # All instances exist before any gets its attributes: they may refer to each other.
+        # All instances are made before any of them gets its attributes, since they may refer to each other.
         instances: list[Any] = [object.__new__(self.by_value[name]) for name, _ in table]
         for instance, (_, attributes) in zip(instances, table):
             _set_attributes(instance, {key: self._decode(value, instances) for key, value in attributes})
@@ -339,8 +341,9 @@ class Peer:
         raise Ended(f"a value of the kind {kind!r}")
 
     def _class_of_error(self, number: int, name: Any, bases: list[str]) -> type[Exception]:
-        """Returns the class of an error of the other process, or a class of the same name and bases."""
-        if name is None:  # a class of this process that the other one returns
+        """Returns the class of an error of the other process, if this process has it. If not, returns a class
+        of the same name with the first of its built-in `bases`."""
+        if name is None:  # a class of this process that the other process gives back
             returned_class = self._objects[number]
             if issubclass(returned_class, Exception):
                 return returned_class
@@ -352,8 +355,8 @@ class Peer:
         base: Any = errors[0] if errors else Exception
         if not issubclass(base, Exception):
             base = RuntimeError  # an answer that raises SystemExit has failed, and its tests continue
-        # `AssertionError` and `Exception` are never given back as they are: a test that catches the answer's
-        # errors must not catch its own failed assertions with them.
+        # Instead of `AssertionError` and `Exception` a sub-class is returned. Otherwise a test that catches
+        # the answer's errors would also catch its own failed assertions.
         if base.__name__ == name and base not in (Exception, AssertionError):
             return base
         return self._errors.setdefault(number, type(str(name), (base,), {}))
@@ -370,11 +373,11 @@ class Peer:
         return error
 
     def encode(self, value: Any) -> Any:
-        """Returns a value in JSON's types, and a table of some instances in the value.
+        """Returns a value in JSON's types, and a table of some instances in the value. `decode` has an
+        example.
 
-        The table has the instances of classes that both processes have (`by_value`). Nested in each other,
-        these instances could be deeper than the greatest depth of a parser.
-        See `decode` for an example.
+        The table has the instances of classes that both processes have (`by_value`). It exists because such
+        instances, e.g. of a linked list, may be nested deeper than a parser of JSON can read.
         """
         instances: list[Any] = []
         rows: dict[int, int] = {}  # the row of each instance in the table, by its `id`
@@ -397,7 +400,7 @@ class Peer:
             if isinstance(value, type) and issubclass(value, BaseException):
                 return {"class": self._describe_class(value)}
             if isinstance(value, (list, dict, set)) and self.keeps(value):
-                return {"remote": self.keep(value)}  # an object and not only data: see `answer`
+                return {"remote": self.keep(value)}  # `answer` has kept it, because it is more than data
             if self.by_value.get(kind.__name__) is kind:
                 if id(value) not in rows:
                     rows[id(value)] = len(instances)
@@ -416,8 +419,8 @@ class Peer:
                 # NumPy's numbers have an empty shape, and become Python's numbers.
                 plain = encoded(value.tolist())
                 return {"array": [plain, str(value.dtype)]} if getattr(value, "shape", None) else plain
-            # Subclasses of numbers and strings, such as members of an enumeration, become the plain value. A
-            # subclass may define a conversion of its own. So the base's conversion is called: `int.__int__`.
+            # Instances of subclasses of numbers and strings, such as members of an enumeration, become the
+            # plain value. A subclass may define its own conversion, so the base's is called: `int.__int__`.
             for simple in (int, float, str):
                 if isinstance(value, simple):
                     convert = getattr(simple, f"__{simple.__name__}__")
@@ -486,8 +489,8 @@ _NAMED = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescr
 _TYPES = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _TYPES_OF_DATA = [["builtins", kind.__name__] for kind in _TYPES]
 _record_class: Callable[..., Any] = functools.cache(collections.namedtuple)
-"""Returns the class of a named tuple, from its name and its fields in one text. Equal ones are one class, so
-that records compare equal."""
+"""A function that returns the class of a named tuple, from its name and its fields in one text. For the same
+name and fields it always returns the same class, so that records compare equal."""
 
 _CONTAINERS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "list": (list, list),
@@ -501,8 +504,9 @@ _CONTAINERS: dict[str, tuple[type, Callable[[list[Any]], Any]]] = {
     "bytes": (bytes, bytes),
     "bytearray": (bytearray, bytearray),
 }
-"""By the kind of a message: the class, and the function that makes a container of the list of its parts. A
-subclass comes before its base, as `Counter` before `dict`, since the first class that fits is taken."""
+"""For each kind of container in a message: the class, and the function that makes a container of the list of
+its parts. A subclass comes before its base, as `Counter` before `dict`, since the first class that fits is
+taken."""
 
 _CONSTRUCTOR_ARGUMENTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("builtins", "complex"): lambda number: [number.real, number.imag],
@@ -514,8 +518,8 @@ _CONSTRUCTOR_ARGUMENTS: dict[tuple[str, str], Callable[[Any], list[Any]]] = {
     ("datetime", "datetime"): lambda moment: [*moment.timetuple()[:6], moment.microsecond],
     ("pathlib", "PosixPath"): lambda path: [str(path)],
 }
-"""Functions that return the constructor's arguments for a copy of an object. The classes are imported when
-they are used."""
+"""For each class, by its module and name: the function that returns the arguments with which the class makes
+a copy of an object. The classes are imported when they are used."""
 
 
 # ---- how an answer may use objects of the tests
@@ -536,7 +540,7 @@ def _check(operation: str, args: list[Any], peer: Peer) -> None:
     give access to everything.
     """
     target, kind = args[0], type(args[0])
-    # `keeps` tells whether the answer's process got this very object.
+    # `keeps` says whether the answer's process was given this very object.
     if operation not in _OPERATIONS or not peer.keeps(target):
         raise AttributeError("nothing that the tests have given away")
     names: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
 """Reads answers as values without Python's `eval`, for libraries that would use it.
 
-`read_literal` replaces `eval` in a library, and `read_formula` the only function of sympy that turns text
-into an expression. Both walk the syntax tree of the text and compute the value of each part themselves. Only
+`read_literal` replaces `eval` in a library, and `read_formula` replaces the only function of sympy that turns
+text into an expression. Each walks the syntax tree of the text and computes the value of each part. Only
 sympy's own functions and classes of formulas can be called; there are no attributes, no subscripts, no
 comprehensions and no lambdas. So nothing that a model wrote is executed as Python::
 
@@ -23,7 +23,7 @@ import sys
 import types
 from functools import cache
 
-TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
+TYPE_CHECKING = False  # not from `typing`, whose import takes as long as all of this
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import CodeType
@@ -207,8 +207,9 @@ def _refuse(*arguments: Any, **named: Any) -> None:
 def _teach_sympy() -> None:
     from sympy.parsing import sympy_parser
 
-    # Without these names the parser would import all names of sympy for each text. That changes the reference
-    # counts of all these objects, so that a forked process would copy half of its memory.
+    # Gives the parser its names as a default. Without them it would import all names of sympy for each text.
+    # That changes the reference counts of all these objects, so a forked process would copy half of its
+    # memory.
     parameters = inspect.signature(sympy_parser.parse_expr).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     defaults["global_dict"] = _names_of_formulas()

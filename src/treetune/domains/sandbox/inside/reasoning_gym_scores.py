@@ -33,6 +33,7 @@ def packed(value: Any) -> str:
 
 
 def unpacked(text: str) -> Any:
+    """Returns the value that `packed` has written as this text."""
     return json.loads(text, object_hook=_unmarked)
 
 
@@ -66,8 +67,8 @@ def _unmarked(value: dict[str, Any]) -> Any:
 def as_settings(of_settings: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values for a data set's settings, which are fields of the dataclass `of_settings`.
 
-    Where a setting's default is a member of an enumeration, its text becomes a member, too. Raises ValueError
-    if the enumeration doesn't have the text.
+    If a setting's default is a member of an enumeration, the text in `values` becomes a member of it, too.
+    Raises ValueError if the enumeration has no member with this value.
     """
     defaults = {setting.name: setting.default for setting in dataclasses.fields(of_settings)}
     made = dict(values)
@@ -98,8 +99,8 @@ def _scorer_of(problem: Mapping[str, Any]) -> tuple[Callable[[str], float], bool
     if key not in _ONLY_COMPARES:
         teach(PACKAGE)  # replaces `eval` and `exec` in the library's modules
         _ONLY_COMPARES[key] = _only_compares(data_set)
-        # A scorer imports modules and fills caches at its first use. Children inherit them from here. Its
-        # result doesn't matter, nor does an error: some data sets have no answer of their own.
+        # A scorer imports modules and fills caches when it is first used. This happens here, so that children
+        # inherit them. The score doesn't matter, nor does an error: some data sets have no answers to score.
         with contextlib.suppress(Exception):
             data_set.score_answer(entry["answer"], entry)
 
@@ -170,9 +171,9 @@ def modules_of_data_sets() -> Mapping[str, str]:
 def import_data_set(name: str) -> Any:
     """Imports a data set's module, and returns the library's registry, which then contains the data set.
 
-    The packages around the module are replaced by empty ones, since their imports take seconds, and memory
-    that makes each fork slower. If the module needs something from the packages, the whole library is
-    imported.
+    The packages around the module are replaced by empty ones, since to import them takes seconds, and takes
+    memory, which makes each fork slower. If the module needs something from these packages, the whole library
+    is imported instead.
     """
     folder = _folder()
     steps = name.split(".")[:-1]

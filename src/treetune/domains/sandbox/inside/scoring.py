@@ -11,11 +11,11 @@
                                kills the child, unless it has
                                only compared the answer
 
-A child is a fork of a process that has never scored an answer. It only scores further answers if its scoring
-function is proven to only compare (`comparing`), and if the answer was neither late nor tried to execute
-code. There is only one child at a time, so that children can't affect each other. They can't start processes,
-which would outlive them, and can't write to files. If one leaves a file, even an empty one, the server ends,
-and the next answer gets a new sandbox.
+A child is a fork of a process that has never scored an answer. It scores further answers only if its scoring
+function is proven to only compare (`comparing`), and if the answer was not late and didn't try to execute
+code. There is only one child at a time, so children can't affect each other. They can't start processes,
+which would outlive them, and can't write to files. If a child leaves a file, even an empty one, the server
+ends, and the next answer gets a new sandbox.
 
 Requests and replies are JSON after a line with the number of bytes.
 """
@@ -33,7 +33,7 @@ import time
 
 from treetune.domains.sandbox.inside.reading import refuse_code, teach
 
-TYPE_CHECKING = False  # as from `typing`, which takes as long to import as all of this
+TYPE_CHECKING = False  # not from `typing`, whose import takes as long as all of this
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, BinaryIO
@@ -48,6 +48,7 @@ _SIGKILL = 9
 _ANSWERS_OF_A_CHILD = 2000
 """The number of answers after which a child is replaced, in case its memory grows."""
 _REPLY_BYTES = 4096
+"""The most bytes of the line that a child writes for an answer."""
 _MESSAGE = 300
 """The number of characters of an error that are reported."""
 _LEFT_IN = (".", "/dev/shm")
@@ -137,8 +138,9 @@ class _Server:
         scorer for the problem."""
         modules_before = len(sys.modules)
         try:
-            # Made here for its imports, which all further children then have. A child makes its own scorer.
-            # `only_compares` says whether the scorer is proven to do nothing but compare the answer.
+            # A scorer is made here only for its imports, which all further children then have. A child makes
+            # its own scorer. `only_compares` says whether the scorer is proven to do nothing but compare the
+            # answer.
             _, only_compares = self._make_score(json.loads(request)["problem"])
         except Exception as error:
             return {"failed": f"{type(error).__name__}: {error}"[:_MESSAGE]}
@@ -258,5 +260,5 @@ def _score_requests(make_score: MakeScore, requests: int, verdicts: int) -> None
                 result = {"raised": repr(error)[:_MESSAGE]}
             if refusals:
                 result["refused"] = refusals[0]
-            # This fits into the pipe's buffer, so that one write is enough.
+            # The line fits into the pipe's buffer, so one write is enough.
             os.write(verdicts, json.dumps(result).encode()[: _REPLY_BYTES - 1] + b"\n")

@@ -55,8 +55,8 @@ def _be_the_answer(peer: Peer, prefix: str, code: str, with_imports: bool) -> No
             program = joined(prefix, code)
             if with_imports:
                 names.update(customary_names(program))
-            # The problem's prefix runs alone first, as it does in the process of the tests. So both processes
-            # find the same classes of the problem.
+            # The problem's prefix is first run without the answer, as in the process of the tests. So both
+            # processes find the same classes of the problem.
             exec(compile(whole_part(prefix), "prefix.py", "exec", dont_inherit=True), names)
             # Objects of these classes travel between the processes as copies, others as references.
             peer.by_value = _classes(names)
@@ -92,14 +92,14 @@ def _classes(names: dict[str, Any]) -> dict[str, type]:
 class Answer:
     """The answer in the tests' process. `module` is the module that tests import as `solution`.
 
-    The answer's code runs when they first use a name of it.
+    The answer's code runs when the tests first use a name that it defines.
     """
 
     def __init__(self, peer: Peer, tests: ast.AST) -> None:
         self._peer, self._tests = peer, tests
         self._names: set[str] | None = None
         self.before_run: Callable[[], None] = lambda: None
-        """Is called before the answer's code runs, for example to delete the tests."""
+        """A function that is called before the answer's code runs, for example to delete the tests."""
         self.module = types.ModuleType("solution")
         # Python calls a module's `__getattr__` for each name that the module lacks.
         self.module.__dict__["__getattr__"] = self.get
@@ -124,13 +124,13 @@ class Answer:
         return self._names
 
     def meant(self) -> dict[str, Any]:
-        """Returns the values of the names in the tests.
+        """Returns the values of the names by which the tests mean something of the answer.
 
-        * A name that is in the tests and in the answer means the answer's. Other names of the answer are left
-          out: Python's libraries could look for them, as for `load_tests`.
-        * Python's own functions and modules (`abs`, `math.isclose`) are Python's. Otherwise an answer could
-          decide how it is judged. There is one exception: if the only function that the answer defines for
-          the tests has the name of a Python function, it is the tested one.
+        * If both the tests and the answer have a name, its value is the answer's. Names that only the answer
+          has are left out, since Python's libraries could look for them, as for `load_tests`.
+        * The names of Python's own functions and modules (`abs`, `math.isclose`) mean Python's. If they meant
+          the answer's, an answer could decide how it is judged. There is one exception: if the only function
+          that the answer defines for the tests has the name of a Python function, it is the tested one.
         """
         nodes = list(ast.walk(self._tests))
         builtins = set(dir(sys.modules["builtins"]))
@@ -236,8 +236,8 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
     """
     are_tests = [True] * len(trees)
     if len(trees) == 1 and any(isinstance(statement, ast.Assert) for statement in trees[0].body):
-        # Each `assert` is a group, and so are all statements between two of them. The key is the `assert`
-        # itself, so that two in a row are two groups, and False for other statements.
+        # Each `assert` is a group, and so are all statements between two of them. The key of an `assert` is
+        # the statement itself, so that two in a row are two groups. The key of other statements is False.
         groups = itertools.groupby(
             trees[0].body, lambda statement: isinstance(statement, ast.Assert) and statement
         )
@@ -250,7 +250,8 @@ def _units(trees: list[ast.Module], names: dict[str, Any], report: Report) -> No
         report.begin()
         try:
             exec(compile(tree, "tests.py", "exec", dont_inherit=True), names)
-        # The tests have raised SystemExit, as unittest does. If the answer raises it, a RuntimeError arrives.
+        # Here the tests themselves have raised SystemExit, as unittest does. (If the answer raises it, a
+        # RuntimeError arrives.)
         except SystemExit as end:
             if end.code not in (None, 0, False):
                 report.failed(Failed(f"the tests ended with {end.code}"))
@@ -271,7 +272,7 @@ def _calls(order: dict[str, Any], answer: Answer, report: Report) -> None:
     for args in order["inputs"]:
         report.begin()
         try:
-            # A new object for each input, so that no call depends on those before it
+            # Each input gets a new object, so that no call depends on earlier ones.
             owner = answer.get("Solution")() if "Solution" in answer.names() else answer.module
             function = getattr(owner, order["function"])
             report.tell(value=function(*args))
@@ -284,7 +285,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
     import pytest
 
     failures: list[str] = []
-    outcomes: dict[str, Any] = {}  # the report of each test's call or, without a call, of its setup
+    outcomes: dict[str, Any] = {}  # for each test, the report of its call or, if there is none, of its setup
     begin, tell = report.begin, report.tell  # pytest calls a parameter of two hooks `report`, too
 
     class Plugin:
@@ -308,7 +309,7 @@ def _pytest(text: str, answer: Answer, report: Report) -> None:
                 outcomes[report.nodeid] = report
             if report.when != "teardown" or not (report.failed or report.nodeid in outcomes):
                 return
-            # A teardown that failed decides, and otherwise the report in `outcomes`.
+            # If the teardown failed, its report decides. If it passed, the report in `outcomes` decides.
             deciding = report if report.failed else outcomes[report.nodeid]
             # A skipped test counts as passed, but an expected failure doesn't.
             if deciding.passed or (deciding.skipped and not hasattr(deciding, "wasxfail")):
@@ -336,7 +337,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     null_device = os.open(os.devnull, os.O_RDWR)
     if os.fork() == 0:
         # Before the answer's code runs, the tests' input and the channel of the verdict are closed. The two
-        # pipes become descriptors 100 and 101, so that all lower ones can be closed at once.
+        # pipes become descriptors 100 and 101, so that all others from 3 to 99 can be closed at once.
         os.dup2(to_answer[0], 100)
         os.dup2(to_tests[1], 101)
         for standard_descriptor in (0, 1, 2):
@@ -351,7 +352,7 @@ def main(prefix: str, code: str, seconds: float, with_imports: bool) -> None:
     os.dup2(null_device, 1)
     os.dup2(null_device, 2)
     sys.stdout = sys.stderr = io.StringIO()
-    # The answer may write to the current folder, so that tests must not import from there.
+    # The answer may write to the current folder, so tests must not import from there.
     sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder) != os.getcwd()]
     try:
         # `guarded`: this process doesn't trust the answer's process.
