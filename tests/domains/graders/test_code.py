@@ -149,6 +149,23 @@ def test_the_answer_may_continue_the_prefix_or_repeat_it(prefix: str) -> None:
     assert grade(code, GOLDS["functional"], data={"prefix": prefix}).message is None
 
 
+@pytest.mark.parametrize(
+    "shared_class",
+    [
+        "from dataclasses import dataclass\n\n@dataclass\nclass Point:\n    x: int\n    y: int\n",
+        "class Point(tuple):\n    pass\n",
+    ],
+)
+def test_a_class_of_the_prefix_without_methods_is_known_to_both(shared_class: str) -> None:
+    """Such a class is complete, and no stub that the answer fills in."""
+    is_tuple = "tuple" in shared_class
+    expression = "Point((n, n))" if is_tuple else "Point(n, n)"
+    code = f"def diagonal(n):\n    return {expression}\n"
+    expected = "Point((2, 2))" if is_tuple else "Point(2, 2)"
+    gold = gold_of("functional", f"assert diagonal(2) == {expected}")
+    assert grade(code, gold, data={"prefix": shared_class}).message is None
+
+
 def test_a_function_may_use_a_helper_of_the_prefix() -> None:
     """As in HumanEval: the prompt holds a helper and the head of what is to be written."""
     prefix = PREFIXES["zeros"]

@@ -281,7 +281,7 @@ class GraphPaths(Puzzles):
             facts = "\n".join(f"Everyone who is {source} is also {target}." for source, target in edges)
             prompt = (
                 f"{facts}\n{name} is {start}. One can show step by step that {name} is {goal}. Which word"
-                f" comes first behind {start!r} in that proof? Think first, and end with the word:"
+                f" comes first after {start!r} in that proof? Think first, and end with the word:"
                 f" {self.grader.tagged('…')}"
             )
         data = {"edges": edges, "start": start, "goal": goal}

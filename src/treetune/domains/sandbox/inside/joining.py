@@ -132,7 +132,8 @@ def _without_stub_end(prefix: str) -> str:
 
 def is_stub(statement: ast.stmt) -> bool:
     """Returns whether a statement is a stub: a function that is incomplete on purpose, or a class all of
-    whose methods are. (A class without methods is one, too.)
+    whose methods are. A class without methods is a stub if it is empty and has no bases; one with fields,
+    such as a dataclass, and an exception are complete.
 
     A function that is a stub returns nothing that depends on its arguments, and changes nothing. Its body has
     only imports, a docstring, `pass`, `raise`, assignments to names, and `return` of a plain value. A plain
@@ -144,8 +145,17 @@ def is_stub(statement: ast.stmt) -> bool:
             return result
     """
     if isinstance(statement, ast.ClassDef):
-        methods = [inner for inner in statement.body if isinstance(inner, ast.FunctionDef)]
-        return all(map(is_stub, methods))
+        methods = [
+            inner for inner in statement.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        if methods:
+            return all(map(is_stub, methods))
+        is_empty = True
+        for inner in statement.body:
+            is_text = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant)
+            if not (is_text or isinstance(inner, ast.Pass)):
+                is_empty = False
+        return is_empty and not statement.bases
     if not isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
     has_arguments = any(ast.iter_child_nodes(statement.args))
