@@ -39,8 +39,8 @@ class ThreadCounts:
 
     @property
     def acceleration_ratio(self) -> float:
-        """1 − critical path / total; 0 for an answer without tokens. Useless threads raise it, too. The shaping
-        ``acceleration`` has ratios that don't have this fault."""
+        """1 − critical path / total; 0 for an answer without tokens. Useless threads raise it, too. The
+        shaping ``acceleration`` has ratios that don't have this fault."""
         if not self.total_num_tokens:
             return 0.0
         return 1.0 - self.num_tokens_in_the_longest_thread / self.total_num_tokens
@@ -288,8 +288,8 @@ def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[s
 
 
 def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
-    """Returns the measured numbers of an answer, by short name. Blocks within threads break the format, unless
-    the rollout has forked within a thread of this answer."""
+    """Returns the measured numbers of an answer, by short name. Blocks within threads break the format,
+    unless the rollout has forked within a thread of this answer."""
     counts = counts_of(trajectory, tags)
     numbers = {
         "total_num_tokens": float(counts.total_num_tokens),

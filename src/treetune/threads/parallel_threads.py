@@ -74,8 +74,8 @@ TAGS_OF_ROLLOUT = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<T
 @Rollout.register("parallel_threads")
 @dataclass(frozen=True, kw_only=True)
 class ParallelThreads(GrowingRollout):
-    """Samples `samples` answers to each problem. An answer forks into threads where the policy writes outlines,
-    and joins them again (ThreadWeaver; see `fork_join`).
+    """Samples `samples` answers to each problem. An answer forks into threads where the policy writes
+    outlines, and joins them again (ThreadWeaver; see `fork_join`).
 
     The requests of all answers are in flight together. An answer's next requests have priority over answers
     that have not begun (see `engine.programs`), so that few answers are unfinished at a time.
@@ -353,8 +353,8 @@ class ThreadStates(WholeAnswers):
 
 
 def _segments_by_request(segments: Sequence[Segment]) -> dict[tuple[Branch, int], Segment]:
-    """Returns the sampled segments by their requests. The key is the branch of a segment, and its number among
-    the samples of this branch."""
+    """Returns the sampled segments by their requests. The key is the branch of a segment, and its number
+    among the samples of this branch."""
     samples_on: Counter[Branch] = Counter()
     by_request = {}
     for segment in segments:
