@@ -378,8 +378,8 @@ def group_penalties(
 @Shaping.register("group_length_penalty")
 @dataclass(frozen=True, kw_only=True)
 class GroupLengthPenalty(Shaping):
-    """ThreadWeaver's group length penalty: subtracts `group_penalties`, in which an answer's length is that of
-    its critical path in tokens, from the rewards of all answers to a problem.
+    """ThreadWeaver's group length penalty: subtracts `group_penalties` from the rewards of all answers to a
+    problem. The length of an answer is that of its critical path in tokens.
 
     ThreadWeaver's public code has the same settings, and does not use the penalty by default.
     """

@@ -79,8 +79,8 @@ class Counterfactual(NamedTuple):
 @Credit.register("thread_shapley")
 @dataclass(frozen=True, kw_only=True)
 class ThreadShapley(ContinuingCredit):
-    """Gives the tokens of a thread the Shapley value of the thread in its block. Tokens outside of threads get
-    RLOO's advantage: the reward minus the mean reward of the other answers to the problem. Threads within
+    """Gives the tokens of a thread the Shapley value of the thread in its block. Tokens outside of threads
+    get RLOO's advantage: the reward minus the mean reward of the other answers to the problem. Threads within
     threads belong to the outer thread.
 
     For each set of a block's threads, `samples` answers are sampled from the join to their end. The worth of
@@ -256,8 +256,8 @@ class ThreadShapley(ContinuingCredit):
         """Samples `samples` answers for each counterfactual, and returns their rewards, and metrics of the
         cost. Collective.
 
-        A counterfactual is an answer's block with only some of its threads. A sampled answer that could not be
-        graded is left out of the rewards. The metrics are over all ranks.
+        A counterfactual is an answer's block with only some of its threads. A sampled answer that could not
+        be graded is left out of the rewards. The metrics are over all ranks.
         """
         assert context.engine is not None, "counterfactual answers need an engine"
         rollout = require_growing_rollout(context)
