@@ -38,9 +38,9 @@ PROMPT = (
 """A prompt for a model that follows instructions. The chat template is put around it."""
 
 _MOST_REPEATED = 20_000
-"""If this many draws since the last new problem gave known problems, there are assumed to be no others. Suppose
-that the settings allow 1,000 equally probable problems: the last one is then missed with a probability of
-2e-9."""
+"""If this many draws since the last new problem gave known problems, there are assumed to be no others.
+Suppose that the settings allow 1,000 equally probable problems: the last one is then missed with a
+probability of 2e-9."""
 
 _MOST_VAIN = 200_000
 """The search ends after this many draws without a new problem, most of which have no value within `targets`.

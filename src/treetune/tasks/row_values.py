@@ -63,7 +63,7 @@ def plain_value(value: Any) -> Any:
             is_missing = value != value  # only true for NaT
             return None if is_missing else str(value)
         converted = value.tolist()
-        if type(converted) is type(value):  # a `numpy.longdouble`, which no Python number can represent
+        if type(converted) is type(value):  # a `numpy.longdouble`, for which Python has no type
             return value
         return plain_value(converted)
     return value

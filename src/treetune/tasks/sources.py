@@ -69,8 +69,8 @@ class OnDisk(Source):
     path: Annotated[str, MinLen(1)]
 
     def columns(self, split: Split) -> list[str] | None:
-        """Returns the names of a split's columns. Returns None if the folder doesn't list them. Raises NoSplit
-        if the data set doesn't have the split."""
+        """Returns the names of a split's columns. Returns None if the folder doesn't list them. Raises
+        NoSplit if the data set doesn't have the split."""
         record = Path(self.path) / self.name_of(split) / "dataset_info.json"
         try:
             features = json.loads(record.read_text(encoding="utf-8")).get("features")
@@ -308,8 +308,8 @@ def parquet_row(path: Path, number: int) -> dict[str, Any]:
 
 
 class _ParquetDecoder:
-    """Restores the original rows from those of an open Parquet file: it decodes fields of JSON text, and turns
-    floats that were whole numbers back into whole numbers."""
+    """Restores the original rows from those of an open Parquet file: it decodes fields of JSON text, and
+    turns floats that were whole numbers back into whole numbers."""
 
     def __init__(self, file: Any, names: Sequence[str], where: str) -> None:
         """Finds the fields of the columns `names` that have to be decoded.
@@ -399,8 +399,8 @@ def _holds_objects(kind: Any) -> bool:
 
 
 def _field_type(kind: Any, name: str) -> Any:
-    """Returns the type of the field `name` in a type of objects. Returns None if there is no such field, or if
-    the type isn't one of objects."""
+    """Returns the type of the field `name` in a type of objects. Returns None if there is no such field, or
+    if the type isn't one of objects."""
     import pyarrow as pa
 
     return kind.field(name).type if pa.types.is_struct(kind) and name in kind.names else None
