@@ -121,7 +121,8 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
     ordinary = [token for token in range(min(text.vocab_size, MOST_TOKENS)) if token not in special]
     rows = []
     for number, length in enumerate(lengths):
-        # Steps of a prime number through the vocabulary, so that neighbouring tokens and rows differ.
+        # Neighbouring tokens are 37 places apart in the vocabulary, and rows begin at different tokens, so
+        # that neighbouring tokens and rows differ.
         start = 1 + 11 * number
         rows.append([ordinary[(start + 37 * position) % len(ordinary)] for position in range(length)])
     return rows

@@ -26,7 +26,7 @@ Jsonnet, too, ``$`` is the root."""
 
 
 Level = Literal["error", "missing", "warning"]
-"""How bad a finding is.
+"""The severity of a finding.
 
 * ``error``: the configuration is wrong, here and everywhere. No command works on it.
 * ``missing``: the part needs something that this machine doesn't have, such as a file, a GPU, a package or a

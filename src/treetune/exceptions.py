@@ -262,11 +262,12 @@ class ClosedPipe(Exception):
 
 
 class NotThere(LookupError):
-    """An experiment, an answer or a data set isn't there; the message says what there is instead."""
+    """An experiment, an answer or a row of a data set isn't there; the message says which one."""
 
 
 class Stopped(SystemExit):
-    """A signal that ends the process, as an exception, so that every `finally` on the way out runs."""
+    """A signal that ends the process. It is raised as an exception, so that every `finally` block runs before
+    the end."""
 
     @property
     def signal_name(self) -> str:

@@ -1,7 +1,7 @@
 """Packs rows of tokens into a prefix tree, in which equal beginnings of rows are stored once.
 
 The nodes are tokens, numbered by a depth-first walk. The descendants of a token then have consecutive
-numbers, so that one comparison of numbers tells whether a token is an ancestor of another (an Euler tour;
+numbers, so comparing numbers is enough to tell whether a token is an ancestor of another (an Euler tour;
 ThreadWeaver packs its demonstrations in this way). The trainer's tree attention lets a token see exactly
 its ancestors.
 
@@ -107,7 +107,8 @@ class GrowingTree:
         return run.row
 
     def add(self, row: Ids) -> None:
-        """Adds a row: follows its tokens down the tree, and adds those that differ from all earlier rows."""
+        """Adds a row: follows it down the tree as long as it agrees with an earlier row, and adds its other
+        tokens."""
         self._rows.append(row)
         run = self._root
         offset = 0

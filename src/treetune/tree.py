@@ -56,7 +56,7 @@ class State(NamedTuple):
     first of these answers.
 
     Example: ``State("train/17", node=0, offset=4)`` is the prompt and the first 4 tokens of node 0.
-    ``State("train/17", ROOT, 0)`` is the prompt alone.
+    ``State("train/17", ROOT, 0)`` is only the prompt.
     """
 
     problem: str
@@ -133,7 +133,8 @@ class Tree:
 
     @property
     def forked(self) -> bool:
-        """True if an answer branched off from another one, so that they share tokens sampled once."""
+        """True if any answer branched off from another one. The two then share tokens that were sampled
+        once."""
         return any(leaf.fork is not None for leaf in self.leaves)
 
     def keeping(self, leaves: Sequence[int]) -> Tree:
@@ -160,8 +161,8 @@ class Tree:
         """Returns an answer's fork from its nearest ancestor that is kept: the answer that it branched off
         from, the answer that this one branched off from, and so on.
 
-        If no ancestor is kept, returns the fork from the farthest one: answers with the same farthest
-        ancestor have still grown from the same answer.
+        If no ancestor is kept, returns the fork from the farthest one. Its `sample` still tells which answers
+        have grown from the same answer.
 
         Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
         5, answer 7 has ``Fork(sample=0, tokens=4)``.
@@ -377,7 +378,7 @@ class Sharing:
         if scales is None:
             scales = [self.reach[stretch] for stretch in path]
         # A shared stretch is trained with the first answer through it. The stretches that an earlier answer
-        # goes through come before all others of the path, so that their tokens are the row's first.
+        # goes through come before all others of the path, so their tokens are the first ones of the row.
         shared_tokens = sum(self.lengths[stretch] for stretch in path if self.below[stretch][0] != leaf)
         trained = episode.trained.copy()
         trained[:shared_tokens] = False

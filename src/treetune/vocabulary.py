@@ -175,7 +175,7 @@ class TextCodec:
     begin: tuple[int, ...] = ()
     """The ids at the beginning of every prompt (the beginning of text, or none)."""
     conversation: Callable[[Sequence[Message]], str] | None = None
-    """Renders a problem's messages by the chat template; None without a chat."""
+    """Returns the prompt of a problem's messages, which the chat template renders. None without a chat."""
     turn_frame: Callable[[str | Sequence[Mapping[str, str]]], str] | None = None
     """Returns the text that stands between two turns of the model, made of a user's text or of tool messages.
     None without a chat."""
@@ -295,7 +295,7 @@ class Problem:
     """The answer's turns. Only set in the copy of the problem that a grader gets with an answer of several
     turns."""
     is_thought_open: bool = False
-    """True if the prompt ends inside a thought (``<think>``), so that the answer begins in it."""
+    """True if the prompt ends inside a thought (``<think>``). The answer then begins inside this thought."""
 
 
 @dataclass(frozen=True)
@@ -464,7 +464,7 @@ class Trajectory(Columnar):
     """Token offsets into the response, strictly rising; the last is its length. Step i is the tokens
     ``[step_ends[i-1], step_ends[i])``, with 0 before the first."""
     bonus: float = 0.0
-    """What shaping added to the score; negative for a penalty."""
+    """The sum of the bonuses that shaping adds to the score; negative for a penalty."""
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Counts and measurements by ``group/name`` (see `rollouts.numbers`). `==` ignores them, since some are
     seconds, which differ each time."""
@@ -536,7 +536,8 @@ class Episode(Columnar):
     policy_version: int
     finish_reason: FinishReason = "stop"
     advantages: Column | None = None
-    """Shape [T]; None if the trainer computes them (`gae`) or the loss needs none (`mle`)."""
+    """The advantage of each response token, shape [T]. None if the trainer computes them (`gae`), or if the
+    loss needs none (`mle`)."""
     behaviour_logprobs: Column | None = None
     """The engine's log-probs, shape [T]; None if the answer was not sampled."""
     step_ends: tuple[int, ...] = ()

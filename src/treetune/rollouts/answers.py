@@ -34,7 +34,7 @@ UNGRADED = Grade(reward=0.0, outcome="no_answer")
 """The grade of an answer that has not been graded yet."""
 
 EXAMPLES = 4
-"""How many problems of a task `check` looks at."""
+"""The number of example problems of a task that `check` looks at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,17 +42,17 @@ class SampledRollout(Rollout):
     """The settings of every rollout that samples answers."""
 
     samples: Annotated[int, Gt(0)] = 8
-    """Answers to each problem."""
+    """The number of answers to each problem."""
     max_tokens: Annotated[int, Gt(0)]
-    """Tokens of an answer, injected ones included."""
+    """The largest number of tokens of an answer, injected ones included."""
     temperature: Annotated[float, Ge(0)] = 1.0
-    """Temperature of sampling, and of the log-probs in training; 0 takes the most likely token."""
+    """The temperature of sampling, and of the log-probs in training. 0 takes the most likely token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Samples from the most likely tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
     """The number of most likely tokens to sample from; -1: all tokens."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that the budget cut off; null grades it like any other."""
+    """The reward of an answer that the budget cut off. null: such an answer is graded like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     """Training leaves out problems with longer prompts. An answer may then have `max_tokens`, or the rest of
     the context after its prompt if that is less. null: no problem is left out, and every prompt must leave

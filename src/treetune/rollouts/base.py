@@ -28,13 +28,13 @@ class Rollout(Registrable):
     """Makes trees of graded answers to problems.
 
     Example: `single_turn` with ``samples: 2`` makes of the problem ``2+2=?`` a tree with two leaves, such as
-    the answers ``4`` (reward 1) and ``5`` (reward 0), which share the prompt alone.
+    the answers ``4`` (reward 1) and ``5`` (reward 0), which share only the prompt.
     """
 
     samples: int = 1
-    """Answers to a problem."""
+    """The number of answers to each problem."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that the budget cut off; None grades it like any other."""
+    """The reward of an answer that the budget cut off. None: such an answer is graded like any other."""
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there is no bound, but a prompt must leave room
     in the context for the largest answer, or else it is an error."""

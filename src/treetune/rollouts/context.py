@@ -94,7 +94,8 @@ class Log:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What a rollout, a shaping, a credit or a selection works with, in one phase of a run.
+    """The objects and settings that a rollout, a shaping, a credit or a selection works with, in one phase of
+    a run.
 
     Seeds of what a part samples or draws derive from `seed` and `iteration` (`treetune.seeds.derive_seed`).
     Only some parts use the fields after `log`. Such a field, or a field of `model_scores`, is None in phases
@@ -117,7 +118,7 @@ class RolloutContext:
     """The phase's rollout as it answers fixed problems (`for_fixed_problems`). Credit continues answers with
     it."""
     model_scores: ModelScores = field(default_factory=ModelScores)
-    """What models compute of answers for the credit, such as the critic's values."""
+    """The numbers that models compute from answers for the credit, such as the critic's values."""
     early_continuations: BegunContinuations | None = None
     """The continuations that were sampled for the credit while other answers were still being sampled."""
     answer_observer: AnswerObserver | None = None
@@ -127,7 +128,7 @@ class RolloutContext:
     carry_over: CarryOver | None = None
     """Answers from the previous iteration, for a rollout that `carries`."""
     shaping_memory: ShapingMemory | None = None
-    """What shapings remember of earlier iterations."""
+    """The data that shapings keep from earlier iterations."""
     environments: EnvironmentPlayer | None = None
     """Plays the environments of answers with turns."""
     turn_journal: TurnStore | None = None
@@ -181,7 +182,8 @@ class CarryOver:
 
 
 class ShapingMemory(dict[str, Any]):
-    """What shapings remember from one iteration to the next, in JSON's types: the same on all ranks.
+    """The data that shapings keep from one iteration to the next. It consists of JSON types, and is the same
+    on all ranks.
 
     A shaping that `remembers` changes the entry under its label, in the same way on all ranks. The runtime
     stores the memory with the iteration. Example: the mean length of sequential answers to a problem,

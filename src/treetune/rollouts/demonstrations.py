@@ -55,8 +55,8 @@ class Demonstrations(Rollout):
     it is false, all of them count as right: this saves time if grading is expensive and their quality is
     known."""
     too_long: Literal["stop", "leave_out"] = "stop"
-    """What happens to a demonstration that doesn't fit into the context: it stops the run, or it is left out
-    and counted in ``episodes/left_out``."""
+    """The treatment of a demonstration that doesn't fit into the context. ``stop``: it stops the run.
+    ``leave_out``: it is left out and counted in ``episodes/left_out``."""
 
     @property
     @override

@@ -70,8 +70,8 @@ class Distributions:
 
 
 class Deviation(NamedTuple):
-    """How far the policy's distributions along a row are from the reference's, and how uncertain the policy
-    is, each of shape [T].
+    """Two columns of shape [T] along a row: the distances of the policy's distributions from the reference's,
+    and the policy's uncertainty.
 
     Example: of two tokens, the policy is sure of the first one as the reference is, and has moved at the
     second one: ``Deviation(distances_T=[0.0, 0.12], relative_entropies_T=[0.0, 0.4])``.

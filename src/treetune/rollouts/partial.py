@@ -210,8 +210,8 @@ class PartialAnswers(RolloutAround):
     ) -> list[_GroupInFlight]:
         """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended.
 
-        The seeds derive from the iteration, the problem, the round and the answer's `sample`, so that an
-        answer does not depend on the others.
+        The seeds derive from the run's seed, the iteration, the problem, the round and the answer's `sample`.
+        So an answer does not depend on the others.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
         counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there

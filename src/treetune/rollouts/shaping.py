@@ -132,7 +132,7 @@ class OverlongPenalty(Shaping):
     tokens of the rollout's `max_tokens`.
 
     DAPO samples at most 20480 tokens, of which the last 4096 are the cache. Its right answers earn 1 and
-    wrong ones −1, so that the full penalty is half of their difference.
+    wrong ones −1, so the full penalty is half of the difference between a right and a wrong answer.
     """
 
     cache: Annotated[int, Gt(0)]

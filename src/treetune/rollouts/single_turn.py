@@ -150,9 +150,9 @@ async def _sample_tree(
     parts = {0: request}
     """The requests to send, by the number of their first sample."""
     if context.answer_observer is not None:
-        # An observer wants each answer as soon as it is sampled, but a request is answered when all its
-        # samples are there. So each sample becomes a request of its own. The engine gives sample i of a
-        # request the seed ``seed + i``, so that the answers are the same.
+        # An observer must get each answer as soon as it is sampled, but a request is answered when all of its
+        # samples are there. So each sample becomes a separate request. The engine gives sample i of a request
+        # the seed ``seed + i``. The separate requests get these seeds, so the answers are the same.
         parts = {sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)}
 
     async def sample_and_grade(first_sample: int, part: Request) -> list[Trajectory]:

@@ -24,7 +24,7 @@ from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
 REASONS = 3
-"""How many reasons are reported, the most frequent ones."""
+"""The number of reasons that are reported: the most frequent ones."""
 
 FEWEST_FAILED, BROKEN_SHARE = 8, 0.9
 """A grader counts as broken if it failed on more than `BROKEN_SHARE` of a domain's answers, and the domain

@@ -46,7 +46,7 @@ class UntilMixed(RolloutAround):
     """
 
     groups: Annotated[int, Gt(0)]
-    """How many problems must have answers that differ."""
+    """The number of problems that must have answers with different scores."""
     max_rounds: Annotated[int, Gt(0)] = 10
     """The largest number of rounds, the first included."""
     problems_per_round: Annotated[int, Gt(0)] | None = None

@@ -81,8 +81,8 @@ class Countdown(GeneratedTask):
     operators: Annotated[tuple[Operator, ...], MinLen(1)] = ("+", "-", "*", "/")
     """The operators of the expressions from which problems are made."""
     natural: bool = True
-    """Whether each step of these expressions gives a positive whole number, so that a solution needs neither
-    fractions nor negative numbers."""
+    """Whether each step of the expressions from which problems are made gives a positive whole number. If it
+    does, each problem has a solution without fractions and negative numbers."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     """The probability that a demonstration gives a wrong sum as the answer, after each wrong sum."""
     train_size: Annotated[int, Gt(0)] = 20_000

@@ -45,7 +45,7 @@ class MixedTask(TaskWithDomains):
 
 
 def task_of(task: Task, problem: Problem) -> Task:
-    """Returns the task that a problem belongs to: in a mixture its domain's task, otherwise the task itself.
+    """Returns the task that a problem belongs to: in a mixture the task of its domain, or else `task` itself.
 
     Callers that need the steps, the demonstration or the sampling of a problem ask the returned task.
     """

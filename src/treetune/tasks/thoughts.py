@@ -168,7 +168,7 @@ def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
 def _begins_line(text: str, position: int) -> bool:
     """Returns whether a position has only spaces and special tokens before it in its line, as in
     ``<｜begin▁of▁sentence｜><think>``."""
-    # Special tokens are short, so that 80 characters are enough. gpt-oss writes the word "assistant" after a
+    # Special tokens are short, so 80 characters are enough. gpt-oss writes the word "assistant" after a
     # special token: ``<|start|>assistant<|channel|>``.
     line = text[max(0, position - 80) : position].rpartition("\n")[2]
     return not re.sub(r"<[|｜][^<>\s]{1,40}[|｜]>(?:assistant)?|<s>", "", line).strip()

@@ -76,8 +76,8 @@ class Total(ReferenceLength):
 class OfGroup(ReferenceLength):
     """The median critical path of the other correct answers to the problem.
 
-    An answer's own path is left out, so that it cannot influence its reference. The only correct answer to a
-    problem has no reference.
+    The path of the answer itself is left out, so that it cannot influence its reference. The only correct
+    answer to a problem has no reference.
     """
 
     needs = (Need(Answers(2), "it compares the answers to a problem"),)
