@@ -40,8 +40,8 @@ TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
 @Rollout.register("demonstrations")
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations(Rollout):
-    """Takes the task's demonstrations as answers, each followed by the end token. They are drawn anew in
-    every iteration.
+    """Takes the task's demonstrations, drawn anew in every iteration, as answers, and adds the end token to
+    each.
 
     A demonstration becomes one segment, which is trained. It has no log-probs and no policy version, since no
     policy sampled it. A demonstration with threads becomes the segments that a rollout would have made of it:

@@ -68,8 +68,8 @@ class All(Selection):
 @Selection.register("correct_only")
 @dataclass(frozen=True, kw_only=True)
 class CorrectOnly(Selection):
-    """Keeps the episodes that score high enough. With `max_per_problem`, only the first ones of each problem
-    are kept."""
+    """Keeps the episodes that score high enough: all of them, or only the first ones of each problem
+    (`max_per_problem`)."""
 
     reward_threshold: float = CORRECT_SCORE
     """The lowest score of an episode that is kept."""

@@ -190,8 +190,8 @@ def overlong_bonus(length: int, longest: int, cache: int) -> float:
 @Shaping.register("wrong_answers")
 @dataclass(frozen=True, kw_only=True)
 class WrongAnswers(Shaping):
-    """Subtracts a penalty from the reward of every answer that isn't right, whatever its score is. Answers
-    that were cut off get it, too."""
+    """Subtracts a penalty from the reward of every answer that isn't right, whatever its score is, also if it
+    was cut off."""
 
     penalty: Annotated[float, Gt(0)] = 1.0
     """The penalty. With 1 and a grader of 0 and 1, rewards are 1 and −1."""

@@ -46,7 +46,7 @@ class SingleTurn(SampledRollout):
 
     Each of the strings in `stop` ends an answer as an end token does. The tokens of the stop string stay in
     the answer and are trained, since they were sampled; no end token is appended after them. The grader reads
-    the text before the stop string. Evaluation ignores `max_prompt_tokens` and leaves no problem out.
+    the text before the stop string. Evaluation leaves no problem out, however long its prompt is.
     """
 
     stop: tuple[str, ...] = ()

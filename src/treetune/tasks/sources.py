@@ -101,7 +101,7 @@ class OnDisk(Source):
 @Source.register("hub")
 @dataclass(frozen=True, kw_only=True)
 class OnHub(Source):
-    """A data set of the Hugging Face hub. It is fetched once and cached."""
+    """A data set of the Hugging Face hub, which is fetched once and cached."""
 
     name: Annotated[str, MinLen(1)]
     """The repository on the hub."""

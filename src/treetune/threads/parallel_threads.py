@@ -74,15 +74,15 @@ TAGS_OF_ROLLOUT = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<T
 @Rollout.register("parallel_threads")
 @dataclass(frozen=True, kw_only=True)
 class ParallelThreads(GrowingRollout):
-    """Samples `samples` answers to each problem. An answer forks into threads where the policy writes
+    """Samples `samples` answers to each problem, each of which forks into threads where the policy writes
     outlines, and joins them again (ThreadWeaver; see `fork_join`).
 
     The requests of all answers are in flight together. An answer's next requests have priority over answers
     that have not begun (see `engine.programs`), so that few answers are unfinished at a time.
 
-    Injected text counts towards `max_tokens`. The tokens that are left at a fork are shared equally among the
-    threads. If the text ends inside a thread, the whole answer ends as soon as the other threads have ended.
-    Each of the `EVENTS` is counted: ``threads/<event>`` is its mean number in an answer.
+    Injected text counts towards `max_tokens`, and the tokens that are left at a fork are shared equally among
+    the threads. If the text ends inside a thread, the whole answer ends as soon as the other threads have
+    ended. Each of the `EVENTS` is counted: ``threads/<event>`` is its mean number in an answer.
     """
 
     parallel: bool = True

@@ -19,9 +19,8 @@ _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 @Grader.register("final_answer")
 @dataclass(frozen=True, kw_only=True)
 class FinalAnswer(Grader):
-    """Gives the reward 1 if the text after the last `marker` is equal to the gold, and 0 if it isn't. Two
-    whole numbers are compared by value, and other texts by their characters, without the white space around
-    them.
+    """Gives the reward 1 if the text after the last `marker` is equal to the gold: by value if both are whole
+    numbers, or else by their characters, without the white space around them.
 
     Without a marker, or without a text after it, the outcome is ``no_answer``.
     """
