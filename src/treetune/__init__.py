@@ -1,6 +1,6 @@
 """Treetune: research experiments in reinforcement learning of language-model reasoning.
 
-What a part of your own may import is here, under `__all__`: the nouns, the base class of each kind of part,
+`__all__` lists everything that a part of your own may import: the nouns, the base class of each kind of part,
 and the functions that parts share. Everything else is internal and may move between versions.
 
     from treetune import Credit, GroupCredit
@@ -101,15 +101,16 @@ if TYPE_CHECKING:
         Trajectory,
     )
 
-# Here, since nothing of treetune can import PyTorch earlier: commands, the ranks of any launcher, servers,
-# workers, and programs that use treetune as a library.
+# OpenMP reads its settings once, when PyTorch is imported. Python runs this file before every other module of
+# treetune: in commands, in the ranks of any launcher, in servers and workers, and in programs that use
+# treetune as a library. So the call is here.
 wait_briefly()
 
 __version__ = "0.2.0"
 
 # In groups, as a reader looks for them.
 __all__ = [  # noqa: RUF022
-    # Reading a run that is there
+    # Reading an existing run
     "open",
     # The nouns: from a problem to the rows that are trained on
     "Message",
@@ -122,7 +123,7 @@ __all__ = [  # noqa: RUF022
     "Metrics",
     "TextCodec",
     "answers_of",
-    # Randomness that depends on the run's seed and the problem alone
+    # Randomness that depends only on the run's seed and a place, such as the iteration and the problem
     "derived_random",
     # Tasks: what is asked
     "Task",
@@ -219,10 +220,10 @@ __all__ = [  # noqa: RUF022
     "Findings",
     "Sink",
     "ReportSection",
-    # What a part says of the rest of a configuration
+    # What a part says about a configuration: its findings, and its needs
     "Finding",
     "Need",
-    # What a part gives and needs
+    # The features that a part gives and needs
     "TaskDemonstrations",
     "SampledAnswers",
     "Answers",
@@ -241,11 +242,12 @@ __all__ = [  # noqa: RUF022
     "Pairs",
     "UseOfPairs",
     "WholeBatch",
-    # Where modules of users are looked for, to pass on to a process of their own
+    # The folders in which users' modules are searched for, to pass on to another Python process
     "import_folders",
 ]
 
-# The imports above once more, as data. A test holds the three lists equal.
+# The imports above once more, as data. A test checks that the three lists have the same names: the imports,
+# `__all__` and this one.
 _NAMES_IN = {
     "treetune.config.folders": ("import_folders",),
     "treetune.contracts": (
@@ -346,6 +348,6 @@ def __dir__() -> list[str]:
 
 def open(directory: str | Path) -> Any:
     """Opens a run's directory to read: a `treetune.runtime.frames.RunFrames` with `metrics`, `answers`,
-    `episodes` and `values` as pandas data frames. Raises ValueError where there is no run."""
-    # By name, since all that it needs imports this package.
+    `episodes` and `values` as pandas data frames. Raises ValueError if there is no run."""
+    # The module is imported here and by its name, since it imports this package itself.
     return import_module("treetune.runtime.frames").RunFrames(Path(directory))

@@ -9,14 +9,14 @@ LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 """Keys of config.json for the number of positions, the most common one first."""
 
 MOST_TOKENS = 4096
-"""The number of tokens, from the start of the vocabulary, of which `probe_rows` makes rows."""
+"""`probe_rows` makes rows of tokens below this id: the start of the vocabulary."""
 
 _EXTENDED_ALREADY = ("gemma3", "gemma3_text")
 """Values of `model_type` whose `max_position_embeddings` already includes the linear scaling."""
 
 
 class LengthRule(NamedTuple):
-    """A kind of rotary embeddings that change for the whole batch if a row has more than `limit` tokens.
+    """Rotary embeddings of a kind that changes for all rows of a batch if one has more than `limit` tokens.
 
     Example: ``LengthRule("LongRoPE", 4096)``.
     """
@@ -26,10 +26,11 @@ class LengthRule(NamedTuple):
 
 
 def longest_context(config: Mapping[str, Any]) -> int | None:
-    """Returns the longest context of a model from its config.json; None if it is not given.
+    """Returns the longest context of a model from its config.json. Returns None if the file doesn't say it.
 
-    With YaRN it is the original number of positions times the factor, with linear scaling the given number
-    times the factor. The configurations of other kinds give the scaled number themselves.
+    With YaRN, the longest context is the original number of positions times the factor. With linear scaling,
+    it is the file's number of positions times the factor. With other kinds of rotary embeddings, the file has
+    the scaled number already.
     """
     text = _text_config(config)
     longest = next((text[name] for name in LONGEST if isinstance(text.get(name), int)), None)
@@ -74,12 +75,13 @@ def length_rule(config: Mapping[str, Any]) -> LengthRule | None:
 
 
 def rope_settings(text: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yields the settings of the rotary embeddings: one, or one for each kind of layer."""
+    """Yields the settings of the rotary embeddings: one mapping for all layers, or one for each kind of layer
+    (such as sliding and full attention)."""
     # `rope_parameters` is the key since transformers 5, `rope_scaling` the one before.
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
     if not isinstance(settings, Mapping):
         return
-    if rope_kind(settings) is not None:  # one for all layers
+    if rope_kind(settings) is not None:  # the settings are those of all layers
         yield settings
         return
     for settings_of_layers in settings.values():
@@ -93,7 +95,7 @@ def rope_kind(settings: Mapping[str, Any]) -> str | None:
 
 
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the settings of the language model. Models that also see or hear have them in a section."""
+    """Returns the settings of the language model. Multimodal models have them in a section of their own."""
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
 
@@ -109,7 +111,8 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
         The token ids of each row, without special tokens such as padding and images.
     """
     text = config.get_text_config()
-    # Keys such as `eos_token_id`. A model that also sees has those of images outside of the text's section.
+    # The keys have names such as `eos_token_id`. Multimodal models have those of images outside of the
+    # section `text_config`.
     special = set()
     for settings in (config.to_dict(), text.to_dict()):
         for key, value in settings.items():
@@ -118,7 +121,8 @@ def probe_rows(config: Any, lengths: Sequence[int]) -> list[list[int]]:
     ordinary = [token for token in range(min(text.vocab_size, MOST_TOKENS)) if token not in special]
     rows = []
     for number, length in enumerate(lengths):
-        # Steps of a prime number through the vocabulary, so that neighbouring tokens and rows differ.
+        # Neighbouring tokens are 37 places apart in the vocabulary, and rows begin at different tokens, so
+        # that neighbouring tokens and rows differ.
         start = 1 + 11 * number
         rows.append([ordinary[(start + 37 * position) % len(ordinary)] for position in range(length)])
     return rows

@@ -21,11 +21,12 @@ from typing_extensions import override
 KeyPath = tuple[str, ...]
 
 ROOT = "$"
-"""Begins the key of a finding that is about another part: as in Jsonnet, the whole configuration."""
+"""The first step of a key that counts from the configuration's root, for findings about other parts. In
+Jsonnet, too, ``$`` is the root."""
 
 
 Level = Literal["error", "missing", "warning"]
-"""How bad a finding is.
+"""The severity of a finding.
 
 * ``error``: the configuration is wrong, here and everywhere. No command works on it.
 * ``missing``: the part needs something that this machine doesn't have, such as a file, a GPU, a package or a
@@ -41,8 +42,8 @@ class Finding:
 
     `key` is the key to change. It is relative to the part that found the problem (``samples``,
     ``sets.0.name``; empty: the part itself), or begins with ``$`` and counts from the root
-    (``$.rollout.samples``). Notes print `what` alone, so findings of the levels "missing" and "warning" name
-    their remedy in it::
+    (``$.rollout.samples``). Findings of the levels "missing" and "warning" are printed as notes, which
+    consist only of `what`, so their `what` also names the remedy::
 
         Finding("samples is 1, and a group of one has no spread", "samples", "set it to 2 or more")
         Finding("bwrap isn't installed: apt-get install bubblewrap", level="missing")
@@ -55,8 +56,11 @@ class Finding:
 
     @staticmethod
     def of(error: ValueError, key: str | KeyPath, remedy: str = "") -> Finding:
-        """Makes a finding of an exception. Without a `remedy`, the text after the message's last colon is the
-        remedy, as in messages of this project."""
+        """Makes a finding of an exception.
+
+        Without a `remedy`, the text after the last colon of the message is the remedy: messages of this
+        project end with a colon and a remedy.
+        """
         what, colon, message_remedy = str(error).rpartition(": ")
         if remedy or not colon:
             return Finding(str(error), key, remedy or "give it another value")
@@ -86,7 +90,7 @@ class Feature:
     """Something that one part gives and another needs."""
 
     words: ClassVar[Any]
-    """The name of the feature after "needs" in messages: a text, or a property that depends on fields."""
+    """The name of the feature after "needs" in messages: a string, or a property that returns one."""
     remedy: ClassVar[str] = ""
     """The remedy if no part gives the feature."""
 
@@ -97,7 +101,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Need:
-    """A feature that a part needs, the reason, and a remedy if the feature's own doesn't fit.
+    """A feature that a part needs, and the reason. If `remedy` is set, it replaces the feature's own.
 
     Example: ``Need(Answers(2), "it compares answers to the same problem")``.
     """
@@ -138,7 +142,7 @@ class Part:
     def check(self, experiment: Any) -> Iterable[Finding]:
         """Returns all problems that this part finds in `experiment`, which is the configuration's root.
 
-        These are errors, things that this machine lacks, and warnings (`Level`).
+        A problem is an error, something that this machine lacks, or a warning (`Level`).
 
         Bounds of a single value belong to its type, and contradictions among the part's own values to the
         constructor. Everything else is checked here. A check takes at most a second: it may read a file's
@@ -148,8 +152,12 @@ class Part:
 
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
-        """Returns the keys of the part's settings that may change while a run continues: how work is carried
-        out, where it is written, how it is measured. Keys that change the training are never among them."""
+        """Returns the keys of the part's settings that may change between the start of a run and its
+        continuation.
+
+        These settings say how work is carried out, where results are written and how they are measured. They
+        never change the training.
+        """
         return frozenset()
 
 
@@ -160,14 +168,14 @@ class Root:
     def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
         """Yields notes for the user, such as the first prompt with its reward.
 
-        It is not `check`, which every command calls and which has a second. Only `treetune check` calls this
-        method, for a configuration without mistakes.
+        Every command calls `check`, which may take at most a second. Only the command `treetune check` calls
+        this method, and only for a configuration in which no mistake has been found. So it may take longer.
 
         Args:
             plain: The configuration as plain data, as it was written.
 
         Raises:
-            ConfigError: There are mistakes that take long to find.
+            ConfigError: The configuration has mistakes that are slow to find.
         """
         return ()
 
@@ -226,8 +234,8 @@ class Answers(Feature):
 class OneLine(Feature):
     """Answers without threads: each token was sampled with all tokens before it in view.
 
-    With `turns`, replies of an environment may be among the policy's tokens. Otherwise the policy wrote the
-    whole answer.
+    If `turns` is true, an environment's replies may stand between the policy's tokens. If it is false, the
+    policy wrote the whole answer.
     """
 
     turns: bool = False
@@ -246,7 +254,7 @@ class OneLine(Feature):
 
     @override
     def meets(self, needed: Feature) -> bool:
-        # Answers without turns serve parts that could work with turns, too, but not the other way round.
+        # A part that works with turns also works without them, but not the other way round.
         return isinstance(needed, OneLine) and (needed.turns or not self.turns)
 
 
@@ -271,7 +279,7 @@ class Continuations(Feature):
 
 
 class TextScores(Feature):
-    """Log-probs of texts that are given, from the engine (`Engine.score`)."""
+    """Log-probs of given texts, which the engine computes (`Engine.score`)."""
 
     words = "an engine that scores given texts"
     remedy = "choose the engine 'vllm', 'plain_vllm' or 'in_process'"
@@ -279,8 +287,11 @@ class TextScores(Feature):
 
 @dataclass(frozen=True)
 class Advantages(Feature):
-    """An advantage for each trained token. With `before_training` they are computed before training begins;
-    otherwise a critic computes them during training."""
+    """An advantage for each trained token.
+
+    If `before_training` is true, advantages are computed before training begins. If it is false, a critic may
+    compute them during training.
+    """
 
     before_training: bool = False
 
@@ -293,13 +304,13 @@ class Advantages(Feature):
 
     @override
     def meets(self, needed: Feature) -> bool:
-        # Advantages that are there before training serve parts that need them later, too.
+        # Advantages that exist before training also serve a part that needs them only during training.
         return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
 
 
 class CentredRewards(Feature):
     """Advantages that estimate r − V(prompt), the same for all tokens of an answer: its reward minus a mean
-    of its group's rewards, which is divided by nothing."""
+    of its group's rewards. The difference is not normalised, such as by the group's standard deviation."""
 
     words = "advantages that are an answer's reward minus its group's mean"
     remedy = "set credit to {type: 'group', std: false}, or to {type: 'rloo'}"
@@ -319,7 +330,7 @@ class CreditForRewards(Feature):
 
 
 class CreditForTrees(Feature):
-    """A credit for trees of answers: it trains tokens that several answers share only once."""
+    """A credit for trees of answers: it trains a token that several answers share only once."""
 
     words = "a credit for answers that grow out of each other"
     remedy = "choose the credit 'tree', or 'monte_carlo'"

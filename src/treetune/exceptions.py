@@ -48,8 +48,8 @@ OSError and ends it with exit code 1. The project catches exceptions that derive
     SystemExit
     └── Stopped                      a signal: exit code 128 + its number       processes.lifetime
 
-Not listed are private ones, and those of programs that run alone, where nothing of this package can be
-imported: in `domains/sandbox/inside`, `domains/puzzles/reasoning_gym_maker.py` (Refused) and
+The list leaves out private exceptions, and those of programs that run by themselves and can't import this
+package: in `domains/sandbox/inside`, `domains/puzzles/reasoning_gym_maker.py` (Refused) and
 `cluster/slurm.py` (SlurmRefused, SlurmBusy).
 """
 
@@ -66,14 +66,15 @@ if TYPE_CHECKING:
 
 
 class SameOnAllRanks(ValueError):
-    """A mistake that every rank of a run finds alike: the first one's message is enough."""
+    """A mistake that every rank of a run finds in the same way, so only the first rank prints it."""
 
 
 class ConfigError(SameOnAllRanks):
     """Everything that is wrong with a configuration, collected; `str()` is the message for users.
 
     Args:
-        title: The first line; by default it says that the configuration is wrong.
+        issues: The mistakes.
+        title: The first line of the message; by default it says that the configuration is wrong.
     """
 
     def __init__(self, issues: Iterable[ConfigIssue], title: str = "") -> None:
@@ -84,7 +85,7 @@ class ConfigError(SameOnAllRanks):
 
 
 class MachinesDiffer(SameOnAllRanks):
-    """The machines can't do a run together; the message says for each what is wrong."""
+    """The machines can't do a run together. The message has a line for each difference."""
 
 
 class CheckpointGone(ValueError):
@@ -104,7 +105,7 @@ class BadRow(ValueError):
 
 
 class NoPlainValue(ValueError):
-    """No JSON can hold a value; the message says of what type it is, and where in its row."""
+    """A value can't be written as JSON; the message has its type, and its place in its row."""
 
 
 class MissingField(ValueError):
@@ -112,7 +113,7 @@ class MissingField(ValueError):
 
 
 class NotReached(ValueError):
-    """An accuracy is above every one that was measured."""
+    """The accuracy that is asked about is higher than all that were measured."""
 
 
 # Texts that can't be read
@@ -123,7 +124,8 @@ class UnreadableValue(ValueError):
 
 
 class NotAnExpression(ValueError):
-    """A text doesn't follow Countdown's grammar, has no value, or is larger than any answer; says which."""
+    """A text doesn't follow Countdown's grammar, has no value, or is larger than any answer. The message says
+    which."""
 
 
 class NotAFormula(ValueError):
@@ -139,7 +141,7 @@ class NoJson(ValueError):
 
 
 class Unreadable(ValueError):
-    """A model's reply is not what was asked for; says what is wrong with it."""
+    """A model's reply is not what was asked for; the message says what is wrong with it."""
 
 
 class NotAnAnswer(ValueError):
@@ -150,7 +152,7 @@ class NotAnAnswer(ValueError):
 
 
 class EngineError(RuntimeError):
-    """A failure of the engine for good; the message has the awaited event and the path of the log."""
+    """The engine has failed for good; the message has the awaited event and the path of the log."""
 
 
 class WorkerStartError(RuntimeError):
@@ -162,14 +164,15 @@ class EndpointError(RuntimeError):
 
 
 class NothingGraded(RuntimeError):
-    """No answer could be graded, so that there is nothing to learn from or to measure."""
+    """No answer could be graded, so there is nothing to learn from or to measure."""
 
 
 class CreditLimitReached(RuntimeError):
     """A call of the library of credit has reached its budget or its deadline, or was cancelled.
 
     Args:
-        limit: The limit that it has reached.
+        message: The message for users.
+        limit: The reason: the budget, the deadline, or the cancellation.
     """
 
     def __init__(self, message: str, limit: Literal["budget", "deadline", "cancelled"]) -> None:
@@ -178,14 +181,14 @@ class CreditLimitReached(RuntimeError):
 
 
 class Collapsed(RuntimeError):
-    """The run was stopped by a sign of collapse, as its configuration says."""
+    """A sign of collapse stopped the run, because its configuration asks for that."""
 
 
 # Caught within the project
 
 
 class Unavailable(Exception):
-    """Something that a grader needs isn't there (a judge, a sandbox), so that the answer has no verdict.
+    """Something that a grader needs isn't there (a judge, a sandbox), so the answer has no verdict.
 
     Never raised for what the answer itself is or does. The answer is left out of training and measurements,
     and counted; the message says what was missing.
@@ -198,11 +201,11 @@ class SandboxUnavailable(Unavailable):
 
 
 class Unanswered(Exception):
-    """A request came to nothing, after all its attempts; others may not."""
+    """A request failed in all its attempts. Other requests may succeed."""
 
 
 class RequestRefused(Unanswered):
-    """The endpoint is there and doesn't take the request."""
+    """The endpoint works, but refuses this request."""
 
 
 class ServerFailure(Exception):
@@ -222,7 +225,7 @@ class Incomplete(Exception):
 
 
 class Endless(Exception):
-    """A Jsonnet program came to no end in time."""
+    """A Jsonnet program did not end in time."""
 
 
 class OutOfBudget(Exception):
@@ -230,7 +233,12 @@ class OutOfBudget(Exception):
 
 
 class Rejected(Exception):
-    """A solution can't be made parallel. `reason` is counted; `detail` says more."""
+    """A solution can't be made parallel.
+
+    Args:
+        reason: One of a few fixed texts, by which rejected solutions are counted.
+        detail: What is particular to this solution.
+    """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -238,8 +246,11 @@ class Rejected(Exception):
 
 
 class NoteChanged(Exception):
-    """A note isn't any more what its writer has seen; `now` is what it is (a `view.notes.Note`), None if it
-    was taken away."""
+    """Someone has changed a note since its writer last read it.
+
+    Args:
+        now: The present note (a `view.notes.Note`); None if it was deleted.
+    """
 
     def __init__(self, now: Any) -> None:
         super().__init__("the note was changed meanwhile")
@@ -251,11 +262,12 @@ class ClosedPipe(Exception):
 
 
 class NotThere(LookupError):
-    """An experiment, an answer or a data set isn't there; the message says what is."""
+    """An experiment, an answer or a row of a data set isn't there; the message says which one."""
 
 
 class Stopped(SystemExit):
-    """A signal that ends the process, as an exception, so that every `finally` on the way out runs."""
+    """A signal that ends the process. It is raised as an exception, so that every `finally` block runs before
+    the end."""
 
     @property
     def signal_name(self) -> str:

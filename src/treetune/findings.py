@@ -3,9 +3,10 @@
 `findings` visits all parts of a configuration in order, calls the `check` of each, and compares the features
 that parts need with the features that other parts give.
 
-A part's need is met by another field of the object that holds the part, or of an object further out. So
-`evaluation.rollout` serves the evaluation alone, and the experiment's `rollout` serves all parts. An object
-whose inner part serves the outside repeats that part's features in its own `gives`.
+A part's need is met by a part in one of its own fields, in another field of the object that holds it, or in a
+field of an object further out. So `evaluation.rollout` serves only the evaluation, and the experiment's
+`rollout` serves all parts. If an inner part is to serve parts outside of the object that holds it, the object
+repeats the inner part's features in its own `gives`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from treetune.exceptions import Incomplete
 
 @dataclass(frozen=True)
 class Placed:
-    """A part, its key, and the objects that hold it, the innermost first.
+    """An object of a configuration, its key, and the objects that hold it, the innermost first.
 
     Example: ``Placed(chat, ("model", "chat"), (model, experiment))``.
     """
@@ -41,7 +42,7 @@ class _Unknown:
     def _raise_incomplete(self, *arguments: Any, **named: Any) -> NoReturn:
         raise Incomplete
 
-    # Python looks these methods up in the class, so that __getattr__ alone does not catch their use.
+    # Python looks these methods up in the class and doesn't call __getattr__ for them, so each is set here.
     __getattr__ = _raise_incomplete
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _raise_incomplete
     __iter__ = __len__ = __contains__ = __getitem__ = __call__ = _raise_incomplete
@@ -82,7 +83,7 @@ def _walk(value: Any, path: KeyPath, holders: tuple[Any, ...]) -> Iterator[Place
 
 
 def _children(part: Any) -> list[tuple[str, Any]]:
-    """Returns the names and values of a part's fields that a configuration sets; others are derived."""
+    """Returns the names and values of the fields that a configuration sets, without derived fields."""
     return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
 
 
@@ -91,11 +92,12 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
 
     Args:
         root: The configuration's root.
-        known_wrong: Whether mistakes are known already. Parts may then hold `UNKNOWN` in place of values that
-            couldn't be read, or values that their constructors would refuse. A check that raises an exception
-            because of such a value ends there.
+        known_wrong: Whether mistakes have been found already. Parts may then hold `UNKNOWN` in place of
+            values that couldn't be read, or values that their constructors would refuse. A check that raises
+            an exception may do so because of such a value: it ends there, without a message.
     """
-    # The exceptions that may end a check. Incomplete means that the check used a value that wasn't read.
+    # The exceptions that end a check without a message. Incomplete means that the check used a value that
+    # couldn't be read.
     expected: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
     collected: list[tuple[KeyPath, Finding]] = []
     unmet: dict[Feature, list[tuple[Placed, Need]]] = {}
@@ -115,12 +117,12 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
 
 
 def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[Part] = Part) -> list[str]:
-    """Returns the requirements of these parts, and of the parts within them, that this machine doesn't have.
+    """Returns what these parts, and the parts within them, need and this machine doesn't have.
 
     Args:
-        parts: The parts to ask.
+        parts: The parts to check, with all parts within them.
         root: The configuration's root. Without it, a part reports only what doesn't depend on the root.
-        kind: The class of the parts to ask.
+        kind: Only parts of this class are checked.
 
     Returns:
         A message for each missing requirement, with its remedy.
@@ -137,10 +139,13 @@ def missing_requirements(parts: Iterable[Any], root: Any = UNKNOWN, kind: type[P
 def _ask(
     question: Callable[[Part], Iterable[Any]], part: Part, expected: tuple[type[Exception], ...]
 ) -> list[Any]:
-    """Returns a part's answers up to the first of the `expected` exceptions, if it raises one."""
+    """Returns what `question` gives for a part: its needs, or its findings.
+
+    If an `expected` exception is raised, returns what was given before it.
+    """
     answers: list[Any] = []
     with contextlib.suppress(*expected):
-        answers.extend(question(part))  # keeps the answers before an exception
+        answers.extend(question(part))  # if the iterable raises, the list keeps the earlier items
     return answers
 
 
@@ -183,9 +188,9 @@ def _given_within(holder: Any) -> list[Any]:
 
 
 def _finding_of_lack(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
-    """Returns one finding for one feature that nothing gives, however many parts need it.
+    """Returns the finding that no part gives a feature: a single one, however many parts need the feature.
 
-    It is about the first of these parts, and names the others.
+    Its key is that of the first part in `needing`, and its text names all of them.
     """
     placed, need = needing[0]
     who = " and ".join(f"{label(other)} ({other_need.because})" for other, other_need in needing)
@@ -210,7 +215,7 @@ def label(placed: Placed) -> str:
     type_name = part.registered_name() if hasattr(part, "registered_name") else None
     if type_name is None:
         return ".".join(path)
-    # The path of a part in a list ends with a number, as in ("graders", "0"): the list's key names it. The
-    # experiment itself has an empty path.
+    # The path of a part in a list ends with a number, as in ("graders", "0"). The message then names the
+    # list's key, "graders". The experiment itself has an empty path.
     key = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
     return f"{key} {type_name!r}"

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
 
 FIRST_RANK_SPEAKS_WITHIN_S = 5.0
-"""The launcher kills all ranks as soon as one has ended: the others leave the first one time to speak."""
+"""Seconds that the other ranks wait before they end, so that the first rank can print its message: the
+launcher kills all ranks as soon as one has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,8 +66,8 @@ def _report_missing_package(error: ModuleNotFoundError) -> int:
     """Prints how to install what is missing."""
     if (error.name or "").startswith("treetune"):
         raise error  # a bug of this project, which no installation would remedy
-    # Libraries raise the error without a name if they can't import a part of themselves, because another
-    # package is missing or of a wrong version.
+    # A library raises the error without a name if it can't import one of its own modules because another
+    # package is missing or has a wrong version.
     what = error.name or f"a set of packages that go together ({error.__cause__ or error})"
     print(
         f"{what} is not installed for {sys.executable}: in a checkout run ./scripts/setup.sh, then"
@@ -98,7 +99,7 @@ def _failed(error: Exception, code: int, options: Options) -> int:
     message = str(error) or type(error).__name__
     if isinstance(error, OSError) and error.errno:  # raised by the system
         if error.filename is not None:
-            # `why_not_written` looks at the path `error.filename` in place of the working directory.
+            # `why_not_written` takes the path from `error.filename`, so the working directory is not used.
             message = why_not_written(error, Path.cwd())
         elif error.errno in (errno.ENOSPC, errno.EDQUOT) and log_file is not None:
             # An error of writing to an open file doesn't name the file. A run writes below its own folder.

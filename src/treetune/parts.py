@@ -6,4 +6,5 @@ Every module with a class below ``@….register("name")`` is imported. A new par
 import treetune
 from treetune.config.imports import import_package
 
-import_package(treetune, without="examples")  # in a wheel they lie there, for users to copy
+# In an installed wheel, the folder `treetune/examples` has files for users to copy, which are not imported.
+import_package(treetune, without="examples")

@@ -1,7 +1,7 @@
 """Packs rows of tokens into a prefix tree, in which equal beginnings of rows are stored once.
 
 The nodes are tokens, numbered by a depth-first walk. The descendants of a token then have consecutive
-numbers, so that one comparison of numbers tells whether a token is an ancestor of another (an Euler tour;
+numbers, so comparing numbers is enough to tell whether a token is an ancestor of another (an Euler tour;
 ThreadWeaver packs its demonstrations in this way). The trainer's tree attention lets a token see exactly
 its ancestors.
 
@@ -13,8 +13,8 @@ Example: the rows ``5 6 7`` and ``5 6 8 9``::
     parents_T     -1    0    1    1    3
     subtree_last_T 4    4    2    4    4          paths: [0 1 2], [0 1 3 4]
 
-A tree under construction is held as runs of tokens without a fork, which NumPy compares and copies whole. Its
-time in Python grows with the number of forks, not with the number of tokens.
+While a tree is built, it consists of runs: consecutive tokens without a fork. NumPy compares and copies a run
+as a whole, so the time that is spent in Python grows with the number of forks, not with that of tokens.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PrefixTree:
 
     token_ids_T: Ids
     depths_T: Ids
-    """The number of tokens before each node in its row: its position for the model."""
+    """The number of tokens before each node in its row. It is the node's position id for the model."""
     parents_T: Ids
     """The parent of each node; -1 for the first token of a row."""
     subtree_last_T: Ids
@@ -74,7 +74,8 @@ class _Run:
 
     def split(self, length: int) -> None:
         """Keeps the first `length` tokens, and moves the others into a child."""
-        # All that follows the run follows its second half now. Row `row` goes through both halves.
+        # The children of the run are children of its second half now. The first row through the run is also
+        # the first row through both halves.
         second_half = _Run(self.token_ids[length:], self.row, self.children)
         self.token_ids = self.token_ids[:length]
         self.children = {int(second_half.token_ids[0]): second_half}
@@ -101,12 +102,13 @@ class GrowingTree:
         while offset < length:
             run = run.children[int(row[offset])]
             offset += len(run.token_ids)
-        # `run` has the last of these tokens, and `run.row` is the first row through this run. If `length` is
-        # 0, `run` is the root, whose row is 0.
+        # `run` has the last of the first `length` tokens, and `run.row` is the first row through `run`. If
+        # `length` is 0, `run` is the root, whose row is 0.
         return run.row
 
     def add(self, row: Ids) -> None:
-        """Adds a row: follows it down the tree, and adds its tokens from where it departs from all rows."""
+        """Adds a row: follows it down the tree as long as it agrees with an earlier row, and adds its other
+        tokens."""
         self._rows.append(row)
         run = self._root
         offset = 0
@@ -126,7 +128,7 @@ class GrowingTree:
     def laid_out(self) -> PrefixTree:
         """Returns the finished tree, with the numbers of its nodes.
 
-        It is computed from runs: consecutive tokens without a fork, which have consecutive numbers.
+        The numbers are computed from the runs, since the tokens of a run have consecutive numbers.
         """
         runs = self._walk()
         ids = [run.token_ids for run in runs]
@@ -186,7 +188,7 @@ class GrowingTree:
 
 
 def _common_prefix(first: Ids, second: Ids) -> int:
-    """Returns the number of tokens at which both begin alike."""
+    """Returns the length of the longest common prefix of two rows, neither of which is empty."""
     length = min(len(first), len(second))
     differs = first[:length] != second[:length]
     index = int(differs.argmax())  # the first difference, or 0 if there is none

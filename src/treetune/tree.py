@@ -56,7 +56,7 @@ class State(NamedTuple):
     first of these answers.
 
     Example: ``State("train/17", node=0, offset=4)`` is the prompt and the first 4 tokens of node 0.
-    ``State("train/17", ROOT, 0)`` is the prompt alone.
+    ``State("train/17", ROOT, 0)`` is only the prompt.
     """
 
     problem: str
@@ -101,13 +101,13 @@ class Tree:
     def _shared_nodes(self, fork: Fork | None) -> list[int]:
         """Returns the nodes before a fork, the point at which an answer branched off from an earlier answer.
 
-        Returns none if there is no fork, or if the earlier answer is not in the tree.
+        Returns an empty list if there is no fork, or if the earlier answer is not in the tree.
         """
         if fork is None:
             return []
         samples = [leaf.sample for leaf in self.leaves]
         if fork.sample not in samples:
-            return []  # `trees_of` was given only some of the problem's answers, without this one
+            return []  # `trees_of` was given only some of the problem's answers, without the earlier one
         path_of_origin = self.path(self._ends[samples.index(fork.sample)])
         shared: list[int] = []
         tokens = 0
@@ -128,20 +128,21 @@ class Tree:
 
     @property
     def paths(self) -> list[list[int]]:
-        """For each answer the numbers of its nodes, from the one after the prompt on."""
+        """For each answer, the numbers of its nodes, from the first node after the prompt to the last one."""
         return [self.path(end) for end in self._ends]
 
     @property
     def forked(self) -> bool:
-        """True if an answer branched off from another one, so that they share tokens sampled once."""
+        """True if any answer branched off from another one. The two then share tokens that were sampled
+        once."""
         return any(leaf.fork is not None for leaf in self.leaves)
 
     def keeping(self, leaves: Sequence[int]) -> Tree:
         """Returns the tree with only the leaves of these indices.
 
         All nodes stay, so that the numbers of nodes keep their meaning. The prefix tree is dropped, since its
-        rows are numbered as the leaves are; `_index` makes a new one. An answer whose origin is left out
-        counts as branched off from the origin's own origin.
+        rows are numbered as the leaves are; `_index` makes a new one. If the answer that another answer
+        branched off from is left out, the other answer gets the fork that `_fork_from_kept` returns.
         """
         kept_samples = {self.leaves[leaf].sample for leaf in leaves}
         kept = []
@@ -157,8 +158,11 @@ class Tree:
         )
 
     def _fork_from_kept(self, fork: Fork | None, kept_samples: Collection[int]) -> Fork | None:
-        """Returns the fork from the nearest ancestor that is kept. If none is, it is the fork from the
-        farthest one, whose number still tells which answers have grown from it.
+        """Returns an answer's fork from its nearest ancestor that is kept: the answer that it branched off
+        from, the answer that this one branched off from, and so on.
+
+        If no ancestor is kept, returns the fork from the farthest one. Its `sample` still tells which answers
+        have grown from the same answer.
 
         Example: answer 7 shares 10 tokens with answer 5, and answer 5 shares 4 with answer 0. Without answer
         5, answer 7 has ``Fork(sample=0, tokens=4)``.
@@ -181,8 +185,8 @@ class Tree:
 
     def state(self, leaf: int, length: int) -> State:
         """Returns the state of answer `leaf` (its index) after its first `length` response tokens."""
-        # Answers with the same prefix are in the same state. The state is named by a node of the first of
-        # them.
+        # Answers with the same prefix are in the same state. A node of the first answer with this prefix
+        # names the state.
         first_leaf = self._index().first(leaf, length)
         offset = length
         for node in self.path(self._ends[first_leaf]):
@@ -219,7 +223,7 @@ class Tree:
 
 
 def trees_of(trajectories: Iterable[Trajectory]) -> list[Tree]:
-    """Builds a tree for each problem of the answers, in the order in which the problems first appear."""
+    """Returns a tree for each problem that has answers, in the order in which the problems first appear."""
     trees: dict[str, Tree] = {}
     for answer in trajectories:
         tree = trees.setdefault(answer.problem.id, Tree(answer.problem, answer.prompt_ids))
@@ -256,12 +260,13 @@ def training_rows(
     part was sampled (`sees`), and the part itself. A thread doesn't see the threads beside it, for example.
 
     Args:
+        prompt_ids: The token ids of the prompt, with which each row begins.
         parts: For each part of the answer its branch (the thread that the part belongs to), its token ids and
             the mask of its trained tokens.
 
     Yields:
-        A row of token ids, and the positions in it whose *next* token is trained: the log-prob of the token
-        at position i comes from the logits at i - 1.
+        Each row's token ids, and the positions in the row whose *next* token is trained: the log-prob of the
+        token at position i comes from the logits at i - 1.
     """
     import numpy as np
 
@@ -284,8 +289,8 @@ class Sharing:
 
     A stretch reaches from one branching to the next. It is one node of the tree, or several nodes one after
     the other: an answer of several turns has a node for each turn and each observation. A stretch has the
-    number of its first node. A stretch is left out if none of the tree's answers goes through it: those that
-    did could not be graded, and `Tree.keeping` has dropped them.
+    number of its first node. Only `lengths` has the stretches that none of the tree's answers goes through:
+    the answers through them could not be graded, and `Tree.keeping` has dropped these answers.
 
     Example: of the tree of the drawing above, in which each stretch is one node::
 
@@ -299,11 +304,11 @@ class Sharing:
     """
 
     paths: list[list[int]]
-    """For each answer the numbers of its stretches."""
+    """For each answer, the numbers of its stretches, from the prompt on."""
     lengths: dict[int, int]
     """The number of tokens of each stretch."""
     children: dict[int, list[int]]
-    """The stretches that follow each stretch and the prompt (`ROOT`)."""
+    """The stretches that follow each stretch, and those that follow the prompt (`ROOT`)."""
     below: dict[int, list[int]]
     """The indices of the answers through each stretch, in rising order."""
     reach: dict[int, float]
@@ -311,8 +316,9 @@ class Sharing:
     branches of a branching together then count as much as a single answer. The branching at the prompt is
     left out, since its branches are independent answers.
 
-    With these weights, the expected sum over all stretches equals that over as many independent answers as
-    there are branches at the prompt, if all branches of a branching are sampled from the same distribution.
+    Suppose that all branches of a branching are sampled from the same distribution. The weighted sum over all
+    stretches then has the same expectation as the plain sum over independent answers, one for each branch at
+    the prompt.
     """
 
     @staticmethod
@@ -347,7 +353,7 @@ class Sharing:
     def branch_at(self, leaf: int, length: int) -> int:
         """Returns the stretch of the answer's token at index `length`.
 
-        Two answers with the same stretch there share that token: it was sampled once.
+        Two answers for which this method returns the same stretch share the token: it was sampled once.
         """
         remaining = length
         for stretch in self.paths[leaf]:
@@ -357,13 +363,13 @@ class Sharing:
         raise AssertionError(f"answer {leaf} has no token at index {length}")
 
     def trained_once(self, leaf: int, episode: Episode, scales: Sequence[float] | None = None) -> Episode:
-        """Returns the answer's row, in which the tokens that an earlier answer trains are not trained.
+        """Returns the answer's row, without training the tokens that an earlier answer's row trains already.
 
         Args:
             leaf: The index of the answer.
             episode: The answer's row, with advantages.
-            scales: A factor on the advantages of each stretch of the answer. If left out, it is the stretch's
-                weight `reach`.
+            scales: A factor on the advantages of each stretch of the answer. If it is left out, the factors
+                are the weights `reach`.
         """
         import numpy as np
 
@@ -372,7 +378,7 @@ class Sharing:
         if scales is None:
             scales = [self.reach[stretch] for stretch in path]
         # A shared stretch is trained with the first answer through it. The stretches that an earlier answer
-        # goes through come before all others of the path, so that their tokens are the row's first.
+        # goes through come before all others of the path, so their tokens are the first ones of the row.
         shared_tokens = sum(self.lengths[stretch] for stretch in path if self.below[stretch][0] != leaf)
         trained = episode.trained.copy()
         trained[:shared_tokens] = False
@@ -398,7 +404,7 @@ def _stretches(tree: Tree) -> list[int]:
 
 @lru_cache(maxsize=1)
 def sharing_of(tree: Tree) -> Sharing:
-    """Returns which nodes the answers of a complete tree share.
+    """Returns the stretches that the answers of a complete tree share.
 
     Some credit calls this function once for each answer of a tree. So the last result is cached.
     """

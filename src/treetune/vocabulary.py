@@ -163,7 +163,7 @@ class TextCodec:
     """
 
     encode: Callable[[str], Sequence[int]]
-    """Returns the ids of a text, without special tokens of its own."""
+    """Returns the ids of a text. Adds no special token, such as one for the beginning of text."""
     decode: Callable[[Sequence[int] | TokenIds], str]
     """Returns the text of ids, without special tokens."""
     eos_id: int
@@ -171,18 +171,19 @@ class TextCodec:
     end_ids: tuple[int, ...] = ()
     """The tokens that each end a sampled answer; `eos_id` is always among them."""
     frame: Callable[[str], str] = str
-    """Puts the chat template around a problem's text; unchanged text without a chat."""
+    """Returns a problem's text within the chat template. Without a chat, returns the text unchanged."""
     begin: tuple[int, ...] = ()
     """The ids at the beginning of every prompt (the beginning of text, or none)."""
     conversation: Callable[[Sequence[Message]], str] | None = None
-    """Renders a problem's messages by the chat template; None without a chat."""
+    """Returns the prompt of a problem's messages, which the chat template renders. None without a chat."""
     turn_frame: Callable[[str | Sequence[Mapping[str, str]]], str] | None = None
-    """Returns the text between two turns of the model, with a user's text or tool messages in it; None
-    without a chat."""
+    """Returns the text that stands between two turns of the model, made of a user's text or of tool messages.
+    None without a chat."""
     decode_all: Callable[[Sequence[int] | TokenIds], str] | None = None
     """Returns the text of ids with special tokens."""
     with_tools: Callable[[Sequence[Mapping[str, Any]]], TextCodec] | None = None
-    """Returns this codec with prompts that offer tools, from their JSON schemas; None without a chat."""
+    """Takes the JSON schemas of tools, and returns a codec like this one whose prompts offer the tools. None
+    without a chat."""
     unmark: Callable[[str], str] = str
     """Removes the marks of text that looks like a control token."""
 
@@ -261,7 +262,7 @@ class Transcript(NamedTuple):
     text: str
     """The text of the whole answer, with the replies in it."""
     turns: Sequence[Sequence[Mapping[str, Any]]]
-    """The messages of each turn: the policy's, and the replies to it."""
+    """For each turn, its messages: first the policy's, then the replies to it."""
     rewards: Sequence[float]
     """The environment's reward for each turn."""
 
@@ -278,7 +279,8 @@ class Problem:
     id: str
     """Unique within the task and stable over runs, because seeds are derived from it."""
     prompt: str
-    """The text of the problem. For a conversation, a text of it for people and graders."""
+    """The text of the problem. For a conversation (`messages`), the conversation as one text, for people and
+    graders."""
     gold: str
     """The reference answer."""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -286,13 +288,14 @@ class Problem:
     domain: str = ""
     """The kind of problem, for metrics by domain; empty if the task has only one kind."""
     messages: tuple[Message, ...] = ()
-    """The conversation that the model continues; empty if `prompt` is all."""
+    """The conversation that the model continues; empty if the problem is only the text `prompt`."""
     as_is: bool = False
     """True if the model gets `prompt` without a chat template."""
     transcript: Transcript | None = None
-    """The answer, for its grader, if it has several turns."""
+    """The answer's turns. Only set in the copy of the problem that a grader gets with an answer of several
+    turns."""
     is_thought_open: bool = False
-    """True if the prompt ends inside a thought (``<think>``), so that the answer begins in it."""
+    """True if the prompt ends inside a thought (``<think>``). The answer then begins inside this thought."""
 
 
 @dataclass(frozen=True)
@@ -379,8 +382,8 @@ class Segment(Columnar):
     token_ids: TokenIds
     origin: Literal["sampled", "injected"] = "sampled"
     logprobs: Column | None = None
-    """One per sampled token, under the distribution that the engine sampled from (with its temperature and
-    top-p)."""
+    """The log-prob of each sampled token, under the distribution that the engine sampled from (with its
+    temperature and top-p)."""
     policy_version: int | None = None
     """The weights that sampled it: 0 for the start weights, i + 1 for those after iteration i."""
     branch: Branch = ()
@@ -406,7 +409,7 @@ def are_sampled(segments: Sequence[Segment]) -> Column:
 
 @dataclass(frozen=True)
 class Stretch:
-    """The response tokens of a segment, as offsets: from the end of the stretch before to `end`.
+    """The response tokens of a segment, as offsets: from the `end` of the previous stretch, or 0, to `end`.
 
     Example: three tokens before a block, and two threads of four tokens::
 
@@ -449,27 +452,28 @@ class Trajectory(Columnar):
 
     problem: Problem
     sample: int
-    """The number of the answer among those to its problem."""
+    """The number of the answer among the answers to its problem, from 0."""
     prompt_ids: TokenIds
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
     text: str
-    """The decoded response without special tokens. A stop string that ended it is part of it; graders get the
-    text without."""
+    """The decoded response without special tokens. If a stop string ended the response, the text contains it;
+    graders get the text before the stop string."""
     grade: Grade
     step_ends: tuple[int, ...]
     """Token offsets into the response, strictly rising; the last is its length. Step i is the tokens
     ``[step_ends[i-1], step_ends[i])``, with 0 before the first."""
     bonus: float = 0.0
-    """What shaping added to the score; negative for a penalty."""
+    """The sum of the bonuses that shaping adds to the score; negative for a penalty."""
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Counts and measurements by ``group/name`` (see `rollouts.numbers`). Not compared, since some are
-    seconds."""
+    """Counts and measurements by ``group/name`` (see `rollouts.numbers`). `==` ignores them, since some are
+    seconds, which differ each time."""
     step_rewards: tuple[float, ...] = ()
     """The reward of each step, if an environment rewards turns; they add up to the score. Empty if the whole
     score is earned at the end."""
     fork: Fork | None = None
-    """The point where it branched off from another answer (rollout ``tree``). A segment ends there."""
+    """The point where it branched off from another answer (rollout ``tree``). A segment ends at this
+    point."""
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -489,7 +493,7 @@ class Trajectory(Columnar):
 
     @property
     def reward(self) -> float:
-        """The score with the bonus of shaping, which credit assigns to tokens."""
+        """The reward that credit assigns to tokens: the score plus the bonus of shaping."""
         return self.score + self.bonus
 
     @property
@@ -532,7 +536,8 @@ class Episode(Columnar):
     policy_version: int
     finish_reason: FinishReason = "stop"
     advantages: Column | None = None
-    """Shape [T]; None if the trainer computes them (`gae`) or the loss needs none (`mle`)."""
+    """The advantage of each response token, shape [T]. None if the trainer computes them (`gae`), or if the
+    loss needs none (`mle`)."""
     behaviour_logprobs: Column | None = None
     """The engine's log-probs, shape [T]; None if the answer was not sampled."""
     step_ends: tuple[int, ...] = ()
@@ -546,19 +551,23 @@ class Episode(Columnar):
     chosen: bool | None = None
     """True for the better row of a `pair`."""
     score: float = None  # type: ignore[assignment]  # `__post_init__` sets it
-    """The grader's reward, by which selections tell correct answers from others; `reward` if left out."""
+    """The grader's reward, by which selections tell correct answers from others. If it is left out, it is
+    `reward`."""
     stretches: tuple[Stretch, ...] = ()
-    """The segments of an answer with threads, which say which tokens each token was sampled after; empty if
-    each token was sampled after all tokens before it."""
+    """The segments of an answer with threads. Their branches determine which earlier tokens were in a token's
+    context when it was sampled. Empty if each token was sampled after all tokens before it."""
     domain: str = ""
     step_rewards: tuple[float, ...] = ()
-    """The rewards of steps, as in `Trajectory`. The rest of `reward` is earned at the end."""
+    """The rewards of steps, as in `Trajectory`. What `reward` has beyond their sum is earned at the end."""
     step_errors: tuple[float, ...] | None = None
-    """The standard error of each of `step_values`; infinite if the step is credited together with the step
-    before it and repeats that one's value."""
+    """The standard error of each of `step_values`. It is infinite for a step that is credited together with
+    the step before it, and so only repeats the earlier step's value."""
     continuations: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
-    """The rewards of the continuations that were sampled from a state, by the number of response tokens
-    before the state; None for one that could not be graded. Kept for readers."""
+    """The rewards of the continuations that were sampled from states of the answer. The key is the number of
+    response tokens before a state. A continuation that could not be graded has None in place of a reward.
+    Training does not use them: they are kept for people who read the rows.
+
+    Example: ``{4: (1.0, 0.0, None)}`` for three continuations from the state after 4 tokens."""
     critic_prompt_ids: TokenIds | None = None
     """The prompt that the critic sees, if it isn't the policy's (`CriticSettings.template`)."""
     teacher_prompt_ids: TokenIds | None = None

@@ -1,10 +1,10 @@
-"""How OpenMP's threads wait for each other.
+"""Sets how OpenMP's threads wait for each other.
 
 After each parallel region, threads that are done wait for the others. By default libgomp, which PyTorch's
-wheels for CPUs bring along, spins for milliseconds before it sleeps. On a machine that others use too, the
-thread that all wait for is often off its core because one that only spins is on it, and an iteration takes up
-to 16 times as long as alone. Threads that spin for a microsecond and then sleep lose little on an idle
-machine, and give their cores away on a busy one. No numerical result changes.
+wheels for CPUs bring along, spins for milliseconds before it sleeps. On a machine with other busy processes,
+a thread that only spins often occupies the core that the last working thread needs, and an iteration takes up
+to 16 times as long as on an idle machine. Threads that spin for a microsecond and then sleep lose little on
+an idle machine, and give their cores away on a busy one. No numerical result changes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ SHORT_SPIN = {
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 USERS_CHOICES = (*SHORT_SPIN, "KMP_BLOCKTIME")
-"""Variables by which a user says how threads wait. Where one of them is set, none is added to it."""
+"""Variables by which a user says how threads wait. If one of them is set, `wait_briefly` sets none."""
 
 
 def wait_briefly(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Has threads sleep soon while they wait, in this process and in those that it starts.
+    """Makes threads that wait go to sleep soon, in this process and in processes that it starts.
 
     OpenMP reads these variables once, when it is loaded: this has to run before PyTorch is imported.
     """

@@ -11,8 +11,8 @@
 | `treetune/lab/trees/rollout.py` | ``tree`` | answers that branch (SPO, TreeRL, TreePO) |
 | `treetune/lab/trees/turns.py` | ``turn_tree`` | conversations that branch between turns |
 
-The last four are in the packages that they depend on: environments, threads, and the rules for where trees
-branch, which use `treetune.credit.states`. The package `rollouts` must not import these packages.
+The last four are in the packages that they need: environments, threads, and the rules that decide where trees
+branch (which use `treetune.credit.states`). The package `rollouts` must not import these packages.
 
 `base.py` has the base classes, `context.py` what a run gives a rollout, and `answers.py` what the rollouts
 share. `shaping.py` adds bonuses before credit, and `selection.py` chooses rows after it. `storage.py` and

@@ -1,9 +1,9 @@
-"""What rollouts that sample answers share: their settings, prompts that fit, graded text and step boundaries.
+"""Shared code of rollouts that sample answers: settings, prompts that fit, graded text and step boundaries.
 
 * `SampledRollout` has the settings of every rollout that samples: `samples`, `max_tokens`, `temperature`, …
-* `GrowingRollout` is the base of rollouts whose answers take several requests (turns, threads): a sub-class
-  only writes `answers`, a program that awaits the engine, and gets `run` for it.
-* The functions below them prepare prompts and finish answers.
+* `GrowingRollout` is the base of rollouts whose answers take several requests (turns, threads). A sub-class
+  only writes `answers`, a program that awaits the engine; the base class's `run` calls it.
+* The functions below these classes prepare prompts and finish answers.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from treetune.vocabulary import FinishReason, Grade, Metrics, Problem, Segment, 
 T = TypeVar("T")
 
 UNGRADED = Grade(reward=0.0, outcome="no_answer")
-"""The grade of an answer until it has been graded."""
+"""The grade of an answer that has not been graded yet."""
 
 EXAMPLES = 4
-"""How many problems of a task `check` looks at."""
+"""The number of example problems of a task that `check` looks at."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,20 +42,21 @@ class SampledRollout(Rollout):
     """The settings of every rollout that samples answers."""
 
     samples: Annotated[int, Gt(0)] = 8
-    """Answers to each problem."""
+    """The number of answers to each problem."""
     max_tokens: Annotated[int, Gt(0)]
-    """Tokens of an answer, injected ones included."""
+    """The largest number of tokens of an answer, injected ones included."""
     temperature: Annotated[float, Ge(0)] = 1.0
-    """Temperature of sampling, and of the log-probs in training; 0 takes the most likely token."""
+    """The temperature of sampling, and of the log-probs in training. 0 takes the most likely token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     """Samples from the most likely tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
-    """Samples from so many of the most likely tokens; -1: from all."""
+    """The number of most likely tokens to sample from; -1: all tokens."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that the budget cut off; null grades it like any other."""
+    """The reward of an answer that the budget cut off. null: such an answer is graded like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
-    """Training leaves out problems with longer prompts. An answer may then have `max_tokens`, or what its
-    prompt leaves of the context if that is less. null: every prompt must leave room for `max_tokens`."""
+    """Training leaves out problems with longer prompts. An answer may then have `max_tokens`, or the rest of
+    the context after its prompt if that is less. null: no problem is left out, and every prompt must leave
+    room for `max_tokens`."""
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)
@@ -69,8 +70,8 @@ class SampledRollout(Rollout):
         for task in parts_of(experiment.task):
             lengths = experiment.model.prompt_tokens([problem.prompt for problem in task.examples(EXAMPLES)])
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
-            # `lengths` is None if only a loaded tokenizer can tell the lengths. If `max_tokens` is too large,
-            # `check_lengths` has found the mistake already.
+            # `lengths` is None if the tokenizer must be loaded to count tokens. If `max_tokens` is too large,
+            # `check_lengths` has reported that already.
             if not lengths or max_tokens >= context_length:
                 continue
             if longest_prompt is not None and min(lengths) > longest_prompt:
@@ -101,10 +102,10 @@ class SampledRollout(Rollout):
         )
 
     def encode_prompts(self, context: RolloutContext, problems: Sequence[Problem]) -> dict[str, TokenIds]:
-        """Returns the prompts' ids of all problems of the iteration, by the problem's id.
+        """Returns the token ids of the prompts of all problems of the iteration, by the problem's id.
 
-        Every rank encodes all of them, so that all ranks stop if one prompt does not fit, and none waits for
-        another.
+        Every rank encodes all prompts. So if one prompt does not fit, all ranks stop, and no rank waits for
+        one that has stopped.
 
         Raises:
             ValueError: A prompt leaves no room for an answer in the context.
@@ -147,10 +148,11 @@ class Announcer:
 
 
 class CountedSamples:
-    """Samples, and counts in the run's log how many samples were requested and how many are there."""
+    """Sends requests to the engine. Shows in the run's log how many samples were requested, and how many have
+    arrived."""
 
     def __init__(self, context: RolloutContext, earlier_samples: int = 0) -> None:
-        """`earlier_samples` are there already, and count as requested and done."""
+        """Begins to count. `earlier_samples` have arrived already, and count as requested and done."""
         assert context.engine is not None, "sampling needs an engine"
         self._engine, self._log = context.engine, context.log
         self._requested = self._done = earlier_samples
@@ -168,7 +170,7 @@ class GrowingRollout(SampledRollout):
     """A rollout whose answers take several requests each, and can be continued from their middle."""
 
     seed_name: ClassVar[str]
-    """Enters the seeds of its answers, so that they differ from those of other rollouts."""
+    """A part of the answers' seeds, so that two rollouts sample with different seeds."""
 
     @property
     @override
@@ -176,12 +178,12 @@ class GrowingRollout(SampledRollout):
         return self
 
     async def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
-        """Samples and grades one answer from each start, and returns them in that order. `Trajectory.sample`
-        is 0 in all of them.
+        """Samples and grades one answer from each start, and returns the answers in the order of `starts`.
+        `Trajectory.sample` is 0 in all of them.
 
         Call it with `Engine.run`, or await it in a coroutine that `Engine.run` runs. The seed of a request
-        derives from the seed of its start and its position in the answer, so that an answer does not depend
-        on what else is sampled, or on the order in which samples arrive.
+        derives from the seed of its start and the request's position in the answer. So an answer depends
+        neither on what else is sampled nor on the order in which samples arrive.
         """
         raise NotImplementedError
 
@@ -195,14 +197,17 @@ class GrowingRollout(SampledRollout):
                 seed = derive_seed(context.seed, context.iteration, problem.id, self.seed_name, sample)
                 starts.append(Start(problem, prompts[problem.id], seed))
         answers = context.engine.run(self.answers(context, starts))
-        # Each answer has the number 0 so far. The starts of a problem are neighbours, `samples` of them.
+        # `answers` gives each answer the number 0. The starts of a problem are `samples` neighbours, so the
+        # remainder is an answer's number among the answers to its problem.
         numbered = [replace(answer, sample=index % self.samples) for index, answer in enumerate(answers)]
         return measure_trees(context, trees_of(numbered))
 
 
 def require_growing_rollout(context: RolloutContext) -> GrowingRollout:
-    """Returns the context's rollout, for a part that continues answers with it. Raises LookupError if it is
-    None, or if it can't continue answers from their middle."""
+    """Returns the context's rollout, for a part that continues answers with it.
+
+    Raises LookupError if the context has no rollout, or one that can't continue answers from their middle.
+    """
     if not isinstance(context.rollout, GrowingRollout):
         raise LookupError("this phase of the run has no rollout that continues answers from their middle")
     return context.rollout
@@ -215,11 +220,12 @@ def measure_trees(context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[
 
 
 def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence[Problem]:
-    """Returns this rank's contiguous part of `problems`; sizes differ by at most one, and may be zero.
+    """Returns this rank's contiguous part of `problems`. The ranks' parts differ in size by at most one, and
+    may be empty.
 
     Raises:
-        ValueError: There are no problems, or one is listed twice. Seeds derive from a problem's id, so both
-            would get the same answers.
+        ValueError: There are no problems, or a problem is listed twice. Seeds derive from a problem's id, so
+            the problem would get the same answers twice.
     """
     if not problems:
         raise ValueError("there are no problems to roll out from")
@@ -234,7 +240,7 @@ def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence
 
 
 def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
-    """Returns a rank's part of `items`: the parts of all ranks, one after the other, are `items`.
+    """Returns a rank's contiguous part of `items`. The parts of all ranks in rank order make up `items`.
 
     Example: of 5 items, ranks 0 and 1 of 2 have 2 and 3.
     """
@@ -249,15 +255,15 @@ def encode_prompt(
     response_tokens: int,
     max_prompt_tokens: int | None = None,
 ) -> TokenIds:
-    """Returns the prompt's ids.
+    """Returns the token ids of a problem's prompt, after checking its length.
 
     Args:
         context: The context of the phase.
         problem: The problem.
         response_tokens: The largest length of a response.
         max_prompt_tokens: The bound on prompts. Without it, the prompt must leave room for `response_tokens`.
-            With it, the prompt need only leave room for one token: `AnswerSettings.token_budget` bounds the
-            response by what the prompt leaves of the context.
+            With it, the prompt need only leave room for one token: `AnswerSettings.token_budget` limits the
+            response to the rest of the context.
 
     Raises:
         ValueError: The prompt is empty, longer than `max_prompt_tokens`, or leaves no room for the response.
@@ -284,7 +290,7 @@ def encode_prompt(
 
 
 def check_sampling(temperature: float, top_k: int, samples: int) -> None:
-    """Raises ValueError for sampling parameters that leave no token, or no second answer."""
+    """Raises ValueError if `top_k` leaves no token to sample, or if several samples would all be the same."""
     if top_k == 0:
         raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
     if temperature == 0 and samples > 1:
@@ -292,10 +298,10 @@ def check_sampling(temperature: float, top_k: int, samples: int) -> None:
 
 
 def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
-    """Returns findings on answers and prompts that are longer than the context holds."""
+    """Yields a finding for each limit on answers or prompts that doesn't fit into the context."""
     sampling, longest_prompt = rollout.sampling, rollout.max_prompt_tokens
-    # With max_prompt_tokens, answers are bounded by what the prompt leaves, and max_tokens may be all of the
-    # context.
+    # With max_prompt_tokens, an answer may only have the rest of the context after its prompt. So max_tokens
+    # may be as large as the context.
     too_many = context_length if longest_prompt is None else context_length + 1
     if sampling is not None and sampling.max_tokens >= too_many:
         yield Finding(
@@ -330,7 +336,8 @@ def apply_unfinished_reward(
     The grade of such an answer keeps what the grader extracted. Its reward is known even if the grader was
     unavailable.
     """
-    # `is_decided` also covers the case None. It is repeated here because a type checker needs to see it.
+    # `is_decided` is also False if `unfinished_reward` is None. The check for None is repeated for the type
+    # checker.
     if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
@@ -357,9 +364,9 @@ def split_steps(
 
     Example: ``(6, 12, 15)`` for an answer of three lines and 15 tokens.
 
-    An answer ends with an end token or a stop string. If another token in place of this end could have begun
-    a step, the end is a step of its own. Otherwise the end belongs to the last step.
-    `Task.answer_boundaries` decides this.
+    An answer ends with an end token or a stop string. `Task.answer_boundaries` decides whether this end is a
+    step of its own, or belongs to the last step. It is a step of its own if another token in its place could
+    have begun a step.
     """
     graded_text = before_stop(text, stop)
     boundaries = task_of(context.task, problem).answer_boundaries(graded_text)

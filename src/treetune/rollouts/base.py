@@ -1,7 +1,7 @@
-"""What a rollout, a shaping and a selection are: three of the parts of a method. `treetune.credit` has the
-fourth.
+"""Defines the base classes of three of the four parts of a method: rollouts, shapings and selections. The
+fourth part is `treetune.credit`.
 
-In an iteration they work one after the other:
+In an iteration the four parts work one after the other:
 
     problems ── Rollout.run ──> trees of graded answers ── Shaping.bonuses ──> answers with bonuses
              ── Credit.assign ──> episodes with advantages ── Selection.select ──> episodes to train on
@@ -28,17 +28,18 @@ class Rollout(Registrable):
     """Makes trees of graded answers to problems.
 
     Example: `single_turn` with ``samples: 2`` makes of the problem ``2+2=?`` a tree with two leaves, such as
-    the answers ``4`` (reward 1) and ``5`` (reward 0), which share the prompt alone.
+    the answers ``4`` (reward 1) and ``5`` (reward 0), which share only the prompt.
     """
 
     samples: int = 1
-    """Answers to a problem."""
+    """The number of answers to each problem."""
     unfinished_reward: float | None = 0.0
-    """Reward of an answer that the budget cut off; None grades it like any other."""
+    """The reward of an answer that the budget cut off. None: such an answer is graded like any other."""
     max_prompt_tokens: int | None = None
-    """Problems with longer prompts are not trained on. None: such a problem is an error."""
+    """Problems with longer prompts are not trained on. None: there is no bound, but a prompt must leave room
+    in the context for the largest answer, or else it is an error."""
     carries: bool = False
-    """Whether it keeps answers from one iteration to the next, in its context's `carry_over`."""
+    """Whether the rollout keeps answers from one iteration to the next, in its context's `carry_over`."""
 
     @property
     @final
@@ -47,23 +48,27 @@ class Rollout(Registrable):
 
     @property
     def sampling(self) -> SamplingParams | None:
-        """The policy's sampling parameters; None where nothing is sampled."""
+        """The policy's sampling parameters; None for a rollout that doesn't sample."""
         return None
 
     @property
     def rollout_for_fixed_problems(self) -> Rollout | None:
-        """The rollout that answers fixed problems, as in evaluation and analyses; None for plain sampling
-        with this rollout's settings. Callers use `single_turn.for_fixed_problems`, which handles both."""
+        """The rollout that answers fixed problems, as in evaluation and analyses. None stands for plain
+        sampling with this rollout's settings: callers use `single_turn.for_fixed_problems`, which handles
+        None."""
         return None
 
     def most_answers(self, problems: int) -> int:
-        """Returns the largest number of answers that an iteration of so many problems can have."""
+        """Returns the largest number of answers that an iteration of `problems` problems can have."""
         return problems * self.samples
 
     def tools(self, task: Task) -> Sequence[Mapping[str, Any]]:
         """Returns the JSON schemas of the tools that all prompts of a run offer through the model's chat
-        template; empty for a rollout without tools, and for tools that are called in another way. May start
-        the servers of tools, to ask them for their schemas."""
+        template.
+
+        Returns none for a rollout without tools, or if the chat template is not used to call them. May start
+        the servers of tools, to ask them for their schemas.
+        """
         return ()
 
     def check_at_start(self, codec: TextCodec) -> None:
@@ -93,13 +98,13 @@ class Shaping(Registrable):
     """Adds bonuses to the scores of answers, between rollout and credit."""
 
     remembers: bool = False
-    """Whether it uses the context's `shaping_memory`."""
+    """Whether the shaping uses the context's `shaping_memory`."""
     measures: tuple[str, ...] = ()
     """The names of the numbers that `assess` gives."""
 
     @property
     def label(self) -> str:
-        """Its name in metrics: the type under which it is registered."""
+        """The shaping's name in metrics: the `type` under which the class is registered."""
         return self.registered_name() or type(self).__name__
 
     @property
@@ -148,19 +153,24 @@ class Selection(Registrable):
     continues."""
 
     at_most: int | None = None
-    """The largest number of groups that it keeps. None: there is no bound."""
+    """The largest number of groups that the selection keeps. None: there is no bound."""
     keeps_groups: bool = True
-    """Whether it keeps either all answers to a problem or none."""
+    """Whether the selection keeps either all answers to a problem or none."""
 
     def most_kept(self, answers: int, problems: int) -> int:
-        """Returns the largest number of rows (or pairs) that it keeps of so many answers and problems."""
+        """Returns the largest number of rows (or pairs) that the selection keeps.
+
+        Args:
+            answers: The number of answers before the selection.
+            problems: The number of problems that they answer.
+        """
         return answers
 
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
-        """Returns a part of all ranks' `episodes`, and metrics of them.
+        """Returns the episodes to train on, chosen from those of all ranks, and metrics about the choice.
 
-        In `episodes`, all rows of a problem are neighbours, and the problems are in their order. Called on
-        the first rank alone, so it must not communicate with other ranks. What it draws derives from the
-        context's seed and iteration.
+        In `episodes`, all rows of a problem are neighbours, and the problems are in the iteration's order.
+        Only the first rank calls this method, so it must not communicate with other ranks. Random choices
+        derive from the context's seed and iteration.
         """
         raise NotImplementedError

@@ -38,8 +38,8 @@ class RankGroup(Protocol):
         """
 
     def hand_out(self, name: str, for_ranks: Sequence[Any]) -> list[Any]:
-        """Sends an object to each rank, and returns those that all ranks have sent to this one.
-        Collective."""
+        """Sends the i-th of `for_ranks` to rank i, and returns the objects that all ranks have sent to this
+        rank. Collective."""
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,19 @@ class AnswerSettings:
     context_length: int
     """Tokens of prompt and answer together."""
     sampling: SamplingParams | None = None
-    """How the policy is sampled; None where nothing samples."""
+    """The policy's sampling parameters; None in a phase that doesn't sample."""
     unfinished_reward: float | None = 0.0
     """The reward of an answer that the budget cut off; None: it is graded like any other."""
     reads_logprobs: bool = True
     """Whether the engine's log-probs of answers are read. Training reads them; evaluation and values only
     grade answers, and don't request them. A rollout that reads them itself requests them anyway."""
     priority: int = ANSWERS
-    """The priority of requests for answers, `ANSWERS` or `CONTINUATIONS`. Answers that only give values to
-    states of other answers have the latter, and wait for answers in the engine's queue."""
+    """The priority of requests for answers, `ANSWERS` or `CONTINUATIONS`. Continuations are sampled only to
+    estimate the values of other answers' states. In the engine's queue they wait until answers are served."""
 
     def token_budget(self, prompt_ids: TokenIds, max_tokens: int) -> int:
-        """Returns how many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context
-        if that is less.
+        """Returns how many tokens an answer may have: `max_tokens`, or the rest of the context after the
+        prompt if that is less.
 
         Example: with a context of 512 and a prompt of 400, ``token_budget(prompt_ids, 256)`` is 112.
         """
@@ -94,17 +94,19 @@ class Log:
 
 @dataclass(frozen=True)
 class RolloutContext:
-    """What a rollout, a shaping, a credit or a selection works with, in one phase of a run.
+    """The objects and settings that a rollout, a shaping, a credit or a selection works with, in one phase of
+    a run.
 
     Seeds of what a part samples or draws derive from `seed` and `iteration` (`treetune.seeds.derive_seed`).
-    Only some parts use the fields after `log`. Such a field, or a field of `model_scores`, is None in a phase
-    that doesn't have it. A part that can't work without it gets it by `required`, whose error names it.
+    Only some parts use the fields after `log`. Such a field, or a field of `model_scores`, is None in phases
+    that don't provide it. A part that can't work without a field reads it through `required`, whose error
+    names the field.
     ``dataclasses.replace(context, engine=…)`` returns a context with another engine.
     """
 
     task: Task
     engine: Engine | None
-    """None where nothing samples, as in supervised training."""
+    """None in a run that doesn't sample, as in supervised training."""
     grader: GraderPool
     codec: TextCodec
     seed: int
@@ -116,21 +118,21 @@ class RolloutContext:
     """The phase's rollout as it answers fixed problems (`for_fixed_problems`). Credit continues answers with
     it."""
     model_scores: ModelScores = field(default_factory=ModelScores)
-    """What models compute of answers for the credit, such as the critic's values."""
+    """The numbers that models compute from answers for the credit, such as the critic's values."""
     early_continuations: BegunContinuations | None = None
-    """What was sampled for the credit while other answers were still sampled."""
+    """The continuations that were sampled for the credit while other answers were still being sampled."""
     answer_observer: AnswerObserver | None = None
     """Gets each answer as soon as it is graded."""
     further_problems: FurtherProblems | None = None
     """Problems that the iteration doesn't have yet. Only the rollout of an iteration has them."""
     carry_over: CarryOver | None = None
-    """Answers from the iteration before, for a rollout that `carries`."""
+    """Answers from the previous iteration, for a rollout that `carries`."""
     shaping_memory: ShapingMemory | None = None
-    """What shapings remember of earlier iterations."""
+    """The data that shapings keep from earlier iterations."""
     environments: EnvironmentPlayer | None = None
     """Plays the environments of answers with turns."""
     turn_journal: TurnStore | None = None
-    """Stores the turns of environments, so that a restart doesn't play them again."""
+    """Stores the turns of environments, so that a restarted run doesn't play them again."""
 
     if not TYPE_CHECKING:  # a type checker reports these names by itself
 
@@ -164,7 +166,8 @@ class FurtherProblems:
     (`until_mixed`)."""
 
     draw: Callable[[], Sequence[Problem]]
-    """Returns them in an order that derives from seed and iteration, the same on all ranks."""
+    """Returns all of these problems, in an order that derives from seed and iteration and is the same on all
+    ranks."""
 
 
 @dataclass(frozen=True)
@@ -172,14 +175,15 @@ class CarryOver:
     """Answers that a rollout carries over from one iteration to the next (`Rollout.carries`)."""
 
     answers: Sequence[Trajectory]
-    """All ranks' answers of the iteration before, in rank order."""
+    """The answers that all ranks carried over from the previous iteration, in rank order."""
     keep: Callable[[Sequence[Trajectory]], None]
     """Takes the answers that this rank carries over. The rollout calls it before its `run` returns.
     Collective."""
 
 
 class ShapingMemory(dict[str, Any]):
-    """What shapings remember from one iteration to the next, in JSON's types: the same on all ranks.
+    """The data that shapings keep from one iteration to the next. It consists of JSON types, and is the same
+    on all ranks.
 
     A shaping that `remembers` changes the entry under its label, in the same way on all ranks. The runtime
     stores the memory with the iteration. Example: the mean length of sequential answers to a problem,
@@ -193,15 +197,15 @@ class AnswerObserver:
     `treetune.credit.states.early`."""
 
     observe: Callable[[Trajectory], Awaitable[None]]
-    """Takes a graded answer. May await samples of the same engine. The rollout awaits it, and so ends after
-    it."""
+    """Takes a graded answer. May await samples of the same engine. The rollout waits for it before it
+    ends."""
 
 
 class BegunContinuations(Protocol):
     """The continuations that credit has sampled with each answer: `treetune.credit.states.early`."""
 
     def find(self, state_key: bytes, plan: object) -> Any:
-        """Returns what was begun of a state with this plan; None where nothing was.
+        """Returns the continuations that were begun from a state with this plan; None if none were.
 
         Args:
             state_key: The state's key (`AnswerPrefix.key`).
@@ -222,7 +226,8 @@ class EnvironmentPlayer(Protocol):
         journal: Any,
         seconds: float,
     ) -> Any:
-        """Returns the object that plays the turns of an answer: a `Play`."""
+        """Returns the object that plays the turns of an answer: a `Play`. `EnvironmentPool.begin` describes
+        the arguments."""
 
 
 class TurnStore(Protocol):

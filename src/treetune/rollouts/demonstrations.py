@@ -40,21 +40,23 @@ TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
 @Rollout.register("demonstrations")
 @dataclass(frozen=True, kw_only=True)
 class Demonstrations(Rollout):
-    """Demonstrations of the task, drawn anew in every iteration, followed by the end token. Their segment is
-    trained, but has no log-probs and no policy version, since no policy sampled it.
+    """Takes the task's demonstrations, drawn anew in every iteration, as answers, and adds the end token to
+    each.
 
-    A demonstration with threads becomes the segments that a rollout would have made of it: the injected ones
-    are not trained, and each segment is a step.
+    A demonstration becomes one segment, which is trained. It has no log-probs and no policy version, since no
+    policy sampled it. A demonstration with threads becomes the segments that a rollout would have made of it:
+    the injected segments are not trained, and each segment is a step.
     """
 
     samples: Annotated[int, Gt(0)] = 1
-    """Demonstrations of each problem."""
+    """The number of demonstrations of each problem."""
     graded: bool = True
-    """Whether they are graded like answers, so that ``episodes/reward`` shows how good the demonstrations
-    are. False takes all of them for right, where grading is expensive and their quality is known."""
+    """Whether demonstrations are graded like answers, so that ``episodes/reward`` shows how good they are. If
+    it is false, all of them count as right: this saves time if grading is expensive and their quality is
+    known."""
     too_long: Literal["stop", "leave_out"] = "stop"
-    """What happens to a demonstration that doesn't fit into the context: it stops the run, or it is left out
-    and counted in ``episodes/left_out``."""
+    """The treatment of a demonstration that doesn't fit into the context. ``stop``: it stops the run.
+    ``leave_out``: it is left out and counted in ``episodes/left_out``."""
 
     @property
     @override
@@ -129,8 +131,8 @@ class Demonstrations(Rollout):
                 grade = context.grader.submit(text, problem) if self.graded else None
                 pending.append(_Pending(answer, grade))
                 context.log.progress(len(pending), len(share) * self.samples)
-        # All are submitted before the first grade is waited for, so that the grader's processes work in
-        # parallel.
+        # All demonstrations have been submitted before this waits for the first grade, so that the grader's
+        # processes work in parallel.
         answers = []
         for answer, grade in pending:
             answers.append(answer if grade is None else replace(answer, grade=grade.result()))
@@ -142,19 +144,19 @@ class Demonstrations(Rollout):
 
 
 class _Pending(NamedTuple):
-    """A demonstration, and the grade that it will have; None where it isn't graded."""
+    """A demonstration, and its future grade; None if demonstrations aren't graded."""
 
     answer: Trajectory
     grade: Future[Grade] | None
 
 
 class DemonstrationFormat:
-    """A format of texts whose demonstrations become the segments that a rollout would have made of them, such
-    as the threads of ThreadWeaver."""
+    """A format of demonstrations that consist of several segments, such as those with ThreadWeaver's threads.
+    It cuts a text into the segments that a rollout would have made of it."""
 
     @classmethod
     def register(cls, name: str) -> Callable[[type[Format]], type[Format]]:
-        """Class decorator: ``@DemonstrationFormat.register("threads")``."""
+        """Returns a class decorator that registers a format: ``@DemonstrationFormat.register("threads")``."""
 
         def add(format_class: type[Format]) -> type[Format]:
             _FORMATS[name] = format_class()
@@ -163,20 +165,20 @@ class DemonstrationFormat:
         return add
 
     def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterable[Finding]:
-        """Returns the findings on a task's first demonstrations.
+        """Returns findings about a task's first demonstrations.
 
         Args:
             texts: The demonstrations.
-            single_tokens: The texts that the tokenizer has as single tokens; None if they are not known yet.
+            single_tokens: The texts that are single tokens of the tokenizer; None if they are not known yet.
         """
         return ()
 
     def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
-        """Returns the segments of a demonstration, the last one with the end token; None for a text of
-        another format.
+        """Returns the segments of a demonstration. The last one ends with the end token. Returns None if the
+        text is not in this format.
 
         Raises:
-            ValueError: The text is one that a rollout couldn't have made.
+            ValueError: The text is in this format, but a rollout couldn't have made it.
         """
         raise NotImplementedError
 
@@ -187,7 +189,7 @@ _FORMATS: dict[str, DemonstrationFormat] = {}
 
 
 def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
-    """Returns the segments of a demonstration: those of its format, or else a single one."""
+    """Returns the segments of a demonstration: those of its format, or a single one if it is in none."""
     for demonstration_format in _FORMATS.values():
         segments = demonstration_format.segments(codec, problem, text)
         if segments is not None:
@@ -201,7 +203,8 @@ def _step_ends(
 ) -> tuple[int, ...]:
     """Returns the token offsets at which a demonstration's steps end.
 
-    If there are several segments, each segment is a step. Otherwise the task splits the text into steps.
+    If there are several segments, each is a step. If there is one segment, the task splits its text into
+    steps.
     """
     if len(segments) == 1:
         return split_steps(context, problem, segments[0].token_ids, text)

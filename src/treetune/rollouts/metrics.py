@@ -19,8 +19,13 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 def pool_columns(
     context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
-    """Returns each column with the values of all ranks, in rank order. A rank need not have all columns.
-    Collective."""
+    """Returns each column with the values of all ranks, in rank order. Collective.
+
+    Args:
+        context: The context of the phase.
+        name: The name of the exchange between ranks.
+        columns: This rank's columns. Another rank may have other columns.
+    """
     pooled_columns: dict[str, list[float]] = {}
     for columns_of_rank in context.ranks.exchange(name, dict(columns)):
         for column, values in columns_of_rank.items():
@@ -37,7 +42,8 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> flo
 
 
 def deviation(values: Sequence[float]) -> float:
-    """Returns the standard deviation of a population. `fsum` makes it independent of the order."""
+    """Returns the standard deviation of a population (divided by n). `fsum` makes it independent of the order
+    of the values."""
     center = mean(values)
     return math.sqrt(mean([(value - center) ** 2 for value in values]))
 
@@ -48,7 +54,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     * ``episodes/score``: the mean of the grader's verdicts; ``episodes/correct``: the share of correct
       answers;
     * ``episodes/reward`` and ``episodes/reward_std``: the mean and the standard deviation (of the population)
-      of the rewards that credit distributes; shaping changes both afterwards;
+      of the rewards that credit distributes; if there is shaping, `apply_shaping` replaces both;
     * ``episodes/once_hit``: share of problems with at least one right answer;
     * ``episodes/unique``: mean share of different texts among the answers to a problem;
     * ``episodes/mixed``: share of problems whose answers differ in score;
@@ -75,7 +81,7 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     columns_of_problems: dict[str, list[float]] = {"once_hit": [], "unique": [], "mixed": []}
     for group in groups.values():
         graded_of_group = [t for t in group if t.grade.is_known]
-        if graded_of_group:  # otherwise it isn't known whether the problem was solved
+        if graded_of_group:  # without a graded answer, it isn't known whether the problem was solved
             is_hit = any(t.grade.correct for t in graded_of_group)
             columns_of_problems["once_hit"].append(float(is_hit))
         columns_of_problems["unique"].append(len({t.text for t in group}) / len(group))
@@ -86,7 +92,8 @@ def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajector
     local_numbers = number_columns(trajectories) | domain_columns(groups)
     columns = pool_columns(context, "rollout-metrics", local | local_numbers)
     metrics = {name: mean(columns[name]) for name in local if columns[name]}
-    # The others are named numbers, also those that only other ranks' answers have.
+    # The columns that aren't in `local` have the named numbers and the domains' numbers. Some of them may
+    # come only from other ranks.
     metrics |= number_metrics({name: columns[name] for name in columns if name not in local})
     if columns["episodes/reward"]:
         metrics["episodes/reward_std"] = deviation(columns["episodes/reward"])
@@ -104,7 +111,8 @@ DOMAIN_METRICS = (
     *("reward", "correct", "unfinished", "unavailable", "error", "response_tokens"),
     *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
 )
-"""What an iteration records of a domain; ``weight`` is the share of problems that a mixture asks for."""
+"""The names of the metrics that an iteration records for each domain. ``weight`` is the share of problems
+that a mixture asks for."""
 _ONE_FOR_EACH_PROBLEM = "mixed"
 """A column with one value for each problem, whose length is therefore the number of problems."""
 
@@ -121,13 +129,16 @@ def split_domain(key: str) -> tuple[str, str] | None:
 
 
 def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list[float]]:
-    """Returns the columns of a rank's answers and problems by domain; their means are the metrics
-    ``domains/<name>/…``.
+    """Returns columns of a rank's answers and problems for each domain. Their means over all ranks are the
+    metrics ``domains/<name>/…``.
 
-    Of answers: ``reward``, ``correct``, ``unfinished``, ``unavailable``, ``error`` and ``response_tokens``,
-    as in ``episodes/``. Of problems: ``mixed``, the share whose answers differ in score; ``learnable``, the
-    mean of p (1 − p), where p is the share of right answers to a problem (unbiased, of problems with several
-    answers). `domain_counts` adds ``problems``, the number of the domain's problems; `domain_advantages` adds
+    * Columns with a value for each answer: ``reward``, ``correct``, ``unfinished``, ``unavailable``,
+      ``error`` and ``response_tokens``, as in ``episodes/``.
+    * Columns with a value for each problem: ``mixed``, 1 if its answers differ in score, or else 0; and
+      ``learnable``, an unbiased estimate of p (1 − p), where p is the probability of a right answer. Only
+      problems with several graded answers have it.
+
+    `domain_counts` adds ``problems``, the number of the domain's problems. `domain_advantages` adds
     ``advantage_std`` and ``advantage_zero`` of trained tokens.
 
     Args:
@@ -147,13 +158,13 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             "unavailable": [float(not answer.grade.is_known) for answer in answers],
             "error": [float(answer.grade.outcome == "error") for answer in answers],
             "response_tokens": [float(len(answer.response_ids)) for answer in answers],
-            # ``mixed``. The length of its column is the number of problems.
+            # The column ``mixed``, whose length is the number of problems.
             _ONE_FOR_EACH_PROBLEM: [float(len(scores) > 1)],
         }
         count = len(graded)
         if count > 1:
             share = sum(answer.grade.correct for answer in graded) / count
-            # count / (count - 1) makes it unbiased, as it does for a variance.
+            # The factor count / (count - 1) makes the estimate unbiased, as for a sample variance.
             numbers["learnable"] = [share * (1 - share) * count / (count - 1)]
         for name, values in numbers.items():
             if values:
@@ -166,7 +177,7 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
     counts: Metrics = {}
     for key, values in columns.items():
         domain_and_name = split_domain(key)
-        if domain_and_name is None:  # a metric of all domains together
+        if domain_and_name is None:  # a column of all domains together
             continue
         domain, name = domain_and_name
         if name == _ONE_FOR_EACH_PROBLEM:
@@ -175,8 +186,8 @@ def domain_counts(columns: Mapping[str, Sequence[float]]) -> Metrics:
 
 
 def domain_advantages(episodes: Sequence[Episode]) -> Metrics:
-    """Returns the standard deviation of each domain's advantages over its trained tokens, and the share of
-    zeros."""
+    """Returns two metrics for each domain: the standard deviation of the advantages of its trained tokens,
+    and the share of these advantages that are 0."""
     import numpy as np
 
     advantages: dict[str, list[np.ndarray]] = {}

@@ -1,4 +1,4 @@
-"""Numbers that models compute of answers and of given texts, for credits that read them.
+"""Numbers that models compute from answers and from given texts, for credits that read them.
 
 In a run the trainer computes them, since it has the models (`runtime.training.open_trainer`). Analyses
 compute them with stored weights, and the arena computes them exactly. A credit finds them in its context:
@@ -35,7 +35,7 @@ class Critic:
 
 
 class ScoredText(NamedTuple):
-    """A text that is scored, and the tokens before it.
+    """The tokens of a text to be scored, and the tokens before it.
 
     Example: the reference answer ``4`` after a prompt and two tokens of an answer::
 
@@ -56,21 +56,22 @@ class ReferenceScores:
 
 @dataclass(frozen=True)
 class Distributions:
-    """The distributions that answers were sampled from. The engine reports only the probability of the
-    sampled token, so the trainer runs the policy over the answers once more.
+    """Facts about the distributions that answers were sampled from.
 
-    They are the distributions at the rollout's temperature, before top-p and top-k cut them.
+    The engine reports only the probability of each sampled token, so the trainer runs the policy over the
+    answers once more. The distributions are those at the rollout's temperature, before top-p and top-k cut
+    them.
     """
 
     along: Callable[[Sequence[Episode]], list[tuple[Column, Column]]]
-    """Returns for each row of this rank Σ_v π(v)² and the entropy in nats, each of shape [T]: of the
-    distributions that the response tokens were sampled from. In runs, 0 at tokens that aren't trained.
-    Collective."""
+    """Returns two columns of shape [T] for each row of this rank: Σ_v π(v)² and the entropy in nats of the
+    distribution from which each response token was sampled. In runs, both are 0 at tokens that aren't
+    trained. Collective."""
 
 
 class Deviation(NamedTuple):
-    """How far the policy's distributions along a row are from the reference's, and how uncertain the policy
-    is, each of shape [T].
+    """Two columns of shape [T] along a row: the distances of the policy's distributions from the reference's,
+    and the policy's uncertainty.
 
     Example: of two tokens, the policy is sure of the first one as the reference is, and has moved at the
     second one: ``Deviation(distances_T=[0.0, 0.12], relative_entropies_T=[0.0, 0.4])``.
@@ -99,14 +100,15 @@ class GroupDivergences:
     """
 
     along: Callable[[Sequence[Episode]], list[Column]]
-    """Returns for each row of this rank the Jensen-Shannon divergence, in nats, between the distribution of
-    each response token and the mean of those that the answers to the same problem have at the same position;
-    0 at tokens that aren't trained. Collective."""
+    """Returns a column for each row of this rank. For each response token, it has a Jensen-Shannon divergence
+    in nats: the one between the token's distribution and the mean of the distributions that the answers to
+    the same problem have at the token's position. It is 0 at tokens that aren't trained. Collective."""
 
 
 @dataclass(frozen=True)
 class ModelScores:
-    """All that models compute for the credit of an iteration; None where nothing computes it."""
+    """Everything that models compute for the credit of an iteration. A field is None in contexts that don't
+    provide it."""
 
     critic: Critic | None = None
     """In contexts of runs whose credit `asks_critic`, of analyses of runs with a critic, and of the arena."""

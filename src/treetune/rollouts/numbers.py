@@ -1,8 +1,9 @@
 """Named numbers of an answer, such as ``threads/parallel_count``, and their means in metrics.
 
-A rollout, or a package for one kind of answers (threads), declares a `NumberGroup` in one file. Its numbers
-are then in the metrics of an iteration and of an evaluation, in an evaluation's files, in the console's line
-of an iteration and in the report, and a table's columns and panels can show them. Example::
+A rollout, or a package for one kind of answers (threads), declares a `NumberGroup`. That is all that is
+needed to have its numbers in the metrics of iterations and evaluations, in an evaluation's files, in the
+console's line of an iteration and in the report. The columns and panels of tables can show them, too.
+Example::
 
     @NumberGroup.register("digits", {"share": Number("share of digits", share=True)})
     def measure(trajectories, codec):
@@ -20,14 +21,15 @@ from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
-"""The numbers of a summary that become metrics of the run, of all problems and of each domain's."""
+"""The numbers of an evaluation's summary that become metrics of the run. There is a metric over all problems,
+and one for each domain."""
 
 Better = Literal["higher", "lower", "neither"]
 
 OF_CORRECT = "_right"
-"""The ending of the name of a mean over correct answers alone."""
+"""The ending of a metric's name if it is the mean over only the correct answers."""
 LARGEST = "_max"
-"""The ending of the name of a largest value."""
+"""The ending of a metric's name if it is the largest value."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +37,19 @@ class Number:
     """Describes a number for charts and tables."""
 
     title: str
-    """Title of its charts."""
+    """The title of its charts."""
     better: Better = "neither"
     """The direction in which a difference is an improvement."""
     share: bool = False
-    """Whether it is a share, shown in percent."""
+    """Whether it is a share, which is shown in percent."""
     largest: bool = False
-    """Whether the largest is recorded in addition to the mean."""
+    """Whether the largest value is recorded in addition to the mean."""
     while_training: bool = False
-    """Whether its means at each evaluation are metrics of the run (all are in ``summary.json``)."""
+    """Whether its means at each evaluation are metrics of the run. (An evaluation's ``summary.json`` has the
+    means of all numbers.)"""
     label: str | None = None
-    """Its name in the console's line of an iteration and in the report's table of results; None: it is in
-    neither."""
+    """Its name in the console's line of an iteration and in the report's table of results; None: neither of
+    these shows it."""
 
 
 Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, float]]]
@@ -54,23 +57,26 @@ Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, floa
 
 @dataclass(frozen=True)
 class NumberGroup:
-    """Numbers that belong together: number `x` of group `g` is ``g/x`` on a trajectory and in metrics."""
+    """Numbers that belong together. The number `x` of the group `g` is called ``g/x`` in
+    `Trajectory.numbers` and in metrics."""
 
     name: str
     numbers: Mapping[str, Number]
     measure: Measure | None = None
-    """Returns the numbers of finished answers by short name, whatever rollout made them; an answer may have
-    only some of them. None for numbers that only a rollout can count: it puts them on its trajectories."""
+    """Returns the numbers of each finished answer by short name (`x`), whatever rollout made the answers. An
+    answer may have only some of the numbers. None if only the rollout can count the group's numbers: it then
+    puts them into `Trajectory.numbers` itself."""
     ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Ratios that compare an experiment in a table with a baseline, the higher the better: the mean of the
-    first number in the baseline, divided by the mean of the second in the experiment. Example: ``{"speed_up":
-    ("total_num_tokens", "num_tokens_in_the_longest_thread")}``."""
+    """Ratios that compare an experiment with a baseline in a table; a higher one is better. Each has a name
+    and two numbers: the baseline's mean of the first number is divided by the experiment's mean of the
+    second. Example: ``{"speed_up": ("total_num_tokens", "num_tokens_in_the_longest_thread")}``."""
 
     @classmethod
     def register(
         cls, name: str, numbers: Mapping[str, Number], ratios: Mapping[str, tuple[str, str]] | None = None
     ) -> Callable[[Measure], Measure]:
-        """Decorator of the group's `measure`: ``@NumberGroup.register("threads", {…})``."""
+        """Returns a decorator that declares a group whose `measure` is the decorated function:
+        ``@NumberGroup.register("threads", {…})``."""
 
         def add(measure: Measure) -> Measure:
             declare(cls(name, numbers, measure, ratios or {}))
@@ -83,7 +89,7 @@ _groups: dict[str, NumberGroup] = {}
 
 
 def declare(group: NumberGroup) -> None:
-    """Registers a group. Called once, when the module that declares it is imported."""
+    """Registers a group. It is called once, when the module that declares the group is imported."""
     assert group.name not in _groups, f"numbers {group.name!r} are registered twice"
     _groups[group.name] = group
 
@@ -129,8 +135,8 @@ def declared_ratios() -> dict[str, tuple[str, str]]:
 
 
 def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
-    """Returns the trees with the numbers that groups measure of their answers, in addition to those that the
-    rollout counted."""
+    """Returns the trees with more numbers on their answers: those that groups measure are added to those that
+    the rollout counted."""
     trajectories = answers_of(trees)
     numbers_of_answers = [dict(trajectory.numbers) for trajectory in trajectories]
     for group in _groups.values():
@@ -147,7 +153,7 @@ def add_measured_numbers(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
 def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
     """Returns the values of each number over the answers that have the number.
 
-    The values of correct answers are also returned by themselves, under the name with `OF_CORRECT` appended.
+    The values of only the correct answers are also returned, under the name with `OF_CORRECT` appended.
     """
     columns: dict[str, list[float]] = {}
     for trajectory in trajectories:
@@ -159,7 +165,11 @@ def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
 
 
 def number_metrics(columns: Mapping[str, Sequence[float]]) -> Metrics:
-    """Returns the means of all ranks' `columns`, and the largest value of numbers that declare `largest`."""
+    """Returns the mean of each column, and the largest value for numbers that declare `largest`.
+
+    Args:
+        columns: The values of each number over all ranks, by full name.
+    """
     metrics = {name: math.fsum(values) / len(values) for name, values in columns.items()}
     for name, number in declared().items():
         if number.largest and name in columns:

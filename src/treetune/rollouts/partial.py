@@ -1,4 +1,4 @@
-"""Partial rollouts: answers that take several iterations, so that no iteration waits for the longest one.
+"""Partial rollouts: a long answer takes several iterations, so that no iteration has to wait for it to end.
 
 Kimi k1.5, arXiv:2501.12599, section 2.6.2. Example, with ``tokens_per_iteration: 100``: an answer of 230
 tokens is sampled by three policies, and is trained on in the third iteration::
@@ -41,7 +41,7 @@ from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
 
 AnswersBySample = dict[int, Trajectory]
-"""The answers to a problem so far, by `Trajectory.sample`; empty for a new problem."""
+"""The answers to one problem so far, by `Trajectory.sample`; empty if none has been begun."""
 
 
 class _GroupInFlight(NamedTuple):
@@ -64,8 +64,9 @@ class PartialAnswers(RolloutAround):
     ready, the iteration samples another round of `tokens_per_iteration` tokens of each answer, until one is.
     Answers that are in flight at the end of a run are lost.
 
-    ``rollout/groups_begun``; ``rollout/groups_carried`` over to the next iteration; ``rollout/versions``: the
-    mean number of policies that sampled an answer that is trained on.
+    Metrics: ``rollout/groups_begun``, the number of new problems; ``rollout/groups_carried``, the number of
+    problems that are carried over to the next iteration; ``rollout/versions``, the mean number of policies
+    that sampled an answer, over the answers that are trained on.
     """
 
     tokens_per_iteration: Annotated[int, Gt(0)]
@@ -125,15 +126,15 @@ class PartialAnswers(RolloutAround):
     @override
     def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         carry_over = required(context.carry_over, "carry-over")
-        # The carried answers of each problem, by `Trajectory.sample`. As in `carry_over.answers`, the problem
-        # that was begun first comes first.
+        # The carried answers to each problem, by `Trajectory.sample`. The problems have the order of
+        # `carry_over.answers`: the one that was begun first comes first.
         in_flight: dict[str, AnswersBySample] = {}
         for answer in carry_over.answers:
             in_flight.setdefault(answer.problem.id, {})[answer.sample] = answer
         # Carried problems come first, and new ones take the places that are free.
         free_places = max(0, len(problems) - len(in_flight))
         new_problems = [problem for problem in problems if problem.id not in in_flight][:free_places]
-        for problem in new_problems:  # on all ranks, so that all stop if a prompt is too long
+        for problem in new_problems:  # every rank checks all prompts, so that all stop if one is too long
             max_tokens = self._sampling(context, problem).max_tokens
             encode_prompt(context, problem, max_tokens, self.max_prompt_tokens)
         carried_problems = [next(iter(answers.values())).problem for answers in in_flight.values()]
@@ -150,9 +151,10 @@ class PartialAnswers(RolloutAround):
             sampling_round += 1
             local_ready = [group.problem.id for group in groups if self._has_ended(context, group)]
             ready_by_rank = context.ranks.exchange("groups that have ended", local_ready)
-            # Ranks have contiguous parts of `all_problems`, so that the earliest begun are first here, too.
+            # Each rank has a contiguous part of `all_problems`, so `ready` keeps the order of `all_problems`,
+            # in which the earliest begun come first.
             ready = list(itertools.chain.from_iterable(ready_by_rank))
-        trained_problems = set(ready[: self.groups])  # all that are ready if `groups` is None
+        trained_problems = set(ready[: self.groups])  # if `groups` is None, all problems that are ready
 
         carried_answers: list[Trajectory] = []
         trained_answers: list[Trajectory] = []
@@ -178,7 +180,7 @@ class PartialAnswers(RolloutAround):
         }
 
     def _has_ended(self, context: RolloutContext, group: _GroupInFlight) -> bool:
-        """Returns whether no answer to a problem may have any more tokens."""
+        """Returns whether all answers to a problem have ended, or used up their tokens."""
         return not any(self._remaining_tokens(context, answer) for answer in group.answers.values())
 
     def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
@@ -197,7 +199,7 @@ class PartialAnswers(RolloutAround):
         return sampling
 
     def _remaining_tokens(self, context: RolloutContext, answer: Trajectory) -> int:
-        """Returns how many more tokens an answer may have; 0 where it has ended."""
+        """Returns how many more tokens an answer may have; 0 if it has ended."""
         if answer.finish_reason == "stop":
             return 0
         max_tokens = self._sampling(context, answer.problem).max_tokens
@@ -208,8 +210,8 @@ class PartialAnswers(RolloutAround):
     ) -> list[_GroupInFlight]:
         """Samples up to `tokens_per_iteration` more tokens of every answer that has not ended.
 
-        The seeds derive from the iteration, the problem, the round and the answer's `sample`, so that an
-        answer does not depend on the others.
+        The seeds derive from the run's seed, the iteration, the problem, the round and the answer's `sample`.
+        So an answer does not depend on the others.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
         counted = CountedSamples(context)  # samples, and shows in the run's log how many samples are there
@@ -223,14 +225,14 @@ class PartialAnswers(RolloutAround):
     async def _sample_group(
         self, context: RolloutContext, group: _GroupInFlight, sampling_round: int, counted: CountedSamples
     ) -> _GroupInFlight:
-        """Begins a problem's answers where there are none, and continues those that have not ended."""
+        """Begins a problem's answers if it has none, or else continues those that have not ended."""
         problem = group.problem
         seed = derive_seed(context.seed, context.iteration, problem.id, "partial", sampling_round)
         if not group.answers:
             sampled = await self._begin_answers(context, problem, seed, counted)
         else:
             continuations = []
-            for _, answer in sorted(group.answers.items()):  # by number, not in the order of arrival
+            for _, answer in sorted(group.answers.items()):  # in the order of their numbers
                 if self._remaining_tokens(context, answer):
                     continuations.append(self._continue_answer(context, answer, seed, counted))
             sampled = await asyncio.gather(*continuations)
@@ -239,7 +241,7 @@ class PartialAnswers(RolloutAround):
     async def _begin_answers(
         self, context: RolloutContext, problem: Problem, seed: int, counted: CountedSamples
     ) -> list[Trajectory]:
-        """Returns the beginnings of a problem's answers."""
+        """Samples the beginnings of a problem's answers, and returns them."""
         prompt_ids = context.codec.encode_prompt(problem)
         budget = context.settings.token_budget(prompt_ids, self._sampling(context, problem).max_tokens)
         sampling = self._sampling_of_iteration(context, problem, budget)
@@ -253,7 +255,7 @@ class PartialAnswers(RolloutAround):
     async def _continue_answer(
         self, context: RolloutContext, answer: Trajectory, seed: int, counted: CountedSamples
     ) -> Trajectory:
-        """Returns the answer with more tokens."""
+        """Samples more tokens of an answer, and returns the longer answer."""
         problem, remaining_tokens = answer.problem, self._remaining_tokens(context, answer)
         request = Request(
             joined([answer.prompt_ids, answer.response_ids]),
@@ -270,7 +272,7 @@ class PartialAnswers(RolloutAround):
     def _sampling_of_iteration(
         self, context: RolloutContext, problem: Problem, remaining_tokens: int
     ) -> SamplingParams:
-        """Returns the sampling parameters of an answer that may have so many more tokens."""
+        """Returns the sampling parameters of an answer that may have `remaining_tokens` more tokens."""
         max_tokens = min(self.tokens_per_iteration, remaining_tokens)
         return replace(self._sampling(context, problem), max_tokens=max_tokens)
 
@@ -283,7 +285,7 @@ class PartialAnswers(RolloutAround):
         segments: tuple[Segment, ...],
         completion: Completion,
     ) -> Trajectory:
-        """Returns an answer so far, graded if it has ended."""
+        """Returns the trajectory of an answer so far. It is graded only if the answer has ended."""
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         answer = Trajectory(

@@ -38,7 +38,7 @@ BRANCH = pa.list_(pa.list_(pa.int64()))
 
 
 def logprobs_type(columns: Sequence[Column | None]) -> pa.DataType:
-    """Returns the type of a column of log-probs: float64 where an array has it, or else float32."""
+    """Returns the type of a column of log-probs: float64 if any of the arrays has it, or else float32."""
     wide = any(column is not None and column.dtype == np.float64 for column in columns)
     return NUMBERS if wide else pa.list_(pa.float32())
 
@@ -58,13 +58,14 @@ def lists(rows: Sequence[Column | None], kind: pa.ListType) -> pa.ListArray:
 
 
 def tuples(rows: Sequence[Sequence[Any] | None], kind: pa.ListType) -> pa.ListArray:
-    """Returns a list column with a row for each tuple; None becomes null. For columns of few numbers."""
+    """Returns a list column with a row for each tuple; None becomes null. It copies each tuple, so it is
+    meant for columns of few numbers."""
     dtype = kind.value_type.to_pandas_dtype()
     return lists([None if row is None else np.array(row, dtype) for row in rows], kind)
 
 
 def column_of(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Returns a column of arrays or of single values."""
+    """Returns a column of arrays (if `kind` is a list type) or of single values."""
     return lists(values, kind) if pa.types.is_list(kind) else pa.array(values, kind)
 
 
@@ -75,8 +76,10 @@ def nested(counts: Sequence[int], values: pa.Array) -> pa.ListArray:
 
 
 def rows_of(column: pa.ListArray) -> Iterator[Column | None]:
-    """Yields each row of a list column as a view of its buffer (a copy for booleans, which are bits); None
-    for null."""
+    """Yields each row of a list column as a view of the column's buffer. Yields None for null.
+
+    Rows of booleans are views of a copy, since Arrow stores a boolean in one bit.
+    """
     flat = column.values.to_numpy(zero_copy_only=False)
     offsets = column.offsets.to_numpy().tolist()  # one more than there are rows
     missing = column.is_null().to_pylist() if column.null_count else itertools.repeat(False)
@@ -91,7 +94,7 @@ def tuples_of(column: pa.ListArray) -> Iterator[tuple[Any, ...] | None]:
 
 
 def values_of(column: pa.Array) -> Iterable[Any]:
-    """Returns the values of a column of `column_of`."""
+    """Returns the values from which `column_of` made a column."""
     return rows_of(column) if pa.types.is_list(column.type) else column.to_pylist()
 
 
@@ -101,24 +104,27 @@ def branches(rows: Sequence[Branch]) -> pa.Array:
 
 
 def branch_of(row: Sequence[Sequence[int]] | None) -> Branch:
-    """Returns a row of `branches`."""
+    """Returns the branch of a row of the column that `branches` makes; null is the empty branch."""
     return tuple((block, thread) for block, thread in row or ())
 
 
 def _offsets(lengths: np.ndarray) -> np.ndarray:
-    """Returns where rows of these lengths begin, and where the last one ends."""
+    """Returns the offsets at which rows of these lengths begin, and the offset at which the last one ends."""
     return np.concatenate([[0], np.cumsum(lengths)])
 
 
 # Episodes
 
 OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
-"""Fields of episodes that are tuples of few numbers."""
+"""Fields of episodes that are tuples with a number for each step, and not arrays."""
 
 
 def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema:
-    """Returns the schema of a file of these episodes. Columns that few runs need are only there if an episode
-    has them."""
+    """Returns the schema of a file of these episodes.
+
+    Some columns are needed by few runs. The schema has them only if an episode has a value for them. With a
+    codec, it also has the column `prompt`.
+    """
     schema = pa.schema(
         {
             "prompt_ids": IDS,
@@ -158,8 +164,8 @@ def episode_schema(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.S
 def episode_columns(
     episodes: Sequence[Episode], schema: pa.Schema, codec: TextCodec | None = None
 ) -> list[pa.Array]:
-    """Returns the columns of a batch of episodes. The codec decodes the prompts, if the schema has a column
-    of their texts."""
+    """Returns the columns of a batch of episodes, one for each field of the schema. If the schema has the
+    column `prompt`, the codec decodes the prompts for it."""
     return [_episode_column(episodes, field, codec) for field in schema]
 
 
@@ -207,7 +213,7 @@ def _episode_values(name: str, column: pa.Array) -> Iterable[Any]:
 
 
 def _stretches_of(row: Sequence[Mapping[str, Any]]) -> tuple[Stretch, ...]:
-    """Returns a row of `_stretch_column`."""
+    """Returns the stretches of an episode from its row in the column that `_stretch_column` makes."""
     return tuple(Stretch(stretch["end"], branch_of(stretch["branch"])) for stretch in row)
 
 
@@ -225,8 +231,11 @@ _TUPLE = "tuple()"
 
 
 def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
-    """Returns the schema of a file of these trajectories. Columns that few runs need are only there if a
-    trajectory has them."""
+    """Returns the schema of a file of these trajectories.
+
+    Some columns and fields are needed by few runs. The schema has them only if a trajectory has a value for
+    them.
+    """
     text = pa.string()
     problem: dict[str, pa.DataType] = {"id": text, "prompt": text, "gold": text, "data": text}
     problems = [trajectory.problem for trajectory in trajectories]
@@ -277,7 +286,7 @@ def trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
 
 
 def trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
-    """Returns the columns of a batch of trajectories."""
+    """Returns the columns of a batch of trajectories, one for each field of the schema."""
     return [_trajectory_column(trajectories, field) for field in schema]
 
 
@@ -369,7 +378,8 @@ def _problems_of(rows: Sequence[dict[str, Any]]) -> Iterator[Problem]:
 
 def _segments_of(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
     """Yields the segments of each row of `_segment_column`."""
-    values_by_field: dict[str, Iterable[Any]] = {}  # of the segments of all answers, one after the other
+    # For each field, its values in the segments of all answers, one after the other.
+    values_by_field: dict[str, Iterable[Any]] = {}
     for field in column.values.type:
         values = column.values.field(field.name)
         if field.name == "branch":
@@ -379,13 +389,14 @@ def _segments_of(column: pa.ListArray) -> Iterator[tuple[Segment, ...]]:
     all_segments = (
         Segment(**dict(zip(values_by_field, row))) for row in zip(*values_by_field.values(), strict=True)
     )
-    # Each answer takes as many of the segments as it has.
+    # `all_segments` goes on where the previous answer's segments have ended.
     for count in column.value_lengths().to_pylist():
         yield tuple(itertools.islice(all_segments, count))
 
 
 def _problem_row(problem: Problem, names: Sequence[str]) -> dict[str, Any]:
-    """Returns these fields of a problem as Arrow takes them, its `data` as JSON."""
+    """Returns the fields `names` of a problem in the form that Arrow takes: `data` is JSON text, and messages
+    are dictionaries."""
     try:
         data = json.dumps(_mark_tuples(dict(problem.data)), ensure_ascii=False)
     except TypeError as error:
@@ -412,5 +423,5 @@ def _mark_tuples(value: Any) -> Any:
 
 
 def _restore_tuple(value: dict[str, Any]) -> Any:
-    """Returns an object of JSON, or the tuple that it marks."""
+    """Returns a JSON object unchanged, or the tuple in its place if it marks one."""
     return tuple(value[_TUPLE]) if _TUPLE in value else value

@@ -33,7 +33,7 @@ from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> Metrics:
-    """Returns the numbers of episodes and groups before the selection and after it."""
+    """Returns metrics: the numbers of episodes and of groups before the selection and after it."""
     return {
         "selection/episodes": float(len(episodes)),
         "selection/kept": float(len(kept)),
@@ -43,7 +43,7 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
 
 
 def check_reachable(threshold: float, experiment: Experiment) -> Iterator[Finding]:
-    """Returns a finding where the threshold is above the best possible score."""
+    """Yields a finding if the threshold is above the best possible score."""
     best = experiment.task.grader.best
     if threshold > best:
         yield Finding(
@@ -56,7 +56,7 @@ def check_reachable(threshold: float, experiment: Experiment) -> Iterator[Findin
 @Selection.register("all")
 @dataclass(frozen=True, kw_only=True)
 class All(Selection):
-    """Every episode."""
+    """Keeps every episode."""
 
     gives = (WholeBatch(),)
 
@@ -68,7 +68,8 @@ class All(Selection):
 @Selection.register("correct_only")
 @dataclass(frozen=True, kw_only=True)
 class CorrectOnly(Selection):
-    """Episodes that score high enough, the first of each problem."""
+    """Keeps the episodes that score high enough: all of them, or only the first ones of each problem
+    (`max_per_problem`)."""
 
     reward_threshold: float = CORRECT_SCORE
     """The lowest score of an episode that is kept."""
@@ -89,12 +90,12 @@ class CorrectOnly(Selection):
     @override
     def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         kept_by_group: Counter[str] = Counter()
-        capped_groups: set[str] = set()  # those that have more episodes than the bound
+        capped_groups: set[str] = set()  # the groups with more episodes that score high enough than the bound
         kept = []
         for episode in episodes:
             if episode.score < self.reward_threshold:
                 continue
-            if kept_by_group[episode.group] == self.max_per_problem:  # never, if there is no bound
+            if kept_by_group[episode.group] == self.max_per_problem:  # False if there is no bound (None)
                 capped_groups.add(episode.group)
                 continue
             kept_by_group[episode.group] += 1
@@ -106,7 +107,7 @@ class CorrectOnly(Selection):
 @Selection.register("mixed_groups")
 @dataclass(frozen=True, kw_only=True)
 class MixedGroups(Selection):
-    """Drops groups in which all answers have the same score, so that no answer is better than the others.
+    """Drops groups in which all answers have the same score, so no answer is better than the others.
 
     The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2); the rollout
     ``until_mixed`` samples until there are enough groups. Only the score counts: a group whose answers are
@@ -117,8 +118,8 @@ class MixedGroups(Selection):
     """
 
     at_most: Annotated[int, Gt(0)] | None = None
-    """The largest number of groups that are kept, the first in the order of the problems, which does not
-    depend on their answers. null: all."""
+    """The largest number of groups that are kept; null: all. The first ones are kept, in the order of the
+    problems, which does not depend on the answers."""
 
     needs = (Need(Answers(2), "it looks for problems whose answers differ"),)
 
@@ -155,8 +156,8 @@ class PreferencePairs(Selection):
     reward_threshold: float = CORRECT_SCORE
     """The lowest score of an accepted answer."""
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
-    """Draws so many of a problem's pairs where there are more, uniformly; null: there is no bound. The draw
-    derives from run seed, iteration and problem."""
+    """The largest number of pairs of a problem; null: there is no bound. If a problem has more, its pairs are
+    drawn uniformly from them. The draw derives from run seed, iteration and problem."""
 
     keeps_groups = False
 
@@ -173,7 +174,7 @@ class PreferencePairs(Selection):
     @override
     def most_kept(self, answers: int, problems: int) -> int:
         answers_per_problem = answers // max(1, problems)
-        # There are most pairs where half of the answers are accepted.
+        # A problem has the most pairs if half of its answers are accepted.
         accepted = answers_per_problem // 2
         pairs = accepted * (answers_per_problem - accepted)
         bound = self.max_pairs_per_problem

@@ -56,7 +56,8 @@ def apply_shaping(
 
 
 def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
-    """Returns the indices of the answers to each problem, problems in their order of appearance."""
+    """Returns the indices of the answers to each problem, by the problem's id. The problems are in the order
+    of their first answers."""
     groups: dict[str, list[int]] = {}
     for index, trajectory in enumerate(trajectories):
         groups.setdefault(trajectory.problem.id, []).append(index)
@@ -66,7 +67,7 @@ def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
 @Shaping.register("length_penalty")
 @dataclass(frozen=True, kw_only=True)
 class LengthPenalty(Shaping):
-    """`weight` times `length_bonuses`, in tokens, among the answers to a problem.
+    """Adds `weight` times `length_bonuses`, which compare the lengths in tokens of the answers to a problem.
 
     With a weight of 1, the longest right answer still earns 0.5 and no wrong one more than 0.
     """
@@ -109,8 +110,10 @@ def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]
     """Returns λ = 0.5 − (length − shortest) / (longest − shortest) for right answers, min(0, λ) for wrong
     ones.
 
-    The length reward of Kimi k1.5 (arXiv:2501.12599, section 2.3.3). 0 where all answers are equally long.
-    Example: lengths of 10, 20 and 30, of which the last is of a wrong answer, give ``[0.5, 0.0, -0.5]``.
+    If all answers are equally long, all bonuses are 0. This is the length reward of Kimi k1.5
+    (arXiv:2501.12599, section 2.3.3).
+
+    Example: two right answers of 10 and 20 tokens and a wrong one of 30 get ``[0.5, 0.0, -0.5]``.
     """
     shortest, longest = min(lengths), max(lengths)
     if shortest == longest:
@@ -129,13 +132,13 @@ class OverlongPenalty(Shaping):
     tokens of the rollout's `max_tokens`.
 
     DAPO samples at most 20480 tokens, of which the last 4096 are the cache. Its right answers earn 1 and
-    wrong ones −1, so that the full penalty is half of their difference.
+    wrong ones −1, so the full penalty is half of the difference between a right and a wrong answer.
     """
 
     cache: Annotated[int, Gt(0)]
-    """Tokens before `max_tokens` in which the penalty grows."""
+    """The number of tokens before `max_tokens` over which the penalty grows from 0 to `scale`."""
     scale: Annotated[float, Gt(0)] = 1.0
-    """The full penalty."""
+    """The full penalty, which an answer of `max_tokens` tokens gets."""
 
     @property
     @override
@@ -187,8 +190,8 @@ def overlong_bonus(length: int, longest: int, cache: int) -> float:
 @Shaping.register("wrong_answers")
 @dataclass(frozen=True, kw_only=True)
 class WrongAnswers(Shaping):
-    """Subtracts a penalty from every answer that isn't right, whatever it scored, also from one that was cut
-    off."""
+    """Subtracts a penalty from the reward of every answer that isn't right, whatever its score is, also if it
+    was cut off."""
 
     penalty: Annotated[float, Gt(0)] = 1.0
     """The penalty. With 1 and a grader of 0 and 1, rewards are 1 and −1."""

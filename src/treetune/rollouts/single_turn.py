@@ -1,7 +1,7 @@
-"""Independent answers to each problem, each sampled from the prompt to its end (rollout `single_turn`).
+"""Samples independent answers to each problem, each from the prompt to its end (rollout `single_turn`).
 
-Every problem is a task of one program, and so is every answer once it is sampled; the drawing in
-`engine.programs` shows who waits for whom:
+One asyncio program has a task for each problem, and a task for each answer once it is sampled. The drawing in
+`engine.programs` shows which task waits for which:
 
     prompt ── engine.sample ── decode ── grader (a process of its own) ── AnswerObserver ── leaf of the tree
 """
@@ -44,9 +44,9 @@ class SingleTurn(SampledRollout):
     An answer that the budget cut off earns `unfinished_reward`, even if it already contains a right result:
     the policy should not learn from an unfinished answer as from a success.
 
-    Each of the strings in `stop` ends an answer as an end token does. Its tokens stay in the answer and are
-    trained, since they were sampled; no end token is appended that was not sampled. The grader reads the text
-    before it. Evaluation leaves no problem out.
+    Each of the strings in `stop` ends an answer as an end token does. The tokens of the stop string stay in
+    the answer and are trained, since they were sampled; no end token is appended after them. The grader reads
+    the text before the stop string. Evaluation leaves no problem out, however long its prompt is.
     """
 
     stop: tuple[str, ...] = ()
@@ -65,10 +65,10 @@ class SingleTurn(SampledRollout):
 def sample_each_in_one_turn(
     rollout: SampledRollout, context: RolloutContext, problems: Sequence[Problem]
 ) -> tuple[list[Tree], Metrics]:
-    """Returns the trees of this rank's share of the problems, and their metrics. Each answer is one request,
-    without turns. Collective."""
+    """Returns the trees of this rank's share of the problems, and the metrics of all ranks. Each answer is
+    sampled by one request, without turns. Collective."""
     # Every rank encodes the prompts of all ranks. So a prompt that is too long stops all ranks, and no rank
-    # waits for another.
+    # waits for one that has stopped.
     rollout.encode_prompts(context, problems)
     trees = sample_answers(
         context,
@@ -93,8 +93,8 @@ def sample_answers(
 ) -> list[Tree]:
     """Returns the trees of `problems`, in their order, with `samples` graded answers each.
 
-    Answers are graded while others are still sampled. An `AnswerObserver` wants each answer as soon as it is
-    sampled. If the context has one, each answer is therefore a request of its own.
+    Answers are graded while others are still sampled. If the context has an `AnswerObserver`, each answer is
+    a request of its own, since the observer is to get each answer as soon as it is sampled.
 
     Args:
         context: The context of the phase that samples: a rollout, or an evaluation.
@@ -103,8 +103,9 @@ def sample_answers(
         sampling: The sampling parameters, which the problem's task may change.
         unfinished_reward: See `SampledRollout`.
         max_prompt_tokens: See `SampledRollout`.
-        purpose: A word for the seeds. The seed of a problem's answers comes from the run's seed, the
-            iteration, the problem and this word. So an answer does not depend on what else is sampled.
+        purpose: A word that tells the seeds of different phases apart. The seed of a problem's answers comes
+            from the run's seed, the iteration, the problem and this word. So an answer does not depend on
+            what else is sampled.
 
     Raises:
         ValueError: A prompt is empty, is longer than `max_prompt_tokens`, or leaves no room for an answer in
@@ -149,9 +150,9 @@ async def _sample_tree(
     parts = {0: request}
     """The requests to send, by the number of their first sample."""
     if context.answer_observer is not None:
-        # An observer wants each answer as soon as it is sampled, but a request is answered when all its
-        # samples are there. So each sample becomes a request of its own. The engine gives sample i of a
-        # request the seed ``seed + i``, so that the answers are the same.
+        # An observer must get each answer as soon as it is sampled, but a request is answered when all of its
+        # samples are there. So each sample becomes a separate request. The engine gives sample i of a request
+        # the seed ``seed + i``. The separate requests get these seeds, so the answers are the same.
         parts = {sample: replace(request, seed=request.seed + sample, n=1) for sample in range(request.n)}
 
     async def sample_and_grade(first_sample: int, part: Request) -> list[Trajectory]:
@@ -185,7 +186,7 @@ async def _grade_answer(
     """Returns the completion as a graded answer."""
     text = context.codec.decode(completion.token_ids)
     stop = request.sampling.stop
-    # An answer that was cut off has `unfinished_reward`, so that no judge need be asked about it.
+    # The reward of an answer that was cut off is `unfinished_reward`, so no judge need be asked about it.
     decided = is_decided(completion.finish_reason, unfinished_reward)
     grade = await result_of(context.grader.submit(before_stop(text, stop), problem, decided=decided))
     answer = Trajectory(
@@ -205,9 +206,9 @@ async def _grade_answer(
 def for_fixed_problems(rollout: Rollout) -> Rollout:
     """Returns the rollout that makes `samples` answers to each of fixed problems, as in evaluation.
 
-    This is the rollout's `rollout_for_fixed_problems`. Without one, it is plain sampling with the rollout's
+    It is the rollout's `rollout_for_fixed_problems`. If that is None, it is plain sampling with the rollout's
     settings, or the rollout itself if it doesn't sample. Example: for ``until_mixed``, which draws further
-    problems, it is the `single_turn` inside it.
+    problems, it is the `single_turn` inside the ``until_mixed``.
     """
     if rollout.rollout_for_fixed_problems is not None:
         return rollout.rollout_for_fixed_problems

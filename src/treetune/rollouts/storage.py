@@ -1,4 +1,4 @@
-"""Episodes, trajectories, signals of tokens and texts of tokens in sealed Arrow files.
+"""Writes and reads sealed Arrow files of episodes, trajectories, signals of tokens and texts of tokens.
 
 A file is an Arrow stream of batches of `ROWS_PER_BATCH` rows, with the kind and the number of rows in its
 metadata, and a checksum after the end of the stream. It is written whole or not at all.
@@ -52,8 +52,8 @@ SIGNALS_REMEDY = "delete it: nothing is trained on it"
 def write_episodes(
     path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None, iteration: int | None = None
 ) -> None:
-    """Writes one column per field of Episode, and with a codec also the text of the prompt as `prompt`. The
-    file's metadata has the `iteration`."""
+    """Writes episodes, with a column for each field of Episode. With a codec, there is also a column `prompt`
+    with the texts of the prompts. The file's metadata has the `iteration`."""
     from treetune.rollouts.rows import episode_columns, episode_schema
 
     with _sealed(path) as file:
@@ -72,8 +72,8 @@ def read_episodes(path: Path) -> list[Episode]:
 
 
 class StoredEpisodes(Collection[Episode]):
-    """A file of `write_episodes`, which every loop reads again, so that it is never in memory as a whole.
-    Raises as `read_episodes` does."""
+    """The episodes in a file of `write_episodes`. Every loop over them reads the file again, so that they are
+    never all in memory. The constructor and loops raise the same errors as `read_episodes`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -100,10 +100,11 @@ class StoredEpisodes(Collection[Episode]):
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory], iteration: int | None = None) -> None:
-    """Writes one column per field of Trajectory. The file's metadata has the `iteration`.
+    """Writes trajectories, with a column for each field of Trajectory. The file's metadata has the
+    `iteration`.
 
     Raises:
-        ValueError: A problem's data has other types than those of JSON and tuples of them.
+        ValueError: A problem's data has a value that is neither of a JSON type nor a tuple.
     """
     from treetune.rollouts.rows import trajectory_columns, trajectory_schema
 
@@ -113,7 +114,10 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory], iteration
 
 
 def refuse_another_iterations(path: Path, iteration: int) -> None:
-    """Raises Damaged if the file's metadata has another iteration. Files of earlier versions have none."""
+    """Raises Damaged if a file of episodes or trajectories belongs to another iteration, by its metadata.
+
+    Files of earlier versions have no iteration in their metadata, and are accepted.
+    """
     import pyarrow as pa
 
     try:
@@ -173,8 +177,8 @@ def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
 
 
 def answer_row(trajectory: Trajectory) -> dict[str, Any]:
-    """Returns an answer as a line of an evaluation's ``answers.jsonl``. Keys that few answers need are only
-    there where they have a value."""
+    """Returns an answer as a row of an evaluation's ``answers.jsonl``. The row has the keys ``domain``,
+    ``message`` and ``grade`` only if they have a value for this answer."""
     return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
@@ -198,9 +202,11 @@ def answer_row(trajectory: Trajectory) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class TokenSignals(Columnar):
-    """The trainer's numbers of one episode: a float32 for each of its trained tokens, in their order; NaN
-    where the trainer has none. Unless a field says otherwise, they are of the policy before the iteration's
-    first update."""
+    """The trainer's numbers about one episode: a float32 for each of its trained tokens, in their order.
+
+    A number that the trainer doesn't have is NaN. Unless a field says otherwise, the numbers are of the
+    policy before the iteration's first update.
+    """
 
     trajectory: str
     logprobs: Column
@@ -208,14 +214,14 @@ class TokenSignals(Columnar):
     entropies: Column
     """The policy's entropies in nats, of the same distributions."""
     gaps: Column | None = None
-    """The trainer's log-probs minus the engine's, both of the distributions that were sampled from; None
-    where the engine gave none."""
+    """The trainer's log-probs minus the engine's, both under the distributions that were sampled from; None
+    if the engine gave no log-probs."""
     log_ratios: Column | None = None
     """The policy's log-probs at the last optimiser step that trained a token, minus those before the first
-    step; None where the iteration has a single step, in which they are 0."""
+    step. None if the iteration has a single step, since all differences are then 0."""
     ref_logprobs: Column | None = None
-    """The reference's log-probs, at the same temperature as `logprobs`; None where training has no
-    reference."""
+    """The log-probs under the reference model, at the same temperature as `logprobs`; None if training has no
+    reference model."""
 
 
 NUMBERS = ("logprobs", "entropies", "gaps", "log_ratios", "ref_logprobs")
@@ -253,7 +259,7 @@ def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
     """Yields the rows of a batch of a file that `write_token_signals` has written."""
     from treetune.rollouts.rows import rows_of
 
-    # Files of earlier versions lack the last columns: the reference's log-probs, or these and the log-ratios.
+    # Files of earlier versions lack the last column (`ref_logprobs`), or the last two (`log_ratios`, too).
     columns = (rows_of(batch[name]) for name in NUMBERS if name in batch.schema.names)
     rows = zip(batch["trajectory"].to_pylist(), *columns, strict=True)
     for trajectory, logprobs, entropies, *optional_columns in rows:
@@ -293,8 +299,11 @@ def read_tokens(path: Path) -> list[str]:
 
 @contextmanager
 def _sealed(path: Path) -> Iterator[SealingFile]:
-    """Opens a file that is written whole or not at all, and puts a checksum after the end of its stream,
-    where readers of Arrow don't look."""
+    """Opens a file for writing. It is written whole or not at all.
+
+    At the end, a checksum is put after the Arrow stream: readers of Arrow stop at the stream's end, so it
+    doesn't disturb them.
+    """
     with whole_file(path, "wb") as file:
         sealing = SealingFile(file)
         yield sealing
@@ -345,8 +354,11 @@ def _read_file(path: Path, kind: str, parse: FromBatch[T], remedy: str) -> list[
 
 
 def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[T], remedy: str = "") -> Iterator[T]:
-    """Yields the rows of a stream. Raises ValueError for a stream that is damaged, of another kind, or cut
-    short, also after it has yielded rows."""
+    """Yields the rows of a stream.
+
+    Raises ValueError for a stream that is damaged, of another kind, or cut short. It may already have yielded
+    rows by then.
+    """
     rows_read = 0
     with _stream(source, name, kind, remedy) as (reader, count):
         for batch in reader:
@@ -360,8 +372,8 @@ def _read_stream(source: Any, name: str, kind: str, parse: FromBatch[T], remedy:
 
 @contextmanager
 def _stream(source: Any, name: str, kind: str, remedy: str) -> Iterator[tuple[Any, int]]:
-    """Opens a stream of rows, and returns its reader and the number of rows. Raises ValueError for a stream
-    of another kind."""
+    """Opens a stream of rows, and yields its reader and the number of its rows. Raises ValueError for a
+    stream of another kind."""
     with _reader(source, name, kind, remedy) as reader:
         metadata = reader.schema.metadata or {}
         if metadata.get(b"treetune") != kind.encode():

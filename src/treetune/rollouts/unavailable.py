@@ -1,12 +1,12 @@
-"""Answers that could not be graded, and graders that fail on what they are given: counted and reported.
+"""Counts and reports answers that could not be graded, and graders that failed on answers.
 
 Two cases are kept apart:
 
 * The grader was unavailable (a judge's server is down): the answer's reward is unknown, and the answer is
-  left out. Whether it could be graded says nothing about the answer, so the remaining answers are a fair
-  sample: the baseline of a group is that of fewer answers, a value that of fewer continuations.
-* The grader failed on the answer (the outcome ``error``): the answer earns 0 and stays, since the answer may
-  be the reason.
+  left out. The cause has nothing to do with the answer, so the remaining answers are a fair sample: a group's
+  baseline is computed from fewer answers, and a state's value from fewer continuations.
+* The grader failed on the answer (the outcome ``error``): the answer earns 0 and stays, since the answer
+  itself may have caused the failure.
 """
 
 from __future__ import annotations
@@ -24,24 +24,28 @@ from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
 REASONS = 3
-"""How many reasons are reported, the most frequent ones."""
+"""The number of reasons that are reported: the most frequent ones."""
 
 FEWEST_FAILED, BROKEN_SHARE = 8, 0.9
-"""A grader that failed on more than this share of at least so many answers is broken."""
+"""A grader counts as broken if it failed on more than `BROKEN_SHARE` of a domain's answers, and the domain
+has at least `FEWEST_FAILED` answers."""
 
 FEWEST_NONE = 4
-"""A reward function that returned None for all of at least so many answers is broken."""
+"""A reward function counts as broken if it returned None for all of a domain's answers, and the domain has at
+least this many."""
 
 RETRY = "the same command grades the stored answers again"
 
 
 class _Failures(NamedTuple):
-    """The answers of a domain, on one rank, on which the grader failed."""
+    """The grader's failures on one domain's answers on one rank."""
 
     answers: int
+    """The number of answers on which the grader failed."""
     problem: str
-    """The id of the problem of the first of them."""
+    """The id of the first such answer's problem."""
     reason: str
+    """The reason of the first failure."""
 
 
 def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
@@ -50,7 +54,7 @@ def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajec
 
     Args:
         context: The context of the phase.
-        name: What the answers are of, such as ``"iteration 3"``; it begins the line of the log.
+        name: The phase that the answers belong to, such as ``"iteration 3"``. Each message begins with it.
         answers: The answers of this rank.
 
     Raises:
@@ -88,7 +92,7 @@ def report_ungraded(context: RolloutContext, name: str, answers: Sequence[Trajec
 
 
 def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str], answers: int) -> None:
-    """Logs why answers could not be graded. Raises NothingGraded if that were all."""
+    """Logs why answers could not be graded. Raises NothingGraded if no answer could be graded."""
     more = ", …" if len(reasons) > REASONS else ""
     listed = "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common(REASONS))
     message = (
@@ -102,7 +106,8 @@ def _report_unavailable(context: RolloutContext, name: str, reasons: Counter[str
 def _report_failures(
     context: RolloutContext, name: str, domain: str, answers: int, failures: Sequence[_Failures]
 ) -> None:
-    """Logs on how many of a domain's answers grading failed. Raises NothingGraded if that were nearly all."""
+    """Logs on how many of a domain's answers grading failed. Raises NothingGraded if it failed on nearly all
+    of them."""
     failed = sum(failures_of_rank.answers for failures_of_rank in failures)
     first = failures[0]
     of_domain = f" of the domain {domain}" if domain else ""
@@ -121,16 +126,17 @@ def _report_failures(
 def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> None:
     """Refuses a reward function that returned None for all of a domain's answers. Collective.
 
-    None means that a response holds no answer. A function that returns it for everything has most likely no
-    ``return``, and nothing would be learned. Only the first iteration is checked: later ones may end in that
-    way for other reasons, such as a policy that has collapsed. Answers that were cut off don't count: the
-    function did not decide their reward.
+    None means that a response holds no answer. A function that returns None for everything has most likely no
+    ``return`` statement, and nothing would be learned. Only the first iteration is checked: in a later one,
+    all answers may get None for other reasons, such as a policy that has collapsed. Answers that were cut off
+    don't count: the function did not decide their reward.
 
     Raises:
-        NothingGraded: The first iteration, on all ranks, has a domain without any other grade.
+        NothingGraded: In the first iteration, the function returned None for all answers of a domain, counted
+            over all ranks, and they are `FEWEST_NONE` or more.
     """
     if context.iteration != 0:
-        return  # on all ranks alike, before the exchange
+        return  # all ranks have the same iteration, so either all take part in the exchange below or none
     finished = [answer for answer in answers if answer.grade.message != CUT_OFF]
     local_counts = Counter(answer.problem.domain for answer in finished)
     local_nones = Counter(
@@ -153,7 +159,7 @@ def refuse_only_none(context: RolloutContext, answers: Sequence[Trajectory]) -> 
 
 
 def least_answers(credit: Part) -> int:
-    """Returns how many answers to a problem must be graded for this credit: 1, or what its `needs` say."""
+    """Returns how many graded answers to a problem a credit needs: the number in its `needs`, or else 1."""
     least = 1
     for need in credit.needs:
         if isinstance(need.feature, Answers):

@@ -32,24 +32,25 @@ class UntilMixed(RolloutAround):
     problems and then, round by round, on further ones, until `groups` problems have answers that differ in
     score.
 
-    Together with the selection ``mixed_groups`` with `at_most`, each iteration trains on the same number of
-    groups with spread. All sampled answers are kept and counted, so that ``episodes/score`` is the policy's
-    score on problems that were not chosen by its answers.
+    With the selection ``mixed_groups`` and its `at_most`, each iteration trains on the same number of groups
+    with spread. All sampled answers are kept and counted, also those to problems without spread. So
+    ``episodes/score`` is the policy's score on problems that were not chosen by its answers.
 
     After the last round, or when the split has no further problem, the log says so, and the iteration
     continues with the groups that it has.
 
-    ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
-    ``rollout/groups_lacking``: how many groups were missing at the end. Other metrics of the inner rollout,
-    except ``episodes/`` and numbers of answers, are averaged over the rounds, weighted by their problems.
+    Metrics: ``rollout/rounds``, the number of rounds; ``rollout/groups_dropped``, the share of problems whose
+    answers all scored the same; ``rollout/groups_lacking``, the number of groups that were missing at the
+    end. The metrics ``episodes/…`` and the numbers of answers are computed over all rounds together. Other
+    metrics of the inner rollout are averaged over the rounds, weighted by their numbers of problems.
     """
 
     groups: Annotated[int, Gt(0)]
-    """How many problems must have answers that differ."""
+    """The number of problems that must have answers with different scores."""
     max_rounds: Annotated[int, Gt(0)] = 10
     """The largest number of rounds, the first included."""
     problems_per_round: Annotated[int, Gt(0)] | None = None
-    """Problems of each further round; null: as many as the first has."""
+    """The number of problems of each further round; null: as many as the first round has."""
 
     @property
     @override
@@ -112,11 +113,11 @@ class UntilMixed(RolloutAround):
         trees: list[Tree] = []
         sampled_problems: list[Problem] = []
         rounds: list[_Round] = []
-        further_problems: list[Problem] | None = None  # drawn when they are needed
+        further_problems: list[Problem] | None = None  # None until a further round needs them
         problems_of_round = list(problems)
         mixed_groups = 0  # problems whose answers differ in score
-        # Each rank decides by itself whether a further round follows. All ranks decide alike, since a round's
-        # metrics are of all ranks.
+        # Each rank decides by itself whether a further round follows. All ranks come to the same decision,
+        # since the metrics of a round are the same on all ranks.
         while True:
             answers_so_far = len(answers_of(trees))
             round_context = _context_after(context, answers_so_far)
@@ -139,7 +140,7 @@ class UntilMixed(RolloutAround):
             self._log_missing_groups(context, mixed_groups, len(sampled_problems), len(rounds))
         if len(rounds) > 1:
             trees = _share_between_ranks(context, sampled_problems, trees)
-        # Metrics of all answers take the place of the rounds' means with the same names.
+        # The metrics of all answers replace the rounds' means with the same names (by `|` below).
         metrics_of_answers = trajectory_metrics(context, answers_of(trees))
         return trees, _average(rounds) | metrics_of_answers | {
             "rollout/rounds": float(len(rounds)),
@@ -177,7 +178,7 @@ def _average(rounds: Sequence[_Round]) -> Metrics:
 
 
 def _context_after(context: RolloutContext, answers: int) -> RolloutContext:
-    """Returns the context for a round of this rank, whose display of progress counts earlier answers, too.
+    """Returns the context for a round of this rank. Its display of progress also counts earlier answers.
 
     Args:
         context: The context of the rollout.

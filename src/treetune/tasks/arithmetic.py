@@ -6,8 +6,8 @@ that follows from the text before it, and then the marker and the answer. With p
 10, and continues with this number.
 
 Every number is a linear function of each earlier one, with a positive weight that only depends on the
-problem. Therefore errors never cancel out, and the probability that the teacher's answer will be right is
-known exactly after every step.
+problem. Therefore errors never cancel out. After every step, the probability that the teacher's answer will
+be right is known exactly.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from treetune.vocabulary import Problem
 MARKER = "#"
 ANSWER_AFTER_MARKER = FinalAnswer(marker=MARKER)
 SLIPS = (1, 10)
-"""The numbers that an error adds, with equal probabilities: one unit or one carry too many."""
+"""The numbers that an error may add, each with the same probability: one unit, or one carry, too many."""
 
 _ENUMERABLE = 200_000
-"""Up to this number of selections, all are listed and shuffled, so that all of them can be requested. For
-more, drawing until a new one occurs is quicker."""
+"""`distinct_operands` lists and shuffles all selections if there are at most this many. So even all of them
+can be requested. If there are more, it is quicker to draw until a new one occurs."""
 
 
 @dataclass(frozen=True)
@@ -47,34 +47,36 @@ class SolutionLine:
     lead: str
     """The text before the number."""
     value: int
-    """The number that is right after the lines so far."""
+    """The right number for this line, given the numbers in the earlier lines."""
     weight: int = 0
-    """The increase of the answer if the number is 1 too large."""
+    """The increase of the answer if this line's number is 1 too large."""
     block: int | None = None
-    """The lines of one block may be written in threads."""
+    """The number of the line's block. The lines of a block may be written in threads."""
     thread: int | None = None
-    """The thread, whose lines only need the text before the block and each other. Lines of a block without a
-    thread come after its threads."""
+    """The number of the line's thread within the block. The lines of a thread only need the text before the
+    block and each other. A line of a block that has no thread comes after the block's threads."""
     topic: str = ""
-    """The calculation of the thread."""
+    """The calculation of the line's thread, such as ``23*40``."""
 
 
 WrittenLine = tuple[SolutionLine, int]
 """A line and the written number, which may be wrong."""
 
 Solution = Generator[SolutionLine, int, None]
-"""Yields each line, receives the number that was written (which may be wrong), and continues with it."""
+"""A generator of a solution's lines. It yields a line, receives the number that was written in it (which may
+be wrong), and continues with this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenArithmetic(GeneratedTask):
-    """Generated problems, all different from each other, also in different splits.
+    """Generated problems with written solutions. No two problems of any splits are the same.
 
-    Raises ValueError if there are fewer different problems than the splits need. Problems that differ only in
-    the order of their numbers aren't different.
+    Problems that differ only in the order of their numbers count as the same. Raises ValueError if there are
+    fewer different problems than the splits need.
     """
 
     digits: Annotated[int, Ge(1), Le(9)] = 2
+    """The number of digits of a problem's numbers."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     """The probability of an error in each line of a demonstration."""
     train_size: Annotated[int, Gt(0)] = 100_000
@@ -98,8 +100,8 @@ class WrittenArithmetic(GeneratedTask):
             )
 
     def _operands(self) -> tuple[range, int, range | None]:
-        """Returns the possible values of a problem's numbers, their count, and the possible values of the
-        first number if they differ from the others'."""
+        """Returns the possible values of a problem's numbers, how many numbers a problem has, and the
+        possible values of its first number (None if the first number is like the others)."""
         raise NotImplementedError
 
     def _describe_operands(self) -> str:
@@ -170,7 +172,7 @@ class WrittenArithmetic(GeneratedTask):
 
         def write(line: SolutionLine) -> int:
             text = next(next_lines, None)
-            if text is None:  # after the prefix, the solution continues without errors
+            if text is None:  # the prefix has ended; the solution continues without errors
                 return line.value
             right_text = f"{line.lead}{line.value}"
             # A wrong line has other numbers than the right one, and the same operators.
@@ -185,14 +187,15 @@ class WrittenArithmetic(GeneratedTask):
             raise ValueError(
                 f"the prefix {prefix!r} has {len(prefix_lines)} lines, the solution {len(lines)}"
             )
-        # The answer without further errors is too small by this. Further errors can only make it larger.
+        # The amount by which the answer without further errors is too small. Errors can only make it larger.
         missing = self._answer(problem.data["numbers"]) - lines[-1][1]
         weights_of_rest = [line.weight for line, _ in lines[len(prefix_lines) :]]
         return _probability_of_sum(missing, weights_of_rest, self.demonstration_noise)
 
     def _write_lines(self, problem: Problem, write: Callable[[SolutionLine], int]) -> list[WrittenLine]:
-        """Returns the lines of a solution with the numbers that `write` returns for them."""
-        # A generator that yields a line, receives the written number, and continues with this number.
+        """Returns the lines of a problem's solution, each with the number that `write` returns for it. The
+        solution continues with these numbers."""
+        # `Solution` explains this kind of generator.
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
         try:
@@ -212,13 +215,14 @@ class WrittenArithmetic(GeneratedTask):
 @dataclass(frozen=True, kw_only=True)
 class AdditionChain(WrittenArithmetic):
     r"""The sum of `count` numbers of `digits` digits. The solution of ``12+34+56+78=\n`` is
-    ``12+34=46\n46+56=102\n102+78=180\n#180``. It has count - 1 steps, each with the sum so far, and the
-    answer. Each line repeats its summands, so that a small model can learn single lines.
+    ``12+34=46\n46+56=102\n102+78=180\n#180``. It has count - 1 lines with the sum so far, and then the
+    answer. Each line repeats its summands, so that a small model can learn a line without the others.
 
     With `demonstration_noise` p, a share of (1 - p)^(count - 1) of demonstrations is right.
     """
 
     count: Annotated[int, Ge(2), Le(64)] = 4
+    """How many numbers are added."""
 
     operator: ClassVar[str] = "+"
 
@@ -247,8 +251,8 @@ def _probability_of_sum(missing: int, weights: Sequence[int], noise: float) -> f
     A line's weight is the increase of the answer if the line's number is 1 too large. With probability
     `noise` a line has an error: its number is too large by one of `SLIPS`.
 
-    Sums of errors that are too large, or so small that the remaining lines can't complete them, are dropped.
-    Large weights come first, so that few sums remain at any time.
+    Sums of errors that exceed `missing`, or from which the remaining lines can't reach it, are dropped. Lines
+    with large weights come first, so that few sums remain at any time.
     """
     probabilities = {missing: 1.0}  # by the sum that is still missing after the lines so far
     reach = max(SLIPS) * sum(weights)  # the most that the remaining lines can add
@@ -266,7 +270,7 @@ def _probability_of_sum(missing: int, weights: Sequence[int], noise: float) -> f
 
 
 def selections(values: range, count: int, first: range | None = None) -> int:
-    """Returns how many different selections `distinct_operands` can choose from."""
+    """Returns the number of different selections that `distinct_operands` can choose from."""
     if first is None:
         return math.comb(len(values) + count - 1, count)
     return len(first) * selections(values, count - 1)
@@ -278,8 +282,8 @@ def distinct_operands(
 ) -> Sequence[tuple[int, ...]]:
     """Returns `total` selections of `count` numbers from `values`. No two of them differ only in their order.
 
-    With `first`, which has no number in common with `values`, the first number is from `first`. The first
-    selections don't depend on `total`, so that a larger request extends a smaller one.
+    If `first` is given, the first number is from `first`, which must have no number in common with `values`.
+    The selections for a smaller `total` are the first ones of those for a larger `total`.
     """
     available = selections(values, count, first)
     assert total <= available, f"{total} of only {available} selections"
@@ -296,7 +300,7 @@ def distinct_operands(
             generator.shuffle(in_any_order)
             operands.append((*head, *in_any_order))
         return tuple(operands[:total])
-    # With more, it is quicker to draw until a new selection occurs.
+    # If there are more selections, it is quicker to draw until a new one occurs.
     seen: set[tuple[int, ...]] = set()
     while len(operands) < total:
         head = () if first is None else (generator.choice(first),)

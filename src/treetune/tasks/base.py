@@ -39,28 +39,31 @@ class Task(Registrable):
     # The problems
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Returns all problems of a split, always in the same order. Raises ValueError for an empty split."""
+        """Returns all problems of a split, always in the same order. Raises ValueError if there are none."""
         raise NotImplementedError
 
     def size(self, split: Split) -> int | None:
-        """Returns the number of problems in a split; None if they would have to be read to count them.
+        """Returns the number of problems in a split. Returns None if counting them would take long.
 
         Raises NoSplit for a split that the configuration doesn't have.
         """
         return None
 
     def examples(self, count: int) -> Sequence[Problem]:
-        """Returns at most `count` sample problems for checks, without slow work. By default none."""
+        """Returns at most `count` example problems for checks, without slow work. By default, returns
+        none."""
         return ()
 
     def drawing_rule(self) -> DrawingRule:
-        """Returns the rule by which an iteration's problems are drawn. By default all are equally likely."""
+        """Returns the rule by which an iteration's problems are drawn. By default all problems are equally
+        likely."""
         return DrawingRule()
 
     # Answers
 
     def adjust_sampling(self, params: Params) -> Params:
-        """Returns the `SamplingParams` of this task's answers, given the rollout's; by default the same.
+        """Returns the `SamplingParams` of this task's answers. `params` are those of the rollout, and are
+        returned unchanged by default.
 
         A task of a mixture may set its own stop strings and its own limit on tokens.
         """
@@ -133,15 +136,15 @@ class Task(Registrable):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratedTask(Task):
-    """A task that generates its problems. The splits are sections of one sequence of different problems. The
-    test and validation splits come first, so that they don't depend on `train_size`."""
+    """A task that generates its problems. The splits are consecutive sections of one sequence of different
+    problems. The test and validation splits come first, so that they don't depend on `train_size`."""
 
     train_size: Annotated[int, Gt(0)]
-    """Problems to train on."""
+    """The number of problems to train on."""
     validation_size: Annotated[int, Gt(0)]
-    """Problems of the validation split."""
+    """The number of problems of the validation split."""
     test_size: Annotated[int, Gt(0)]
-    """Problems of the test split."""
+    """The number of problems of the test split."""
 
     ranges: ClassVar[tuple[str, ...]] = ()
     """The names of fields that are pairs of a minimum and a maximum."""
@@ -153,9 +156,11 @@ class GeneratedTask(Task):
                 raise ValueError(f"{name} is [{least}, {most}]: give the smaller one first")
 
     def generate(self, count: int) -> Sequence[Any]:
-        """Returns the raw data of the first `count` problems, such as their operands, for `problem`.
+        """Returns the raw data of the first `count` problems, such as their operands. `problem` makes a
+        problem of each item.
 
-        Each item is the same for every `count`. Raises ValueError if there are fewer than `count` problems.
+        A smaller `count` must give the first items of a larger one. Raises ValueError if there are fewer than
+        `count` problems.
         """
         raise NotImplementedError
 

@@ -38,12 +38,13 @@ PROMPT = (
 """A prompt for a model that follows instructions. The chat template is put around it."""
 
 _MOST_REPEATED = 20_000
-"""After so many draws of known problems without a new one, there are assumed to be no more. If the settings
-allow 1,000 equally probable problems, the last one is missed with a probability of 2e-9."""
+"""If this many draws since the last new problem gave known problems, there are assumed to be no others.
+Suppose that the settings allow 1,000 equally probable problems: the last one is then missed with a
+probability of 2e-9."""
 
 _MOST_VAIN = 200_000
-"""After so many draws without a new problem, most of them without a value within `targets`, the search ends.
-It would take minutes."""
+"""The search ends after this many draws without a new problem, most of which have no value within `targets`.
+It would take minutes to go on."""
 
 
 def fill_template(template: str, numbers: Sequence[int], target: int) -> str:
@@ -67,8 +68,8 @@ class Countdown(GeneratedTask):
 
     **Demonstrations** exist for sums and differences, and show a search. It tries one combination of signs
     after the other, in an order drawn by the seed, and writes the running totals, until a sum is the target:
-    ``12+34=46+7=53\n12+34=46-7=39\n``, then the grader's opening tag and ``12+34-7``. With only ``+`` there
-    is one sum to try.
+    ``12+34=46+7=53\n12+34=46-7=39\n``. Then it writes the answer ``12+34-7`` in the grader's tags. If ``+``
+    is the only operator, there is one sum to try.
     """
 
     numbers: tuple[Annotated[int, Ge(2), Le(6)], Annotated[int, Ge(2), Le(6)]] = (3, 4)
@@ -80,8 +81,8 @@ class Countdown(GeneratedTask):
     operators: Annotated[tuple[Operator, ...], MinLen(1)] = ("+", "-", "*", "/")
     """The operators of the expressions from which problems are made."""
     natural: bool = True
-    """Whether each step of these expressions gives a positive whole number, so that a solution needs neither
-    fractions nor negative numbers."""
+    """Whether each step of the expressions from which problems are made gives a positive whole number. If it
+    does, each problem has a solution without fractions and negative numbers."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     """The probability that a demonstration gives a wrong sum as the answer, after each wrong sum."""
     train_size: Annotated[int, Gt(0)] = 20_000
@@ -164,11 +165,11 @@ class Countdown(GeneratedTask):
 def signed_sums(
     numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
 ) -> Iterator[tuple[str, str, int]]:
-    """Yields all ways to add and subtract the numbers that give a positive value, each once.
+    """Yields each way to add and subtract the numbers once, if its value is positive.
 
     Each item has an expression, the expression with its running totals, and its value:
-    ("34+7-12", "34+7=41-12=29", 29). Added numbers come first, so that no running total is negative. Without
-    ``-`` in `operators` nothing is subtracted.
+    ("34+7-12", "34+7=41-12=29", 29). Added numbers come first, so no running total of an expression with a
+    positive value is negative. If `operators` has no ``-``, nothing is subtracted.
     """
     seen: set[str] = set()
     # If bit i of the mask is set, number i is subtracted. At least one number is added.
@@ -198,15 +199,18 @@ def _distinct_puzzles(
     count: int,
     seed: int,
 ) -> Sequence[CountdownPuzzle]:
-    """Returns `count` different problems. Raises ValueError if so many can't be found.
+    """Returns `count` different problems. Raises ValueError if `count` problems can't be found.
 
-    With a smaller `count`, the problems are the first of these.
+    The problems for a smaller `count` are the first ones of those for a larger `count`.
 
     Args:
         numbers: The smallest and the largest count of numbers in a problem.
         operands: The smallest and the largest number.
         targets: The smallest and the largest target.
-        natural: Whether each step of the expression that makes a problem gives a positive whole number.
+        operators: The operators of the expressions from which problems are made.
+        natural: Whether each step of such an expression must give a positive whole number.
+        count: The number of problems.
+        seed: The seed of the draws.
     """
     generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
     puzzles: list[CountdownPuzzle] = []
@@ -250,7 +254,8 @@ def _random_value(
 ) -> int | Fraction | None:
     """Returns the value of a random expression of all the numbers.
 
-    None if a step isn't allowed: a division by zero, or with `natural` anything but a positive whole number.
+    Returns None if a step isn't allowed: a division by zero, or with `natural` a step whose result isn't a
+    positive whole number.
     """
     values: list[int | Fraction] = list(numbers)
     while len(values) > 1:
@@ -287,13 +292,13 @@ class CountdownRows(RowsTask):
     target_field: Annotated[str, MinLen(1)] = "target"
     """The key of the target, a whole number."""
     prompt_field: Annotated[str, MinLen(1)] = "messages"
-    """The key of the row's own prompt, which is used if there is no template. It is a text, or the messages
-    of a chat that end with the user's. A chat needs a model with a chat template (`model.chat`), which also
-    adds the system message."""
+    """The key of the row's own prompt, which is used if `prompt` is null. The row's prompt is a text, or a
+    chat with one message of the user, perhaps after a system message. A chat needs a model with a chat
+    template (`model.chat`), which also adds the system message."""
     prompt: str | None = None
-    """A template with ``{numbers}`` and ``{target}``."""
+    """A template with ``{numbers}`` and ``{target}``; null: each row has its own prompt."""
     system: str | None = None
-    """The system message that rows may have. A row with another one is bad."""
+    """The system message that rows may have. A row with another system message is a bad row."""
     grader: Grader = GRADER
     steps: StepSplitter = STEPS
 

@@ -23,7 +23,7 @@ def nothing_recorded(iteration: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What a `DrawingRule` may read: the iteration, the seed, and the results of earlier iterations."""
+    """The data that a `DrawingRule` may read: the iteration, the seed, and results of earlier iterations."""
 
     seed: int
     iteration: int
@@ -36,8 +36,8 @@ class Drawing:
 
 
 class DrawingRule:
-    """Chooses the problems of each iteration. This rule draws all problems equally often; a task that prefers
-    some returns a sub-class from `Task.drawing_rule`."""
+    """Chooses the problems of each iteration. This rule draws all problems equally often. A task that is to
+    prefer some problems returns a sub-class of it from `Task.drawing_rule`."""
 
     reads_pass_rates: bool = False
     """Whether `draw` reads the pass rates of single problems in earlier iterations."""
@@ -70,8 +70,8 @@ def draw_problems(
     ``between_iterations`` shuffles all problems anew for each iteration, and takes the first `count`. A
     problem may come again in the next iteration. VinePPO draws like this.
 
-    ``epochs`` takes consecutive slices of one shuffle after the other. Every problem comes once before any
-    problem comes again. ReST-EM and DPO draw like this.
+    ``epochs`` shuffles all problems once for each epoch, and gives each iteration the next `count` of them.
+    Every problem comes once before any problem comes again. ReST-EM and DPO draw like this.
 
     Raises ValueError if there are no problems, or if `count` is below 1 or above their number.
     """
@@ -102,8 +102,8 @@ def further_problems(
 ) -> list[Problem]:
     """Returns the problems that are not `taken`, shuffled for this iteration.
 
-    A rollout takes further problems if it needs more than were drawn for the iteration. These do not count
-    as drawn: with the replacement ``epochs``, such a problem is still drawn once in its epoch.
+    A rollout takes further problems if it needs more than were drawn for the iteration. Further problems do
+    not count as drawn: with the replacement ``epochs``, such a problem is still drawn once in its epoch.
     """
     taken_ids = {problem.id for problem in taken}
     further = [problem for problem in problems if problem.id not in taken_ids]
@@ -118,11 +118,11 @@ def slice_of_epochs(
 
     The sequence is one shuffle of `size` indices after the other.
 
-    A slice may begin in one shuffle and end in the next one. No slice may have an index twice. So in the
-    next shuffle, the indices that the slice already has come after those that complete the slice.
+    A slice may begin in one shuffle and end in the next one, but must not contain an index twice. So in the
+    next shuffle, indices that the slice has already are moved after the indices that complete the slice.
 
-    Example: the shuffles ``2 0 1`` and ``1 0 2`` in slices of 2. The second slice begins with the 1 of the
-    first shuffle, so the 1 of the second shuffle moves behind its 0: ``2 0``, ``1 0``, ``1 2``.
+    Example: the shuffles ``2 0 1`` and ``1 0 2`` are cut into slices of 2. The second slice begins with the 1
+    of the first shuffle, so the 1 of the second shuffle moves after its 0: ``2 0``, ``1 0``, ``1 2``.
 
     Args:
         size: The number of indices in each shuffle.
@@ -138,10 +138,10 @@ def slice_of_epochs(
         open_slice = bisect_right(ends, len(order))  # the slice that contains the beginning of this shuffle
         slice_start = ends[open_slice] - counts[open_slice]
         in_slice = set(order[slice_start:])
-        # The number of indices that the slice still needs. 0 if the slice begins with this shuffle: then no
-        # index has to be moved.
+        # The number of indices that the slice still needs. It is set to 0 if the slice begins with this
+        # shuffle, since no index has to be moved then.
         missing = ends[open_slice] - len(order) if in_slice else 0
-        # First the slice is filled with indices that it doesn't have. Then the others follow in their order.
+        # First, indices that the slice doesn't have complete it. Then the others follow in their order.
         filling = [index for index in shuffled if index not in in_slice][:missing]
         is_filling = set(filling)  # for quick look-ups
         order += filling + [index for index in shuffled if index not in is_filling]

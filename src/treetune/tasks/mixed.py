@@ -14,7 +14,8 @@ from treetune.vocabulary import Problem
 
 
 class TaskWithDomains(Task):
-    """A task whose problems belong to domains (`Problem.domain`), for which metrics are also reported."""
+    """A task whose problems belong to domains (`Problem.domain`). Metrics are also reported for each
+    domain."""
 
     def domain_names(self) -> Sequence[str] | None:
         """Returns the names of the domains.
@@ -39,12 +40,12 @@ class MixedTask(TaskWithDomains):
         raise NotImplementedError
 
     def trained_parts(self) -> Sequence[Task]:
-        """Returns the tasks from which training draws problems. The others are only measured."""
+        """Returns the tasks from which training draws problems. The other parts are only evaluated."""
         return self.parts()
 
 
 def task_of(task: Task, problem: Problem) -> Task:
-    """Returns the task that a problem belongs to: in a mixture its domain's task, otherwise the task itself.
+    """Returns the task that a problem belongs to: in a mixture the task of its domain, or else `task` itself.
 
     Callers that need the steps, the demonstration or the sampling of a problem ask the returned task.
     """

@@ -29,10 +29,12 @@ from treetune.vocabulary import Problem
 FACTORS = range(2, 9)
 
 Detail = Literal["partials", "digits"]
-"""Whether the product of a number and one place of the next has one line, or is calculated digit by digit."""
+"""Whether the product of a number and one place of the next number has one line (``partials``), or is
+calculated digit by digit (``digits``)."""
 
 _Lines = Generator[SolutionLine, int, int]
-"""Yields lines, receives the number written in each, and returns the last of these numbers."""
+"""A generator that yields lines, receives the number that was written in each, and returns the last of these
+numbers."""
 
 
 @Task.register("multiplication")
@@ -42,13 +44,14 @@ class Multiplication(WrittenArithmetic):
     ``23*40=920\n23*7=161\n920+161=1081\n#1081``.
 
     The product so far is multiplied by each place of the next factor that is not zero, and each partial
-    product is added to the sum so far. Each operation is a line, and a step. With `demonstration_noise` p, a
-    share of (1 - p)^n of demonstrations of n lines is right. Factors of one digit are from 2 to 9. There are
-    4095 different pairs of two-digit numbers, which suffice for the default sizes.
+    product is added to the sum so far. Each operation is a line, and each line is a step. With
+    `demonstration_noise` p, a share of (1 - p)^n of the demonstrations of n lines is right. Factors of one
+    digit are from 2 to 9. There are 4095 different pairs of two-digit numbers, which suffice for the default
+    sizes of the splits.
     """
 
     factors: int | tuple[int, int] = 2
-    """The number of factors, or its smallest and greatest value."""
+    """The number of factors, or the fewest and the most factors of a problem."""
     first_digits: Annotated[int, Ge(1), Le(9)] | None = None
     """The number of digits of the first factor, if it differs from the others'."""
     min_value: Annotated[int, Ge(0)] | None = None
@@ -56,20 +59,21 @@ class Multiplication(WrittenArithmetic):
     max_value: Annotated[int, Ge(0)] | None = None
     """The largest factor, instead of `digits`."""
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
-    """The arrangement of the lines. ``sequential`` is a left fold. The other forms have a block of threads
-    wherever two or more parts don't depend on each other. ``digits`` is a left fold with a thread for each
-    partial product, and the sums after the block. Its lines and their errors are those of ``sequential``.
-    Outlines name the place, ``1:40``. ``tree`` multiplies factors in pairs, level by level, with a thread for
-    each pair, ``1:23*47``. ``tree_digits`` is a tree with a thread for each partial product of a level's
-    pairs, ``1:23*40``."""
+    """The arrangement of the lines. ``sequential`` multiplies from the left to the right, without threads.
+    The other forms have a block of threads wherever two or more parts don't depend on each other. ``digits``
+    also multiplies from the left to the right, with a thread for each partial product, and the sums after the
+    block. Its lines and their errors are those of ``sequential``. Its outlines name the place, as in
+    ``1:40``. ``tree`` multiplies factors in pairs, level by level, with a thread for each pair, as in
+    ``1:23*47``. ``tree_digits`` does the same with a thread for each partial product of a level's pairs, as
+    in ``1:23*40``."""
     detail: Detail = "partials"
-    """With ``digits`` a partial product has several lines, and is calculated digit by digit, so that 23*40
-    is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
+    """With ``partials``, a partial product has one line. With ``digits``, it is calculated digit by digit in
+    several lines: 23*40 is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
-    """The share of possible blocks of threads that are opened."""
+    """The probability that a possible block of threads is written in threads."""
     wording: Literal["symbols", "words"] = "symbols"
-    """With ``words`` the problem is in words, the response has a thought and then the answer in
-    ``\\boxed{…}``, which needs another `grader`, and outlines are sentences."""
+    """With ``words``, the problem is a sentence, outlines are sentences, and the response has a thought and
+    then the answer in ``\\boxed{…}``. This needs another `grader`."""
     train_size: Annotated[int, Gt(0)] = 3000
     validation_size: Annotated[int, Gt(0)] = 250
     test_size: Annotated[int, Gt(0)] = 500
@@ -114,7 +118,7 @@ class Multiplication(WrittenArithmetic):
         factor if they differ from the others'."""
 
         def of_digits(digits: int) -> range:
-            """Returns the numbers of so many digits; for one digit, 2 to 9."""
+            """Returns the numbers with this number of digits; for one digit, 2 to 9."""
             return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
 
         values = of_digits(self.digits)
@@ -138,7 +142,7 @@ class Multiplication(WrittenArithmetic):
         values, _, first = self._operands()
         generator = derived_random(self.seed, "factors", fewest, most)
         counts = [generator.randint(fewest, most) for _ in range(count)]
-        # For each number of factors, the different problems that have it
+        # For each number of factors, an iterator over the different problems with this many factors.
         problems_by_count = {
             factors: iter(distinct_operands(values, factors, counts.count(factors), self.seed, first))
             for factors in range(fewest, most + 1)
@@ -202,12 +206,12 @@ class Multiplication(WrittenArithmetic):
         )
 
     def _outline(self, topic: str) -> str:
-        """Returns what an outline says of a thread, from the thread's calculation, such as ``23*40``."""
+        """Returns the text of a thread's outline. `topic` is the thread's calculation, such as ``23*40``."""
         a, _, b = topic.partition(self.operator)
         if self.wording == "words":
             return f"Multiply {a} by {b}."
-        # In the form 'digits', all threads of a block multiply the same number: the product so far. It comes
-        # directly before the block, so that the outline only names the place.
+        # In the form 'digits', all threads of a block multiply the same number: the product so far. This
+        # number stands directly before the block, so an outline need only name the place.
         return b if self.form == "digits" else topic
 
     @override
@@ -218,8 +222,9 @@ class Multiplication(WrittenArithmetic):
     def teacher_value(self, problem: Problem, prefix: str) -> float:
         """Returns the probability that the teacher, continuing after `prefix`, gives the right answer.
 
-        The teacher writes the demonstrations. `WrittenArithmetic.teacher_value` computes the probability for
-        the sequential form in symbols, if the number of lines doesn't depend on errors.
+        The teacher is the writer of the demonstrations. `WrittenArithmetic.teacher_value` can compute the
+        probability only for the sequential form in symbols, and only if the number of lines doesn't depend on
+        errors.
 
         Raises:
             ValueError: The form or the wording is another one, or the number of lines depends on errors.
@@ -244,8 +249,8 @@ class Multiplication(WrittenArithmetic):
 
 
 def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
-    """Multiplies the product so far by the next factor, from the left. Each factor is a block, and each of
-    its places a thread."""
+    """Multiplies the product so far by the next factor, from the left to the right. The lines of each factor
+    after the first are a block, with a thread for each place of the factor."""
     product = numbers[0]
     for position, factor in enumerate(numbers[1:], start=1):
         # The later factors multiply an error of this product.
@@ -256,9 +261,9 @@ def multiply_in_order(numbers: Sequence[int], detail: Detail) -> Solution:
 def multiply_in_pairs(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
     """Multiplies factors in pairs, then their products in pairs, and so on.
 
-    Each such level is a block. If a level has an odd number of factors, the last factor is left for the next
-    level. With `thread_per_pair` each pair has a thread. Otherwise each place of a pair's second factor has
-    one.
+    Each round of pairs is a block. If a round has an odd number of factors, the last factor is left for the
+    next round. With `thread_per_pair`, each pair has a thread. Without it, each place of a pair's second
+    factor has a thread.
     """
     level = 0
     while len(numbers) > 1:
@@ -299,7 +304,7 @@ def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int],
         if total is None:
             total = partial
         else:
-            # A sum needs the products of several threads, so that it belongs to none.
+            # A sum needs the products of several threads, so its line belongs to no thread.
             sum_line = replace(template, lead=f"{total}+{partial}=", value=total + partial)
             total = yield replace(sum_line, thread=None, topic="")
     assert total is not None, "every number has a place"
@@ -326,8 +331,8 @@ def _partial(a: int, part: int, detail: Detail, template: SolutionLine) -> _Line
 def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Lines:
     """Yields the lines of a pair's product, all of them with the same thread; returns the product.
 
-    The number that was written in a line is received here, and passed on to the generator `lines`. So this
-    is written as a loop: ``yield from`` would not change the lines.
+    The loop receives the number that was written in a line, and passes it on to the generator `lines`. A
+    ``yield from`` would do that, too, but it can't change the lines.
     """
     thread = next(threads)
     try:
@@ -340,7 +345,7 @@ def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Li
 
 
 def places(number: int) -> list[int]:
-    """Returns ``[400, 7]`` for 407, and ``[0]`` for 0."""
+    """Returns the values of a number's digits that aren't 0: ``[400, 7]`` for 407. Returns ``[0]`` for 0."""
     digits = str(number)
     values = []
     for index, digit in enumerate(digits):

@@ -1,9 +1,9 @@
-"""Converts values of rows to those of Python and JSON, so that a gold is the same whichever file it comes
-from.
+"""Converts values of rows to plain values of Python and JSON, so that a gold is the same whichever file it
+comes from.
 
-Parquet has types that JSON doesn't have (decimals, dates, bytes), and it fills in missing values. If a column
-of whole numbers has a null, pandas writes floats. If objects have different keys from row to row, each row
-gets all of the keys, some with a null.
+Parquet has types that JSON doesn't have (decimals, dates, bytes), and tables fill in missing values. If a
+column of whole numbers has a missing value, pandas writes the whole column as floats. If the objects of a
+column have different keys from row to row, each row gets all of the keys, some of them with a null.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def plain_value(value: Any) -> Any:
     """Converts a value to Python's plain types.
 
     Decimals (``42.50``), dates and times (ISO 8601), UUIDs, and bytes in UTF-8 become texts. Arrays and
-    tuples become lists, and numpy's numbers become Python's. Other values stay as they are, and `check_plain`
-    refuses them if they are needed.
+    tuples become lists, and numpy's numbers become Python's. Other values stay as they are: `check_plain`
+    refuses them for the fields that are used.
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -46,7 +46,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, datetime | date | time):
-        is_missing = value != value  # true for pandas' NaT alone
+        is_missing = value != value  # only true for pandas' NaT
         return None if is_missing else value.isoformat()
     if isinstance(value, UUID):
         return str(value)
@@ -60,17 +60,18 @@ def plain_value(value: Any) -> Any:
         if getattr(value.dtype, "kind", "") in "Mm":
             if value.ndim > 0:
                 return [plain_value(inner) for inner in value]
-            is_missing = value != value  # true for NaT alone
+            is_missing = value != value  # only true for NaT
             return None if is_missing else str(value)
         converted = value.tolist()
-        if type(converted) is type(value):  # a `numpy.longdouble`, to which no type of Python is equal
+        if type(converted) is type(value):  # a `numpy.longdouble`, for which Python has no type
             return value
         return plain_value(converted)
     return value
 
 
 def check_plain(value: Any, name: str) -> None:
-    """Raises NoPlainValue if a value, or a value within it, can't be written as JSON. `name` is its field."""
+    """Raises NoPlainValue if a value, or a value within it, can't be written as JSON. The message calls the
+    value `name`, the name of its field."""
     if value is None or isinstance(value, str | bool | int | float):
         return
     if isinstance(value, Mapping):
@@ -90,10 +91,11 @@ def check_plain(value: Any, name: str) -> None:
 
 
 def text_of_value(value: Any) -> str:
-    """Returns a value as the text of a gold or a question. A text stays as it is, and all else becomes JSON.
+    """Returns a value as the text of a gold or a question. A text stays as it is. Any other value is written
+    as JSON.
 
-    A float that is a whole number is written as one (7.0 as ``7``): most were whole numbers before a table
-    turned them into floats.
+    A float with a whole value is written without a point (7.0 as ``7``): most such floats were whole numbers
+    before a table turned them into floats.
     """
     if isinstance(value, str):
         return value
@@ -113,10 +115,11 @@ _CHAT = re.compile(r"\s*(?:array\()?[\[{].{0,20}?['\"](?:role|content)['\"]\s*:"
 
 
 def messages_in_text(text: str) -> list[dict[str, Any]] | None:
-    """Returns the messages of a chat that is written as text, in JSON or Python; None for any other text.
+    """Returns the messages of a chat that is written as text, in JSON or Python. Returns None for any other
+    text.
 
-    Raises ValueError for a text that begins like a chat and can't be read as one. Otherwise the model would
-    read JSON as its question.
+    Raises ValueError for a text that begins like a chat but can't be read as one. Without the error, the
+    model would read JSON as its question.
     """
     if not _CHAT.match(text):
         return None
@@ -140,8 +143,8 @@ def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
 
     Args:
         array: A column, or a field of its objects.
-        whole: The floats that were whole numbers, as `whole_fields` returns them for the column. Empty if the
-            array has none.
+        whole: The result of `whole_fields` for the column: it says which of the floats were whole numbers. It
+            is empty if none were.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -162,13 +165,13 @@ def restore_integers(array: pa.Array, whole: Mapping[str, Any]) -> pa.Array:
 
 
 def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
-    """Returns the floats of a column that were whole numbers before a null turned the column into floats.
+    """Returns which floats of a column were whole numbers before a null turned the column into floats.
 
-    A column has such floats if some of its numbers are missing, and all others are whole. (If no number is
-    missing, the column was written with floats.)
+    A column of floats was one of whole numbers if some of its numbers are missing, and all others are whole.
+    (If no number is missing, the column was written with floats.)
 
-    The result is ``{"": True}`` for a column of such floats, and empty for any other column of numbers. For a
-    column of objects, it has the result of each field with such floats: ``{"index": {"": True}}``.
+    The result is ``{"": True}`` for such a column of floats, and empty for any other column of numbers. For a
+    column of objects, it has the results of the fields with such floats, by name: ``{"index": {"": True}}``.
     """
     import pyarrow as pa
     import pyarrow.compute as compute
@@ -197,9 +200,15 @@ def whole_fields(column: pa.ChunkedArray) -> dict[str, Any]:
 def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None:
     """Raises ValueError for a column of golds that are objects, if their nulls are probably missing keys.
 
-    In Arrow all rows of a column have the same keys, and a missing one becomes null. If a row has all keys,
-    nulls are read as nulls, with a warning. If no row has all keys, and different ones are missing, the
-    objects had different keys when they were written: read with nulls, right answers would count as wrong.
+    In Arrow all objects of a column have the same keys, and a missing key becomes null. If at least one row
+    has all keys, nulls are read as nulls, with a warning. If no row has all keys, and different keys are
+    missing in different rows, the objects probably had different keys when they were written. Right answers
+    would count as wrong if such golds were read with nulls.
+
+    Args:
+        column: The golds.
+        name: The name of the column in messages.
+        where: The file or data set in messages.
     """
     paths_with_nulls = []
     for path, objects in _objects_within(column, name):
@@ -226,8 +235,8 @@ def refuse_unclear_nulls(column: pa.ChunkedArray, name: str, where: str) -> None
 
 
 def _objects_within(column: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Yields every array of objects in a column, with its path. Arrays within lists and objects are yielded,
-    too."""
+    """Yields the path and the array of each column of objects: the column itself, and those within its lists
+    and objects."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -241,7 +250,7 @@ def _objects_within(column: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _present_keys(objects: Any) -> Sequence[frozenset[str]]:
-    """Returns, for each object, the keys whose values aren't null."""
+    """Returns the keys whose values aren't null, for each of the objects in an Arrow array."""
     import pyarrow.compute as compute
 
     names = objects.type.names

@@ -1,4 +1,5 @@
-"""Tasks whose problems are rows of data sets, in files of JSON lines or Parquet, or from the hub."""
+"""Tasks whose problems are rows of data sets: in files of JSON lines or Parquet, or from the Hugging Face
+hub."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
 
 QUICKLY_READ = 4_000_000
-"""Files of at most so many bytes are read while a configuration is checked."""
+"""The size in bytes up to which a file that isn't Parquet is read as a whole while a configuration is
+checked."""
 
 PROBLEM = "{problem}"
 
@@ -48,7 +50,7 @@ PROMPT = "[MATH_TASK] Problem:\n{problem}\n\nSolution:"
 """The VinePPO paper's zero-shot prompt. Nothing follows the colon: a response begins with a newline."""
 
 STOP = ("\n\n\nProblem:",)
-"""The beginning of another problem, with which the paper's models would continue after an answer."""
+"""Stop strings: the beginning of another problem, which the paper's models would write after an answer."""
 
 NUMERIC, LINES = Numeric(), Lines()
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")
@@ -61,7 +63,7 @@ class RowsTask(SplitterTask):
     """Problems from files of JSON lines or Parquet (``.parquet``), or from a Hugging Face data set."""
 
     train: tuple[str, ...] = ()
-    """Files of the train split, relative to the working directory, which are read one after the other."""
+    """Files of the train split, relative to the working directory. They are read one after the other."""
     validation: tuple[str, ...] = ()
     """Files of the validation split."""
     test: tuple[str, ...] = ()
@@ -70,8 +72,8 @@ class RowsTask(SplitterTask):
     """A Hugging Face data set, on disk or from the hub, or a pattern of files. All splits come from it, and
     the files above are not read."""
     validation_size: Annotated[int, Gt(0)] | None = None
-    """Number of problems that are held out of the train split for validation. Both parts keep the order of
-    the rows."""
+    """The number of problems that are held out of the train split for validation. The remaining problems and
+    those held out keep the order of the rows."""
     split_seed: int = 0
     """Decides which problems are held out. It is independent of the run's seed, so that every run is measured
     on the same problems."""
@@ -89,13 +91,14 @@ class RowsTask(SplitterTask):
 
     @override
     def size(self, split: Split) -> int | None:
-        held_out = self.validation_size if split != "test" else None  # out of the train split
+        # The number of problems that are held out of the train split. It doesn't concern the test split.
+        held_out = self.validation_size if split != "test" else None
         if split == "validation" and held_out is not None:
             return held_out
         rows = self._count(split)
         if rows is None or held_out is None:
             return rows
-        return rows - held_out if rows > held_out else None  # `check` reports that it holds out too many
+        return rows - held_out if rows > held_out else None  # `check` reports a `validation_size` too large
 
     @override
     def check(self, experiment: Any) -> Iterator[Finding]:
@@ -116,25 +119,25 @@ class RowsTask(SplitterTask):
             )
 
     def _files_to_look_at(self) -> Iterator[Path]:
-        """Yields the files whose first rows can be read quickly."""
+        """Yields the files of the task whose first rows can be read quickly."""
         paths = [] if self.source is not None else [*self.train, *self.validation, *self.test]
         if isinstance(self.source, InFiles):
             for split in get_args(Split):
-                with contextlib.suppress(ValueError):  # reported when the split is read
+                with contextlib.suppress(ValueError):  # a missing split is reported when the split is read
                     paths += map(str, self.source.files(split))
         for path in dict.fromkeys(map(Path, paths)):
-            # To read the first row of a JSON array, all of it has to be read.
+            # The first row of a JSON array can only be read with the whole file.
             if path.is_file() and (is_quickly_read(path) or not is_array(path)):
                 yield path
 
     def first_findings(self, path: Path) -> Iterator[Finding]:
-        """Yields what is wrong with the first rows of a file."""
+        """Yields findings about the first rows of a file."""
         first_rows = _first_rows(path, self.columns, self._setting_that_names(path))
         if isinstance(first_rows, Finding):
             yield first_rows
             return
         bad: list[str] = []
-        # Test rows need no solution, and `problem_of` recognises them by the id.
+        # Test rows need no solution. `problem_of` recognises them by the beginning of their ids.
         id = "test/0" if self._is_test_file(path) else "example/0"
         for file_and_line, row in first_rows:
             try:
@@ -142,7 +145,7 @@ class RowsTask(SplitterTask):
             except BadRow as error:
                 bad.append(f"{file_and_line}: {error}")
             except ValueError:
-                continue  # the configuration is wrong and not the row: another check reports it
+                continue  # the configuration is wrong, not the row: another check reports that
         if not bad:
             return
         if len(bad) == len(first_rows):
@@ -152,7 +155,8 @@ class RowsTask(SplitterTask):
             yield Finding(bad[0], self._setting_that_names(path), "fix the row, or set bad_rows to 'skip'")
 
     def _count(self, split: Split) -> int | None:
-        """Returns the number of rows of a split; None if counting takes long. Raises NoSplit."""
+        """Returns the number of rows of a split. Returns None if counting takes long. Raises NoSplit if the
+        configuration doesn't have the split."""
         if self.source is not None:
             self.source.name_of(split)  # raises NoSplit if the data set has no such split
             return None
@@ -197,25 +201,26 @@ class RowsTask(SplitterTask):
         for name in () if self.source else (*self.train, *self.validation, *self.test):
             if is_quickly_read(path := Path(name)):
                 rows = itertools.islice(file_rows(path, self.columns), count)
-                # Of the first file only: examples need not be complete.
+                # The rows of the first file suffice, since examples need not be complete.
                 try:
                     return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
-                except ValueError:  # the row is reported with its place when the split is read
+                except ValueError:  # a bad row is reported with its place when the split is read
                     return ()
         return ()
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that are read of a Parquet file; None: all."""
+        """The names of the columns that are read from a Parquet file; None: all."""
         return None
 
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
-        """Returns the problem of a row. Raises BadRow for a row that isn't a problem."""
+        """Makes a problem with this id from a row. Raises BadRow for a row that isn't a problem."""
         raise NotImplementedError
 
     @override
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Returns the problems of a split. Raises ValueError if it is missing or empty, and for a bad row."""
+        """Returns the problems of a split. Raises ValueError if the split is missing or empty, or if a row is
+        bad and `bad_rows` is ``stop``."""
         check_split(split)
         return _problems(self, split)
 
@@ -252,7 +257,8 @@ class RowsTask(SplitterTask):
 
 @lru_cache(maxsize=64)
 def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
-    """Returns the problems of a split. Those for validation may be held out of the train split."""
+    """Returns the problems of a split. With `validation_size`, the validation split is held out of the train
+    split."""
     size = task.validation_size
     if split == "test" or size is None:
         return tuple(task._read(split))
@@ -279,11 +285,12 @@ def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[LocatedRow]
 
 
 FIRST_ROWS = 20
-"""Rows at the beginning of a file that `check` reads."""
+"""The number of rows at the beginning of a file that `check` reads."""
 
 
 def _first_rows(path: Path, columns: Sequence[str] | None, setting: str) -> list[LocatedRow] | Finding:
-    """Returns the first rows of a file, or what is wrong with the file that this setting names."""
+    """Returns the first rows of a file, or a finding if the file can't be read. `setting` is the key that
+    names the file."""
     try:
         return list(itertools.islice(file_rows(path, columns), FIRST_ROWS))
     except ValueError as error:
@@ -304,10 +311,10 @@ class JsonLines(RowsTask):
     problem_field: Annotated[str, MinLen(1)] = "question"
     """The key of a row's problem."""
     gold_field: Annotated[str, MinLen(1)] = "answer"
-    """The key of the gold, which may be a worked solution or only an answer: graders read the answer in
+    """The key of the gold. The gold may be a worked solution or only an answer: graders find the answer in
     it."""
     gold_fallback: str | None = None
-    """Another key of the gold, for rows that don't have the first one."""
+    """Another key of the gold, for rows that have nothing under `gold_field`."""
     demonstration_field: str | None = None
     """The key of the demonstration; null: the gold is also the demonstration."""
     keep: tuple[str, ...] = ()
@@ -347,14 +354,16 @@ class JsonLines(RowsTask):
             where = f"the first {len(rows)} rows of {path}"
             is_test = self._is_test_file(path)
             missing_fields = list(self._missing_fields(list(fields), where, learned_from=not is_test))
-        # A missing field would make every row bad, so that the rows needn't be reported as well.
+        # A missing field makes every row bad, so the rows need not be reported as well.
         yield from missing_fields or super().first_findings(path)
 
     def _missing_fields(self, fields: Sequence[str], where: str, learned_from: bool) -> Iterator[Finding]:
         """Yields a finding for each setting that names a field which no row has.
 
         Args:
-            learned_from: Whether the rows may be demonstrations. Test rows need no solutions.
+            fields: The fields that the rows have.
+            where: The rows in messages, such as ``the first 20 rows of train.jsonl``.
+            learned_from: Whether the rows are also needed as demonstrations. Test rows are not.
         """
         settings = {"problem_field": self.problem_field, "gold_field": self.gold_field}
         if self.demonstration_field is not None and learned_from:
@@ -370,12 +379,13 @@ class JsonLines(RowsTask):
 
     def prompted(self, problem: str) -> str:
         """Returns the template with a problem in it."""
-        # `str.format` would read braces in the template, which LaTeX has.
+        # `str.format` would also interpret other braces in the template, such as those of LaTeX.
         return self.prompt.replace(PROBLEM, problem.strip())
 
     @override
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """Returns the data set's own solution, on the line after the prompt. The seed has no effect.
+        """Returns the data set's own solution, after a newline that separates it from the prompt. The seed
+        has no effect.
 
         Raises ValueError for a problem of the test split whose row has no solution.
         """
@@ -387,7 +397,8 @@ class JsonLines(RowsTask):
         return "\n" + self.solution(str(problem.data["solution"]).strip())
 
     def solution(self, text: str) -> str:
-        """Returns a solution of the data set in the form that a model should learn."""
+        """Converts a solution of the data set to the form that a model should learn. By default it stays as
+        it is."""
         return text
 
     @override
@@ -423,7 +434,8 @@ class JsonLines(RowsTask):
 
 
 def missing(row: dict[str, Any], key: str) -> str | None:
-    """Returns what is wrong with a row's text under `key`, or None. Numbers count as text."""
+    """Returns what is wrong with a row's text under `key`. Returns None if it is right. Numbers count as
+    text."""
     if key not in row:
         return f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})"
     value = row[key]
@@ -439,8 +451,8 @@ def missing(row: dict[str, Any], key: str) -> str | None:
 def question_of(value: Any, key: str) -> str:
     """Returns the text of a row's question.
 
-    If it is the JSON text of a chat with one message of the user, the question is that message. Raises BadRow
-    for any other chat, which a template for one text can't hold.
+    If the value is a chat written as text, with a single message of the user, the question is that message.
+    Raises BadRow for any other chat, since a template for one text can't hold it.
     """
     text = text_of_value(value)
     try:
@@ -476,9 +488,9 @@ class Gsm8k(JsonLines):
     """GSM8K, grade-school word problems (Cobbe et al., 2021, arXiv:2110.14168), in the data set's own files,
     with `question` and `answer` in each row.
 
-    373 of the 7,473 training problems are held out for validation, as many as in the VinePPO paper (7,100 /
-    373 / 1,319). They are chosen with `split_seed`, and are not the paper's own 373. Demonstrations don't
-    have the calculator notes ``<<1+1=2>>``.
+    373 of the 7,473 training problems are held out for validation, as many as in the VinePPO paper, whose
+    splits have 7,100, 373 and 1,319 problems. `split_seed` decides which problems are held out: they are not
+    the paper's own 373. Demonstrations don't have the calculator notes ``<<1+1=2>>``.
     """
 
     train: tuple[str, ...] = ("data/gsm8k/train.jsonl",)

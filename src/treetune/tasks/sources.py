@@ -24,20 +24,20 @@ from treetune.tasks.base import Split
 from treetune.tasks.row_values import plain_value, refuse_unclear_nulls, restore_integers, whole_fields
 
 LocatedRow = tuple[str, dict[str, Any]]
-"""A row with its place, which errors name: ``("train.jsonl:18", {"question": "2 + 2 = ?", "answer":
-"4"})``."""
+"""The place of a row, which error messages name, and the row: ``("train.jsonl:18", {"question": "2 + 2 = ?",
+"answer": "4"})``."""
 
 ROW_GROUP = 1000
 """The number of rows of a Parquet file that are in memory at a time."""
 
 JSON_FIELDS = b"treetune.json"
-"""The key of a Parquet file's metadata that lists the fields with JSON text: ``{"extra_info": ["tests"]}``.
-The column "" refers to columns themselves."""
+"""A key of a Parquet file's metadata. Its value lists the fields with JSON text for each column:
+``{"extra_info": ["tests"]}``. The fields listed under "" are whole columns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Registrable):
-    """Rows of a data set."""
+    """A source of rows: a data set with splits."""
 
     train: str | None = "train"
     """The data set's name for its train split; null: it has none."""
@@ -69,7 +69,8 @@ class OnDisk(Source):
     path: Annotated[str, MinLen(1)]
 
     def columns(self, split: Split) -> list[str] | None:
-        """Returns the columns of a split; None if the folder doesn't list them. Raises NoSplit."""
+        """Returns the names of a split's columns. Returns None if the folder doesn't list them. Raises
+        NoSplit if the data set doesn't have the split."""
         record = Path(self.path) / self.name_of(split) / "dataset_info.json"
         try:
             features = json.loads(record.read_text(encoding="utf-8")).get("features")
@@ -105,7 +106,7 @@ class OnHub(Source):
     name: Annotated[str, MinLen(1)]
     """The repository on the hub."""
     revision: Annotated[str, MinLen(1)]
-    """A commit or a tag, so that later measurements have the same rows."""
+    """A commit or a tag of the repository, so that later measurements have the same rows."""
     subset: str | None = None
     """The configuration of the data set, if it has several."""
     files: Mapping[str, str] | None = field(default=None, hash=False)
@@ -165,14 +166,15 @@ def files_matching(pattern: str | Path) -> list[Path]:
 
 
 FETCHED = ("gsm8k", "math", "college_math", "olympiadbench", "paper")
-"""The folders below data/ that scripts/download_and_prepare_datasets.sh makes."""
+"""The folders in data/ that scripts/download_and_prepare_datasets.sh makes."""
 
 
 def no_such_file(path: Path) -> str:
-    """Returns the message about a file of rows that isn't there, with what may have been meant."""
+    """Returns the message about a file of rows that doesn't exist. It names a file that may have been meant,
+    or a command that makes the file."""
     message = f"there is no file {path} (looked for in {Path.cwd()})"
     for folder in map(Path, folders.import_folders()):
-        # An experiment that is started or imported from another folder names rows as from its own folder.
+        # A configuration may name rows relative to its own folder, and be started from another folder.
         if (folder / path).is_file():
             return (
                 f"{message}. There is one in {folder}, next to the configuration. Paths of rows are relative"
@@ -185,7 +187,8 @@ def no_such_file(path: Path) -> str:
         neighbours = []
     if near := nearest(path.stem, neighbours):
         return f"{message}: did you mean {path.with_name(near[0] + path.suffix)}?"
-    # A script makes some folders below data/ (`FETCHED`), and data pipelines of the same names make others.
+    # A script makes the folders `FETCHED` in data/. Other folders are made by a data pipeline with the same
+    # name as the folder.
     if path.parts[:1] == ("data",) and path.parts[1:2] and path.parts[1] in FETCHED:
         return (
             f"{message}: run ./scripts/download_and_prepare_datasets.sh in a checkout of treetune, and start"
@@ -200,8 +203,8 @@ def no_such_file(path: Path) -> str:
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[LocatedRow]:
     """Yields the rows of a ``.parquet``, ``.jsonl`` or ``.json`` file, each with its place.
 
-    A Parquet file is read a few rows at a time, and only its `columns` (None: all). A null in a column means
-    that the row doesn't have the key, so the yielded row has no such key. Nulls within objects are kept.
+    A Parquet file is read `ROW_GROUP` rows at a time, and only its `columns` (None: all). A null in a column
+    means that the row doesn't have the key, so the yielded row lacks this key. Nulls within objects are kept.
 
     Raises ValueError for a file that doesn't exist or can't be read. Also raises ValueError if golds
     (reference answers) have nulls that probably stand for missing keys (`refuse_unclear_nulls`).
@@ -237,8 +240,8 @@ def count_rows(path: Path) -> int:
 
 
 def distinct_texts(path: Path, column: str) -> list[str]:
-    """Returns the different texts in a column of a file that `read_rows` reads, in the order of their first
-    rows. Other values are left out.
+    """Returns the different texts in a column of a file that `read_rows` reads. They are in the order of the
+    first rows that have them. Values other than texts are left out.
 
     Raises ValueError for a file that doesn't exist or can't be read.
     """
@@ -271,7 +274,7 @@ def _refuse_other_files(path: Path) -> None:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
-    """Opens a file. Raises ValueError if it doesn't exist or can't be read."""
+    """Opens a Parquet file. Raises ValueError if it doesn't exist or can't be read."""
     if not path.is_file():
         raise ValueError(no_such_file(path))
     import pyarrow as pa
@@ -305,10 +308,8 @@ def parquet_row(path: Path, number: int) -> dict[str, Any]:
 
 
 class _ParquetDecoder:
-    """Turns rows of an open Parquet file into the rows that were written.
-
-    It decodes fields of JSON text, and turns floats back into the whole numbers that they were.
-    """
+    """Restores the original rows from those of an open Parquet file: it decodes fields of JSON text, and
+    turns floats that were whole numbers back into whole numbers."""
 
     def __init__(self, file: Any, names: Sequence[str], where: str) -> None:
         """Finds the fields of the columns `names` that have to be decoded.
@@ -321,10 +322,10 @@ class _ParquetDecoder:
             (file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}")
         )
         self._whole: dict[str, dict[str, Any]] = {}
-        """The floats of each column that were whole numbers (`whole_fields`)."""
+        """For each column, which of its floats were whole numbers (`whole_fields`)."""
         schema = file.schema_arrow
         for name in names:
-            # Only the floats are read: the other fields of an object may contain gigabytes of tests.
+            # Only the floats are read: other fields of a column of objects may be gigabytes of tests.
             float_paths = _float_paths(schema.field(name).type, name)
             if float_paths:
                 self._whole[name] = whole_fields(file.read(float_paths)[name])
@@ -336,7 +337,8 @@ class _ParquetDecoder:
                 refuse_unclear_nulls(compute.struct_field(column, gold), f"{name}.{gold}", where)
 
     def rows(self, batch: Any, first: int) -> Iterator[dict[str, Any]]:
-        """Yields the rows of a batch, whose first row has the number `first`. Raises ValueError."""
+        """Yields the rows of a batch, whose first row has the number `first` in the file. Raises ValueError
+        for a row that can't be read."""
         import pyarrow as pa
 
         # Floats that were whole numbers before a null made them floats (`_whole`) become integers again.
@@ -352,7 +354,7 @@ class _ParquetDecoder:
             raise ValueError(f"{self._where}[{first}] to [{last}] can't be read: {error}") from error
         for number, values in enumerate(rows, start=first):
             row = {name: plain_value(value) for name, value in values.items() if value is not None}
-            # `_json_fields` names the fields with JSON text, by column. Under "" it names whole columns.
+            # The fields with JSON text, by column. Those under "" are whole columns (`JSON_FIELDS`).
             for column, names in self._json_fields.items():
                 fields = row.get(column, {}) if column else row
                 try:
@@ -366,13 +368,14 @@ class _ParquetDecoder:
 
 
 GOLDS = {"reward_model": "ground_truth"}
-"""Columns of objects, with the field of each that is a gold, so that its nulls affect grades."""
+"""Columns of objects, and for each the field that is a gold. Nulls in golds affect grades."""
 
 
 def _float_paths(kind: Any, path: str) -> list[str]:
-    """Returns the paths of all floats in a type, in Parquet's notation.
+    """Returns the paths of all floats in a column's type, in Parquet's notation: ``extra_info.index``.
 
-    Floats in lists are left out, since `whole_fields`, which reads these paths, looks into objects alone.
+    Floats in lists are left out, since `whole_fields`, which gets the columns that are read by these paths,
+    only looks into objects.
     """
     import pyarrow as pa
 
@@ -396,19 +399,26 @@ def _holds_objects(kind: Any) -> bool:
 
 
 def _field_type(kind: Any, name: str) -> Any:
-    """Returns the type of a field of objects; None if there is no such field."""
+    """Returns the type of the field `name` in a type of objects. Returns None if there is no such field, or
+    if the type isn't one of objects."""
     import pyarrow as pa
 
     return kind.field(name).type if pa.types.is_struct(kind) and name in kind.names else None
 
 
 def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[LocatedRow]:
-    """Yields the rows of a Hugging Face data set's split. Raises ValueError."""
+    """Yields the rows of a split of a Hugging Face data set. Raises ValueError if there is no such split.
+
+    Args:
+        splits: The splits of the data set, by name.
+        name: The data set's name for the split.
+        where: The data set in messages.
+    """
     if name not in splits:
         raise ValueError(f"{where} has no split {name!r}: it has {', '.join(map(repr, splits))}")
     dataset = splits[name]
     if hasattr(dataset, "with_format"):
-        dataset = dataset.with_format(None)  # a saved one may be set to numpy's or PyTorch's format
+        dataset = dataset.with_format(None)  # a saved data set may be set to numpy's or PyTorch's format
     table: Any = getattr(dataset, "data", None)
     # For each column, the fields that were whole numbers before a null turned them into floats.
     whole: dict[str, dict[str, Any]] = {}
@@ -431,8 +441,8 @@ def _with_integers(value: Any, whole: Mapping[str, Any]) -> Any:
     """Returns a value with whole numbers in place of some floats.
 
     Args:
-        whole: The names of the fields whose floats were whole numbers, nested like the value; empty where
-            nothing has to be changed (`whole_fields`).
+        whole: The fields whose floats were whole numbers, nested like the value (`whole_fields`). It is empty
+            if nothing has to be changed.
     """
     if not whole or value is None:
         return value
@@ -445,8 +455,10 @@ def json_lines(path: Path) -> Iterator[LocatedRow]:
     """Yields the object of each line of a JSON-lines file, with the place ``file:line``. Blank lines are
     skipped.
 
-    If the file is one JSON array of objects, it yields these, with the place ``file[number]``, counted from
-    0. Raises ValueError if the file doesn't exist, and for a line or an element that isn't a JSON object.
+    If the file is one JSON array of objects, the objects of the array are yielded, with the place
+    ``file[number]``, counted from 0.
+
+    Raises ValueError if the file doesn't exist, and for a line or an element that isn't a JSON object.
     """
     if not path.is_file():
         raise ValueError(no_such_file(path))

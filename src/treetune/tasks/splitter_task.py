@@ -9,7 +9,7 @@ from treetune.tasks.steps import StepSplitter
 
 
 class SplitterTask(Task):
-    """A task whose field `steps` says where the steps of an answer end."""
+    """A task with a field `steps`: the rule that splits an answer into steps."""
 
     steps: StepSplitter
 

@@ -12,17 +12,18 @@ from typing_extensions import override
 from treetune.config.registrable import Registrable
 
 ANOTHER_LINE = "\nThen the answer goes on in another line."
-"""A line that every splitter regards as one step: it is long enough, and too short to be cut."""
+"""A line that every splitter regards as exactly one step: it is long enough to be a step of its own, and too
+short to be split."""
 
 
 def boundaries_if_continued(boundaries: Callable[[str], list[int]], response: str) -> list[int]:
-    """Returns the `boundaries` that a response has if another line follows it, and then its length."""
+    """Returns the step boundaries within a response that another line would follow, and then its length."""
     offsets = boundaries(response + ANOTHER_LINE)
     return [*(offset for offset in offsets if offset <= len(response)), len(response)]
 
 
 def ends_of_lines(response: str) -> list[int]:
-    """Returns 0 and the end of each line with its newline: ``[0, 4, 7]`` for ``a=1\\nb=2``."""
+    """Returns 0 and the offset after each line and its newline: ``[0, 4, 7]`` for ``a=1\\nb=2``."""
     offsets = [0]
     for line in response.split("\n")[:-1]:
         offsets.append(offsets[-1] + len(line) + 1)
@@ -37,13 +38,14 @@ class StepSplitter(Registrable):
     """
 
     end_token: Literal["own_step", "last_step"] = "own_step"
-    """The step of the token that ends an answer. ``own_step``: it is a step of its own if another token could
-    have begun one (`Task.answer_boundaries`). ``last_step``: it belongs to the last step. Then Monte Carlo
-    credit gives it another baseline than other tokens in its position, so that the gradient is biased."""
+    """The step of the token that ends an answer. ``own_step``: the token is a step of its own if another
+    token in its place could have begun one (`Task.answer_boundaries`). ``last_step``: it belongs to the last
+    step. Monte Carlo credit then gives it another baseline than other tokens in its place, so the gradient is
+    biased."""
 
     def boundaries(self, response: str) -> list[int]:
-        """Returns character offsets, strictly rising from 0 to ``len(response)``; ``[0]`` for an empty
-        text."""
+        """Returns the character offsets of the step boundaries, strictly rising from 0 to ``len(response)``.
+        Returns ``[0]`` for an empty response."""
         raise NotImplementedError
 
 
@@ -56,10 +58,10 @@ class Lines(StepSplitter):
     """The beginning of the line with the final answer. If newlines begin steps, this line belongs to the step
     before it, because nothing is left to decide after that."""
     newline: Literal["begins", "ends"] = "begins"
-    """Whether a newline begins a step or ends one. If it ``begins`` one, the token after a step shows that
-    the step has ended, so that the gradient of Monte Carlo credit is unbiased only if a newline or the end
-    follows every complete line. If it ``ends`` one, a boundary depends only on the text before it, and the
-    gradient is always unbiased."""
+    """Whether a newline begins a step or ends one. If it ``ends`` one, a boundary depends only on the text
+    before it, and the gradient of Monte Carlo credit is always unbiased. If it ``begins`` one, only the token
+    after a step shows that the step has ended. The gradient is then unbiased only if every complete line is
+    followed by a newline or the end of the answer."""
 
     @override
     def boundaries(self, response: str) -> list[int]:
@@ -77,8 +79,8 @@ class Lines(StepSplitter):
         for line in response.split("\n"):
             text = line.strip()
             if text:
-                # The step before ends where the text of its line ends. The newline after that text begins
-                # this step. A line with the final answer belongs to the step before.
+                # The previous step ends where the text of its line ends. The newline after that text begins
+                # this step. A line with the final answer belongs to the previous step.
                 if end_of_text is not None and not text.startswith(self.answer_marker):
                     offsets.append(end_of_text)
                 end_of_text = position + len(line)
@@ -89,11 +91,12 @@ class Lines(StepSplitter):
 @StepSplitter.register("gsm8k_reference")
 @dataclass(frozen=True, kw_only=True)
 class Gsm8kReference(StepSplitter):
-    r"""The steps of the VinePPO paper's code on GSM8K, which counts blank lines in the middle as steps.
+    r"""Splits a response as the VinePPO paper's code does on GSM8K: blank lines in the middle are steps.
 
-    The answer begins at ``"\n#### "``. The text before it is cut before every newline. Blank lines at the
-    beginning belong to the first line with text, and those at the end, with the answer, to the last line. The
-    paper's code drops a response with several answers. Here the last of them counts.
+    The answer begins at ``"\n#### "``. Every newline in the text before it begins a step. Blank lines at the
+    beginning of this text belong to the first line with text. Blank lines at its end and the answer belong to
+    the last line with text. The paper's code drops a response with several answers. Here the last answer
+    counts.
     """
 
     end_token: Literal["own_step", "last_step"] = "last_step"

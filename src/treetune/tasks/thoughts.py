@@ -3,12 +3,13 @@
 Thoughts have one of these forms:
 
 * opened and closed: in ``<think>six sevens</think> It is 42.`` the answer is ``It is 42.``;
-* opened by the prompt, which chat templates of reasoning models do: ``six sevens</think> It is 42.``;
-* several: in ``<think>a</think> One. <think>b</think> Two.`` the answer comes after the last, ``Two.``;
+* opened by the prompt, as chat templates of reasoning models do: ``six sevens</think> It is 42.``;
+* several thoughts: in ``<think>a</think> One. <think>b</think> Two.`` the answer is the text after the last
+  thought, ``Two.``;
 * opened and never closed, because the response was cut off: ``<think>six sev`` has no answer.
 
-A tag in quotes or backticks is only mentioned, and opens or closes nothing. Before the first thought, a tag
-only opens one at the beginning of a line.
+A tag in quotes or backticks is only mentioned, and opens or closes nothing. A tag opens the first thought
+only at the beginning of a line.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 THINK_END = "</think>"
-"""The default of `think_end` settings. It means all pairs of `TAGS`."""
+"""The default of `think_end` settings. It stands for all pairs of `TAGS`."""
 
 
 class Tags(NamedTuple):
@@ -29,9 +30,9 @@ class Tags(NamedTuple):
     """
 
     opening: str
-    """Empty if it isn't known."""
+    """The tag that opens a thought; empty if it isn't known."""
     closings: tuple[str, ...]
-    """Any of these closes the thought. The first one also closes a thought that the prompt opened."""
+    """The tags that each close the thought. The first one also closes a thought that the prompt opened."""
 
 
 TAGS = (
@@ -79,8 +80,8 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
 
     Args:
         response: The text that the model wrote.
-        think_end: The text that ends a thought. It also determines the opening tag. The default means all
-            `TAGS`.
+        think_end: The text that ends a thought. It also determines the opening tag. The default stands for
+            all pairs of `TAGS`.
         is_open: Whether the response begins within a thought, which the prompt has opened.
     """
     # gpt-oss without its special tokens separates thoughts by bare words ("assistantfinal"). These words are
@@ -96,8 +97,9 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
         tag = response[start:end]
         closed = next((pair for pair in pairs if tag in pair.closings), None)
         if closed is not None:
-            # A thought that the prompt opened has an unknown pair. `closings[0]` of any pair ends it. This
-            # also holds if `is_open` is False, since some callers don't know the prompt.
+            # The tag with which the prompt opened a thought is unknown here, so `closings[0]` of any pair
+            # ends the thought. This also holds if `is_open` is False, since some callers don't know the
+            # prompt.
             closes_prompts_thought = opened_by is None and tag == closed.closings[0]
             # Within a thought, another model's tag is only text.
             if opened_by is closed or closes_prompts_thought:
@@ -113,14 +115,17 @@ def read_thoughts(response: str, think_end: str = THINK_END, *, is_open: bool = 
 
 
 def after_thought(response: str, think_end: str = THINK_END) -> str:
-    """Returns the text after the last thought. This is the whole response if it has no thought, and empty if
-    it was cut off in a thought that it opened itself."""
+    """Returns the text after the last thought of a response.
+
+    Returns the whole response if it has no thought, and an empty text if it was cut off in a thought that it
+    opened itself.
+    """
     return read_thoughts(response, think_end).answer
 
 
 def opening_at_end(prompt: str) -> str:
-    """Returns the tag at the end of a prompt that opens a thought; an empty text if there is none. Chat
-    templates of reasoning models add such tags."""
+    """Returns the tag at the end of a prompt that opens a thought. Chat templates of reasoning models add
+    such tags. Returns an empty text if there is none."""
     ending = prompt.rstrip()
     return next((pair.opening for pair in TAGS if ending.endswith(pair.opening)), "")
 
@@ -132,7 +137,7 @@ def ends_in_thought(prompt: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _pairs(think_end: str) -> tuple[Tags, ...]:
-    """Returns the tags that a setting `think_end` means."""
+    """Returns the pairs of tags that a setting `think_end` stands for."""
     if think_end == THINK_END:
         return TAGS
     for pair in TAGS:
@@ -163,7 +168,7 @@ def _tags(text: str, pairs: tuple[Tags, ...]) -> Iterator[tuple[int, int]]:
 def _begins_line(text: str, position: int) -> bool:
     """Returns whether a position has only spaces and special tokens before it in its line, as in
     ``<｜begin▁of▁sentence｜><think>``."""
-    # Special tokens are short, so that 80 characters are enough. gpt-oss writes the word "assistant" after a
+    # Special tokens are short, so 80 characters are enough. gpt-oss writes the word "assistant" after a
     # special token: ``<|start|>assistant<|channel|>``.
     line = text[max(0, position - 80) : position].rpartition("\n")[2]
     return not re.sub(r"<[|｜][^<>\s]{1,40}[|｜]>(?:assistant)?|<s>", "", line).strip()

@@ -8,7 +8,7 @@ from treetune.cli.command import PATH, Command, Options, say
 
 
 def chat_template(options: Options) -> int:
-    """Writes a copy of a model whose chat template makes it think, and prints what has changed.
+    """Copies a model, gives the copy a chat template that makes it think, and prints what has changed.
 
     The output shows a prompt of the old template, and the same prompt of the new one.
     """

@@ -1,17 +1,17 @@
-"""How an answer forks into threads and joins them again, independent of what samples it.
+"""Writes an answer that forks into threads and joins them again, whatever samples its parts.
 
 A line of text (the main one, or a thread) is sampled until it lists outlines. Then one thread for each
 outline is sampled: its context is everything before the fork and its own header, but none of its siblings.
-When all threads have ended, their text is joined in the order of the outlines, and the line continues with
-all of them in its context. (The grammar and the injected text are those of ThreadWeaver's training format.)
+When all threads have ended, their texts are joined in the order of the outlines, and the line continues with
+all threads in its context. (The grammar and the injected text are those of ThreadWeaver's training format.)
 Each line is a task::
 
     main line   ──sample──▶ …</Outlines>  ┐fork                              ┌join  ──sample──▶ end of text
     thread 1                              ├── header 1 ──sample──▶ </Thread> ┤
     thread 2                              └── header 2 ──sample──▶ </Thread> ┘
 
-The main line waits for all its threads; a thread waits for its own samples, and for its own threads where
-blocks lie within each other.
+The main line waits for all its threads. A thread waits for its own samples. If it has a block itself, it also
+waits for the threads of that block.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ class ThreadLimits(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Glue:
-    r"""The tokens that are injected, and the tags.
+    r"""The tokens that a rollout injects, and the ids of the tags.
 
-    Example: the tokens of ``\n`` after ``</Outlines>``, of ``<Thread>\n1:`` as the header of the first
-    thread, and of ``\n`` where the line continues after a block.
+    Example: `newline` has the tokens of ``\n``, which follows ``</Outlines>``; ``headers("1")`` has those of
+    ``<Thread>\n1:``; `join` has those of ``\n``, after which the line continues when a block's threads have
+    ended.
     """
 
     tags: TagIds
@@ -75,7 +76,7 @@ class Glue:
     end_block: TokenIds
     join: TokenIds
     headers: Callable[[str], TokenIds]
-    """Returns the header of the thread with this number, such as ``"1"``."""
+    """Returns the header of a thread, given the thread's number as a text, such as ``"1"``."""
 
     @staticmethod
     def of(codec: TextCodec, conclusion: bool) -> Glue:
@@ -83,7 +84,7 @@ class Glue:
 
         Args:
             codec: The model's tokenizer.
-            conclusion: Whether the text after the threads of a block is a conclusion in tags.
+            conclusion: Whether the policy writes a conclusion, in its tags, after the threads of a block.
 
         Raises:
             ValueError: The tokenizer does not have the tags as single tokens.
@@ -121,7 +122,7 @@ class Glue:
 
 @dataclass(frozen=True, eq=False)
 class LineRequest:
-    """A sample that a line needs next; `turn` counts the samples of the line from 0.
+    """The request for a line's next sample. `turn` counts the samples of the line from 0.
 
     Example: the first sample of the second thread of an answer's first block, after a prompt of one token,
     the outlines, and the thread's header::
@@ -139,12 +140,13 @@ class LineRequest:
 
 
 SampleLine = Callable[[LineRequest], Awaitable[Completion]]
-"""Returns the completion of a line's request. `parallel_threads` awaits the engine in it."""
+"""Returns the completion of a line's request. In `parallel_threads`, this function awaits the engine."""
 
 
 @dataclass(eq=False)
 class Line:
-    """The main text, or a thread. `budget` bounds all tokens of the line, those of its blocks included.
+    """The main text of an answer, or one of its threads. `budget` is the largest number of tokens of the
+    line, those of its blocks included.
 
     Example: a line that has sampled outlines, forked into two threads and continued after the join has the
     parts ``[Segment(...), Segment(newline), [Line(...), Line(...)], Segment(join), Segment(...)]``.
@@ -156,15 +158,15 @@ class Line:
     budget: int
     is_thread: bool = False
     parts: list[Segment | list[Line]] = field(default_factory=list)
-    """Its own segments and, where it forked, the threads of the block, in their order."""
+    """The line's own segments and, at each place where it forked, a list of the threads, in their order."""
     samples: int = 0
-    """Requests for this line so far."""
+    """The number of requests for this line so far."""
     blocks: int = 0
-    """Blocks on this line so far."""
+    """The number of blocks on this line so far."""
     dropped: bool = False
-    """Whether it is left out of the answer as a straggler."""
+    """Whether the line is left out of the answer because it is a straggler."""
     left_out: bool = False
-    """Whether it is left out of the answer on purpose, by `ForkJoin`'s `is_left_out`. It is then not
+    """Whether `ForkJoin`'s `is_left_out` leaves the line out of the answer on purpose. It is then not
     sampled."""
 
     def segments(self) -> Iterator[Segment]:
@@ -174,7 +176,8 @@ class Line:
                 yield part
             else:
                 for thread in part:
-                    # A dropped thread was too long. One that is left out was never sampled, on purpose.
+                    # A dropped thread was sampled and became too long. One that is left out was never
+                    # sampled.
                     if not (thread.dropped or thread.left_out):
                         yield from thread.segments()
 
@@ -193,13 +196,17 @@ class ForkJoin:
 
     After `write`, `segments` are the whole answer in its joined order. An end of text inside a thread, a
     malformed block or a limit ends the answer early, but only after the threads that have begun have ended.
-    Open threads are closed by injected tags, and a malformed block that opened no thread stays as it was
-    sampled.
+    Open threads are closed by injected tags. A malformed block opens no thread, and stays as it was sampled.
 
     Args:
-        is_left_out: Says which threads are not written, for answers that show what a thread is worth. They
-            are not a part of the answer, and the line continues after the block even if all of its threads
-            are left out.
+        glue: The tokens that are injected.
+        limits: The limits of the answer and its threads.
+        sample: Returns the completion of a line's request.
+        prompt_ids: The tokens of the prompt.
+        budget: The largest number of tokens of the answer, injected ones included.
+        is_left_out: Returns whether the thread with a given branch is left out. Answers without some of their
+            threads show what these threads are worth. A thread that is left out is not sampled and not a part
+            of the answer. The line continues after a block even if all of the block's threads are left out.
     """
 
     def __init__(
@@ -212,7 +219,7 @@ class ForkJoin:
         is_left_out: Callable[[Branch], bool] = lambda branch: False,
     ) -> None:
         self._glue, self._limits, self._sample = glue, limits, sample
-        self._is_left_out = is_left_out  # says which threads are not sampled, on purpose
+        self._is_left_out = is_left_out
         self._main = Line((), prompt_ids, budget)
         self._forks = 0  # the blocks of the whole answer so far
         self._finish: FinishReason | None = None  # why the answer has ended; None while it goes on
@@ -257,22 +264,23 @@ class ForkJoin:
                     line.inject(self._glue.end_thread)
                 return
 
-            # Fork, and wait for the threads; they are written at the same time. Without threads, there is
-            # nothing to join, and the line continues after the outlines or ends below.
+            # Fork, and wait for the threads, which are written at the same time. If no thread was opened,
+            # there is nothing to join: the line goes on after the outlines, or ends below.
             threads = self._fork(line)
             if threads:
                 written_threads = [thread for thread in threads if not thread.left_out]
                 await asyncio.gather(*(self._write_line(thread) for thread in written_threads))
                 self._join(line, threads)
 
-            # Continue the line, unless the answer has ended: here, or in one of the threads.
+            # Continue the line, unless the answer has ended: at this block, or in another line.
             if self._finish is not None:
                 if line.is_thread:
                     line.inject(self._glue.end_thread)
                 return
 
     def _next_request(self, line: Line, max_tokens: int) -> LineRequest:
-        """Returns the line's next request. Its sample stops at tags that end or fork the line."""
+        """Returns the line's next request, and counts it. The sample stops at tags that end or fork the
+        line."""
         stop_ids: tuple[int, ...] = ()
         if line.is_thread:
             stop_ids += (self._glue.tags.end_thread,)
@@ -284,17 +292,18 @@ class ForkJoin:
         return LineRequest(line.branch, turn, context_ids, max_tokens, stop_ids)
 
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
-        """Ends the answer for this reason, unless it has ended for an earlier one. Counts the event.
+        """Ends the answer for this reason, unless it has already ended for another one. Counts the event.
 
-        Samples that other threads wait for are still completed. After that, no line (the main text or a
-        thread) forks, and none continues after a block: `_fork` and `_write_line` look at `_finish`.
+        Samples that have been requested for other lines (the main text or threads) are still completed. After
+        them, no line forks, and none continues after a block: `_fork` and `_write_line` check `_finish`.
         """
         self._finish = self._finish or reason
         if event is not None:
             self.events[event] += 1
 
     def _cut(self, line: Line) -> None:
-        """Ends a line whose tokens are used up."""
+        """Ends a line whose tokens are used up. The answer ends, too, unless the line is a straggler that is
+        truncated or dropped."""
         if not line.is_thread:
             self._end("length", "budget_spent")
             return
@@ -302,7 +311,7 @@ class ForkJoin:
             line.dropped = True
             self.events["dropped"] += 1
             self.events["dropped_tokens"] += line.length()
-            return  # a dropped thread is no part of the answer, and needs no closing tag
+            return  # a dropped thread is not a part of the answer, so it needs no closing tag
         if self._limits.stragglers == "truncate":
             self.events["truncated"] += 1
         else:  # "go_on": the thread has used its whole share, and the answer ends, as in ThreadWeaver's code
@@ -312,8 +321,9 @@ class ForkJoin:
     def _fork(self, line: Line) -> list[Line]:
         """Opens the threads of the outlines at the line's end, and returns them.
 
-        Returns none where the block is malformed or beyond a limit. The answer has then ended, unless
-        `malformed` is ``go_on``.
+        Returns an empty list in three cases: the answer has ended in another line; the block has no readable
+        outline, which ends the answer unless `malformed` is ``go_on``; or the block is beyond a limit, which
+        ends the answer.
         """
         if self._finish is not None:  # another thread ended the answer while this one was sampled
             return []
@@ -333,10 +343,10 @@ class ForkJoin:
         self.events["duplicate_outlines"] += outlines.duplicates
         self.events["threads_over_cap"] += len(outlines.numbers) - len(numbers)
         headers = [glue.headers(number) for number in numbers]
-        # The text after the threads is a join if the line continues, and the block's end if the answer ends.
-        # Space is left for the longer one.
+        # After the threads, `join` is injected if the line continues, and `end_block` if the answer has
+        # ended. Tokens are reserved for the longer of the two.
         after_threads = max(len(glue.join), len(glue.end_block))
-        # `_closing_tokens` end the line itself, if it is a thread.
+        # `_closing_tokens` are reserved for the end of the line itself, if it is a thread.
         around_threads = len(glue.newline) + after_threads + self._closing_tokens(line)
         share = (line.budget - line.length() - around_threads) // len(headers)
         longest_header = max(len(header) for header in headers)
@@ -358,10 +368,10 @@ class ForkJoin:
         return threads
 
     def _join(self, line: Line, threads: Sequence[Line]) -> None:
-        """Injects the text after a block: the text from which the line continues, or the block's end where
-        the answer has ended."""
-        # The answer ends if all threads are stragglers, which were dropped for their length: the block has no
-        # result with which the line could continue. Threads that were left out on purpose are not dropped.
+        """Injects the text after a block's threads: `join` if the line continues, or `end_block` if the
+        answer has ended."""
+        # If all threads were dropped as stragglers, the block has no result with which the line could
+        # continue, so the answer ends. Threads that were left out on purpose don't count as dropped.
         if all(thread.dropped for thread in threads):
             self._end("length")
         if self._finish is None and self._remaining_tokens(line) - len(self._glue.join) < 1:
@@ -378,7 +388,8 @@ class ForkJoin:
         return max_tokens
 
     def _remaining_tokens(self, line: Line) -> int:
-        """Returns how many tokens of the line's budget are left, without those that close it."""
+        """Returns how many tokens of the line's budget are left, besides those that are reserved to close
+        it."""
         return line.budget - line.length() - self._closing_tokens(line)
 
     def _closing_tokens(self, line: Line) -> int:
@@ -386,8 +397,7 @@ class ForkJoin:
         return len(self._glue.end_thread) if line.is_thread else 0
 
     def _tokens_after_header(self, thread: Line) -> int:
-        """Returns the number of tokens of the thread after its header. The tokens of blocks inside the thread
-        count, too."""
+        """Returns the number of tokens of a thread after its header, those of blocks inside it included."""
         header = thread.parts[0]
         assert isinstance(header, Segment), "a thread begins with its header"
         return thread.length() - len(header.token_ids)

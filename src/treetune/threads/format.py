@@ -1,6 +1,7 @@
 r"""The text of answers with threads: tags, grammar, faults, and demonstrations.
 
-The grammar is ThreadWeaver's; what a rollout injects between sampled parts fixes the white space::
+The grammar is ThreadWeaver's. The white space is that of the texts which a rollout injects between sampled
+parts::
 
     answer      := (text | block)*
     block       := "<Parallel>" WS "<Outlines>" (WS outline)+ WS "</Outlines>" "\n"
@@ -30,7 +31,7 @@ TAGS = tuple(itertools.chain.from_iterable((f"<{word}>", f"</{word}>") for word 
 
 @dataclass(frozen=True)
 class TagIds:
-    """The tokens of the tags that the rollout injects, stops at or counts. Each tag is one token."""
+    """The ids of the tags that the rollout injects, stops at or counts. Each tag is one token."""
 
     parallel: int
     end_parallel: int
@@ -41,8 +42,11 @@ class TagIds:
 
     @staticmethod
     def of(encode: Callable[[str], Sequence[int]]) -> TagIds | None:
-        """Returns the tokens of the tags; None if the tokenizer encodes a tag as several tokens, several tags
-        as the same token, or can't encode a tag."""
+        """Returns the ids of the tags, given the tokenizer's function from text to ids.
+
+        Returns None if the tokenizer encodes a tag as several tokens or several tags as the same token, or if
+        it can't encode a tag.
+        """
         ids = []
         for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):
             try:
@@ -61,7 +65,8 @@ _NUMBERED = re.compile(r"<Outline> ?([0-9]+(?:\.[0-9]+)*):")
 _SPACE = re.compile(r"\s*")
 _EXCERPT = 30
 DEEPEST = 100
-"""The largest depth of blocks in a text that is read, since the reader is recursive."""
+"""The largest depth of blocks that `text_segments` reads. Its reader is recursive, and Python limits
+recursion."""
 
 
 @dataclass(frozen=True)
@@ -79,22 +84,24 @@ class TextSegment:
 
 @dataclass(frozen=True)
 class OutlineNumbers:
-    """The numbers of a block's outlines, each once, in their order; `duplicates` counts the repeated ones.
+    """The numbers of a block's outlines.
 
-    Example: outlines 1, 2, 2 are ``OutlineNumbers(("1", "2"), duplicates=1)``.
+    Example: the outlines 1, 2 and 2 give ``OutlineNumbers(("1", "2"), duplicates=1)``.
     """
 
     numbers: tuple[str, ...]
+    """The different numbers, in the order in which they first appear."""
     duplicates: int
+    """How many outlines repeat the number of an earlier outline."""
 
 
 def text_segments(text: str) -> list[TextSegment]:
-    """Cuts a written answer into the segments that a rollout would have made; together they are the text.
+    """Cuts a written answer into the segments that a rollout would have made. Joined, they are the text.
 
-    The text up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and the text from
-    ``</Parallel>`` on are sampled. The newlines and thread headers between them, and the opening tag of a
-    conclusion, are injected. Blocks within threads are cut in the same way. A text without blocks is one
-    segment, an empty text has none.
+    Sampled segments are the text up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and the
+    text from ``</Parallel>`` on. Injected segments are the newlines and thread headers between them, and the
+    opening tag of a conclusion. Blocks within threads are cut in the same way. A text without blocks is one
+    segment, and an empty text has none.
 
     Raises:
         ValueError: The text has another format or other white space than a rollout would inject. A model that
@@ -104,7 +111,7 @@ def text_segments(text: str) -> list[TextSegment]:
 
 
 def has_threads(text: str) -> bool:
-    """Returns whether any tag of a block is in the text."""
+    """Returns whether the text has any tag of a block (`TAGS` without those of thoughts)."""
     return _STRUCTURE.search(text) is not None
 
 
@@ -125,8 +132,8 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._at = 0  # the text before this position is read
-        self._cut_at = 0  # the text before this position is in segments
+        self._at = 0  # the text before this position has been read
+        self._cut_at = 0  # the text before this position is in `_segments` already
         self._segments: list[TextSegment] = []
 
     def read(self) -> list[TextSegment]:
@@ -143,7 +150,7 @@ class _Reader:
 
         Stops before ``</Thread>``, or at the end of the text. Outside of all threads, `branch` is empty.
         """
-        blocks = 0  # the number of blocks that are read in this branch
+        blocks = 0  # the number of blocks that have been read in this branch
         while (tag := self._next_tag()) == "<Parallel>":
             self._block(branch, blocks)
             blocks += 1
@@ -152,7 +159,12 @@ class _Reader:
             raise self._wrong(f"{tag} is {where}", "</Thread> before it" if branch else "<Parallel>")
 
     def _block(self, branch: Branch, block: int) -> None:
-        """Reads a block, from its ``<Parallel>`` to its ``</Parallel>``."""
+        """Reads a block, from its ``<Parallel>`` to its ``</Parallel>``.
+
+        Args:
+            branch: The branch of the text that contains the block.
+            block: The number of the block within this branch, from 0.
+        """
         if len(branch) == DEEPEST:
             raise self._wrong(f"threads are more than {DEEPEST} deep", "fewer blocks within blocks")
         self._at += len("<Parallel>")
@@ -192,8 +204,8 @@ class _Reader:
             self._at += len("</Outline>")
             self._skip_space()
         self._expect("</Outlines>", "</Outlines> after the outlines, and only white space between them")
-        # Read the numbers again as a rollout does. For two outlines with the same number, a rollout opens a
-        # single thread, so a repeated number is a fault.
+        # The numbers are read again, in the way of a rollout. For two outlines with the same number, a
+        # rollout opens a single thread, so a repeated number is a fault.
         numbers = outline_numbers(self._text[begin : self._at])
         if not written or numbers.duplicates:
             fault = "two outlines have the same number" if written else "there are no outlines"
@@ -212,8 +224,8 @@ class _Reader:
         """Reads from the last thread to the end of the block, with the conclusion if there is one."""
         correct_form = "one newline after the last thread, then </Parallel>, or <Conclusion> and a newline"
         # The rollout injects the text after the last thread (`Glue.join`): a newline, and with conclusions
-        # <Conclusion> and a newline, too. The model samples what follows. `_cut` makes a segment of the text
-        # since the last cut. So </Parallel> is read after the cut, and belongs to the next segment.
+        # also <Conclusion> and another newline. This text is cut off as an injected segment. The model
+        # samples what follows, so </Parallel> is read after the cut and belongs to the next segment.
         self._expect("\n", correct_form)
         if self._text.startswith("</Parallel>", self._at):
             self._cut(branch, injected=True)
@@ -228,7 +240,8 @@ class _Reader:
         self._expect("</Parallel>", "</Parallel> after </Conclusion>")
 
     def _next_tag(self) -> str:
-        """Advances to the next tag and returns it; the empty text at the end."""
+        """Advances to the beginning of the next tag, and returns the tag. Without a further tag, advances to
+        the end of the text, and returns an empty text."""
         match = _STRUCTURE.search(self._text, self._at)
         self._at = match.start() if match else len(self._text)
         return match[0] if match else ""
@@ -239,19 +252,20 @@ class _Reader:
         self._at = match.end()
 
     def _expect(self, expected: str, correct_form: str) -> None:
-        """Reads this text, or raises an error that describes the correct form."""
+        """Reads the text `expected`. If another text is there, raises an error that describes the correct
+        form."""
         if not self._text.startswith(expected, self._at):
             raise self._wrong(f"{expected!r} is missing", correct_form)
         self._at += len(expected)
 
     def _cut(self, branch: Branch, *, injected: bool = False) -> None:
-        """Makes a segment of the text since the last cut."""
+        """Makes a segment of the text since the last cut, if there is any."""
         if self._at > self._cut_at:
             self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
         self._cut_at = self._at
 
     def _wrong(self, fault: str, correct_form: str) -> ValueError:
-        """Returns an error about this position of the text."""
+        """Returns an error about the position that has been reached, for the caller to raise."""
         line = self._text.count("\n", 0, self._at) + 1
         before = self._text[max(0, self._at - _EXCERPT) : self._at]
         after = self._text[self._at : self._at + _EXCERPT]
@@ -262,24 +276,25 @@ class _Reader:
 
 
 MOST_THREADS = 50
-"""The limit for one block in ThreadWeaver's public filter."""
+"""The largest number of threads of a block in ThreadWeaver's public filter."""
 
 Conclusions = Literal["allowed", "required", "refused"]
 
 _BLOCK_TAGS = re.compile(r"</?Parallel>")
 _NUMBER = re.compile(r"\s*([0-9]{1,9}):")
-"""At most 9 digits: Python's `int` refuses a number of thousands of digits, which a model may write."""
+"""The number and the colon at the beginning of an outline or a thread. The number has at most 9 digits: a
+model may write thousands, which Python's `int` refuses."""
 _PART_OPENING = re.compile(r"<(Outline|Thread|Conclusion)>")
 _SIGN_OF_PART = {"Outline": "1", "Thread": "2", "Conclusion": "3"}
 _NO_SIGN = str.maketrans("123", "xxx")
-"""Replaces the digits of the text itself, which aren't signs of parts."""
+"""Replaces the digits that the text itself has, so that every digit of a skeleton stands for a part."""
 _ORDER_OF_PARTS = re.compile(r"\s*<Outlines>[1\s]*+</Outlines>\s*2[2\s]*+3?\s*")
-"""The skeleton of a block in the right order (`_parts`). ``*+`` repeats without backtracking, which would
-take quadratic time in what a model wrote."""
+"""Matches the skeleton (`_parts`) of a block whose parts are in the right order. ``*+`` repeats without
+backtracking, since backtracking would take quadratic time in a text that a model wrote."""
 _SPACE_BETWEEN_THREADS = re.compile(r"2\s+2")
-"""In the skeleton of a block, where each 2 is a thread."""
+"""Matches white space between two threads in the skeleton of a block, where each 2 is a thread."""
 _FILLER = "x"
-"""Replaces the characters of a block that has been checked, in the thread around it."""
+"""Replaces each character of a block that has been checked, so that the thread around it has no tags."""
 
 
 def faults(
@@ -290,12 +305,12 @@ def faults(
     adjacent: bool = False,
     most_threads: int = MOST_THREADS,
 ) -> list[str]:
-    """Returns each rule of ThreadWeaver's format (version 2) that a text breaks, and where.
+    """Returns a message for each place where a text breaks a rule of ThreadWeaver's format (version 2).
 
-    There are as many ``<Parallel>`` as ``</Parallel>``, and no block is within another. A block has outlines,
-    then as many threads, then perhaps a conclusion that isn't empty. Only white space is between these parts,
-    and no part has tags in it. Each outline and each thread begins with its number and a colon.
-    The numbers are 1, 2, 3, … for the outlines, and the same for the threads.
+    The rules are: there are as many ``<Parallel>`` as ``</Parallel>``, and no block is within another. A
+    block has outlines, then as many threads, then perhaps a conclusion that isn't empty. Only white space is
+    between these parts, and no part has tags in it. Each outline and each thread begins with its number and a
+    colon. The outlines have the numbers 1, 2, 3, … in this order, and so have the threads.
 
     This check is more lenient than `text_segments` about white space, and stricter about numbers.
 
@@ -315,8 +330,8 @@ def faults(
     if opened != closed:
         messages.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
     begins_of_open_blocks: list[int] = []
-    # Innermost blocks close first. Each is then replaced by filler, so that the block around it has threads
-    # without tags. The filler has the same length, so that positions stay the same.
+    # Innermost blocks close first. When a block has been checked, filler replaces it, so that the thread
+    # around it has no tags. The filler has the same length as the block, so that positions stay the same.
     for match in _BLOCK_TAGS.finditer(text):
         if match[0] == "<Parallel>":
             begins_of_open_blocks.append(match.start())
@@ -330,7 +345,8 @@ def faults(
                 messages.append(f"{where} {fault}")
             text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
     outside = _STRUCTURE.search(text)
-    # With unequal counts, a block that was never closed still has its tags. The counts are reported above.
+    # If the counts are unequal, a block that was never closed still has its tags. That is no further fault:
+    # the counts are reported above.
     if outside and opened == closed:
         messages.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
     return messages
@@ -340,7 +356,7 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
     """Returns what is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
     counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
     if len(set(counts)) > 1 or not counts[0]:
-        # Nothing more is reported: it isn't known where the parts begin and end.
+        # Nothing more can be checked: it isn't clear where the parts begin and end.
         return [
             "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be equally many, "
             "and at least one".format(*counts)
@@ -379,13 +395,15 @@ def _faults_of_block(body: str, conclusions: Conclusions, adjacent: bool, most_t
 
 
 def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
-    """Returns the outlines, threads and conclusions of a block, each with its name and text, and the skeleton
-    of the block: its text with each of them replaced by one digit (`_SIGN_OF_PART`).
+    """Returns the parts of a block, and its skeleton.
+
+    The parts are its outlines, threads and conclusions: pairs of a name, such as ``"Outline"``, and the text
+    between the tags. The skeleton is the block's text with each part replaced by one digit (`_SIGN_OF_PART`).
 
     Example: a block of two outlines and two threads has the skeleton ``<Outlines>11</Outlines>22``.
 
-    The text is read in one pass. A search from every opening tag for its end would be
-    quadratic in the length of the text.
+    The text is read in one pass: after a tag that is never closed, its closing tag isn't searched for again,
+    since that would take quadratic time.
     """
     parts: list[tuple[str, str]] = []
     skeleton: list[str] = []
@@ -396,7 +414,7 @@ def _parts(body: str) -> tuple[list[tuple[str, str]], str]:
         closing = f"</{name}>"
         end = -1 if name in never_closed else body.find(closing, opening.end())
         if end < 0:
-            # The opening tag stays in the skeleton, which is then not in the right order.
+            # The opening tag stays in the skeleton, so `_ORDER_OF_PARTS` won't match it.
             never_closed.add(name)
             # `_NO_SIGN` replaces the digits of the text itself, since a digit stands for a part.
             skeleton.append(body[position : opening.end()].translate(_NO_SIGN))
@@ -420,7 +438,7 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
         else:
             numbers.append(int(match[1]))
         messages += _faults_of_tags(f"{part} {position}", text)
-    # The order of the numbers is only checked if no number is missing. A missing one is reported above.
+    # The order is only checked if every part has a number. A missing number is reported above.
     if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
         listed = ", ".join(map(str, numbers))
         messages.append(f"numbers its {part}s {listed}, which should be 1 to {len(texts)} in this order")
@@ -428,7 +446,7 @@ def _faults_of_parts(part: Literal["outline", "thread"], texts: list[str]) -> li
 
 
 def _faults_of_tags(where: str, text: str) -> list[str]:
-    """Returns that a part has a tag in it, if it has one."""
+    """Returns the fault that a part has a tag in it, or an empty list if it has none."""
     tag = _STRUCTURE.search(text)
     return [] if tag is None else [f"has {tag[0]} in {where}"]
 

@@ -18,12 +18,7 @@ from treetune.vocabulary import Segment, TextCodec, Trajectory, are_sampled
 
 @dataclass(frozen=True)
 class ThreadCounts:
-    """Lengths in tokens, under ThreadWeaver's names.
-
-    `num_tokens_in_the_longest_thread` is the critical path: the tokens outside of threads, the threads' tags
-    included, plus the longest thread of each block. `threads_of_blocks` and `tokens_of_blocks` (the tokens
-    between a block's tags) are in the order in which blocks end; `parallel_tokens` are those of the outermost
-    blocks.
+    """The lengths in tokens of an answer and its blocks, under ThreadWeaver's names.
 
     Example: an answer of 10 tokens before a block, a block with 8 tokens outside of its threads and threads
     of 30 and 20 tokens, and 5 tokens after it has ``total_num_tokens=73`` and
@@ -31,22 +26,28 @@ class ThreadCounts:
     """
 
     total_num_tokens: int
+    """The number of all tokens."""
     num_tokens_in_the_longest_thread: int
+    """The length of the critical path: the tokens outside of threads, the threads' tags included, plus those
+    of the longest thread of each block."""
     parallel_tokens: int = 0
+    """The number of tokens within the outermost blocks."""
     threads_of_blocks: tuple[int, ...] = ()
+    """The number of threads of each block, in the order in which the blocks end."""
     tokens_of_blocks: tuple[int, ...] = ()
+    """The number of tokens between the tags of each block, in the same order."""
 
     @property
     def acceleration_ratio(self) -> float:
-        """1 − critical path / total. Useless threads raise it, too; the shaping ``acceleration`` has ratios
-        that don't have this fault."""
+        """1 − critical path / total; 0 for an answer without tokens. Useless threads raise it, too. The
+        shaping ``acceleration`` has ratios that don't have this fault."""
         if not self.total_num_tokens:
             return 0.0
         return 1.0 - self.num_tokens_in_the_longest_thread / self.total_num_tokens
 
     @property
     def parallel_ratio(self) -> float:
-        """The share of tokens that are within blocks."""
+        """The share of the tokens that are within blocks."""
         return self.parallel_tokens / self.total_num_tokens if self.total_num_tokens else 0.0
 
     @property
@@ -60,12 +61,12 @@ class ThreadCounts:
 
     @property
     def thread_counts_per_block(self) -> float:
-        """Mean over blocks; 0 without any."""
+        """The mean number of threads of a block; 0 without blocks."""
         return _mean(self.threads_of_blocks)
 
     @property
     def avg_tokens_per_parallel_block(self) -> float:
-        """Mean over blocks; 0 without any."""
+        """The mean number of tokens of a block; 0 without blocks."""
         return _mean(self.tokens_of_blocks)
 
 
@@ -80,11 +81,10 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
 
     Args:
         token_ids: The tokens of the response.
-        tags: The tokens of the tags. None, if the tokenizer does not have them: the response is then one
-            line.
-        depth: The largest depth of blocks within threads. In ThreadWeaver it is 1: ``<Parallel>`` in a thread
-            is text. With more, the length of a thread is its own critical path, and ``</Thread>`` ends a
-            thread even if a block within it is still open.
+        tags: The ids of the tags. None if the tokenizer does not have them: the response then has no blocks.
+        depth: The largest depth of blocks within each other. In ThreadWeaver it is 1: ``<Parallel>`` in a
+            thread is text. With a larger depth, the length of a thread is that of its own critical path, and
+            ``</Thread>`` ends a thread even if a block within it is still open.
     """
     if tags is None:
         return ThreadCounts(len(token_ids), len(token_ids))
@@ -94,9 +94,10 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
     for position, token in enumerate(token_ids):
         if token not in tag_ids:
             continue
-        reader.count_tokens(position - counted)  # those since the last tag
+        reader.count_tokens(position - counted)  # the tokens since the last tag
         counted = position + 1
-        # The tag itself counts outside of what it begins or ends.
+        # The tag itself counts outside of the block or thread that it begins or ends. So it is counted before
+        # a beginning and after an end.
         if reader.is_in_text:
             if token == tags.parallel and len(reader.open_blocks) < depth:
                 reader.count_tokens(1)
@@ -135,11 +136,12 @@ def count(token_ids: Sequence[int], tags: TagIds | None, depth: int = 1) -> Thre
 
 
 class _ThreadReader:
-    """The blocks and threads that are open where `count` reads, and the counts so far.
+    """The blocks and threads that are open at the token that `count` reads, and the counts so far.
 
-    Block i is in the text with the path ``paths[i]``: the first in the main text, the second in a thread of
-    the first, and so on. So the next token is in a text if there is one path more than there are blocks.
-    Otherwise it is in the innermost block, outside of its threads.
+    A text is the main text or a thread, and `paths` has an entry for each open text. Open block i is in the
+    text of ``paths[i]``: the first block in the main text, the second in a thread of the first block, and so
+    on. So if there is one path more than there are open blocks, the next token is in the innermost text. If
+    there are as many, it is in the innermost block, outside of its threads.
     """
 
     def __init__(self) -> None:
@@ -153,7 +155,7 @@ class _ThreadReader:
         self.threads_of_blocks: list[int] = []
         """The number of threads of each block, in the order in which the blocks end."""
         self.tokens_of_blocks: list[int] = []
-        """The number of tokens of each block, in this order."""
+        """The number of tokens of each block, in the same order."""
 
     @property
     def is_in_text(self) -> bool:
@@ -161,7 +163,7 @@ class _ThreadReader:
         return len(self.paths) > len(self.open_blocks)
 
     def count_tokens(self, number: int) -> None:
-        """Counts so many tokens of the innermost text or block."""
+        """Counts `number` tokens of the innermost text or block."""
         if self.is_in_text:
             self.paths[-1] += number
         else:
@@ -238,23 +240,24 @@ NUMBERS = {
     "seconds_sampling": Number("seconds in all requests for an answer", better="lower"),
     **{event: Number(description) for event, description in EVENTS.items()},
 }
-"""By short name. The rollout counts the `EVENTS`; the others are measured, whatever rollout made the
-answer."""
+"""The numbers by short name. Only the rollout counts the `EVENTS`. The other numbers are measured, whatever
+rollout made the answer."""
 
 NO_TOKEN = -1
-"""Replaces a tag that should not count; no token has this id."""
+"""An id that no token has. It replaces a tag that should not count as a tag."""
 
 
 def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
     """Returns the token counts of an answer.
 
-    Blocks are counted down to the depth at which the rollout forked in this answer. The model may write
-    deeper blocks without a fork: their tags are text. Example: in an answer with a fork within a thread,
-    blocks are counted in the main text and in its threads, but not in threads of threads.
+    Blocks are counted down to the largest depth at which the rollout forked in this answer. The model may
+    write deeper blocks, at which the rollout did not fork: their tags count as text. Example: in an answer
+    with a fork within a thread, blocks are counted in the main text and in its threads, but not in threads of
+    threads.
 
     As in ThreadWeaver, the text between tags is a thread even if the model wrote the tags itself and nothing
-    was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text: where the rollout
-    forks a thread, it injects the tag itself.
+    was sampled in parallel. With `only_forked`, a ``<Thread>`` counts only if it was injected: the rollout
+    injects the tag of each thread that it forks, so a tag that was sampled opens no thread.
     """
     token_ids = trajectory.response_ids
     if only_forked and tags is not None:
@@ -266,12 +269,13 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
 
 @NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
 def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """Returns the numbers of each answer, by short name; none where the tokenizer does not have the tags.
+    """Returns the numbers of each answer, by short name.
 
-    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are only there for answers with a block.
-    ``format_correct`` is 1 if the text breaks no rule of the format, also without any block.
-    ``seconds_sampling`` is the sum of the seconds of all requests for the answer, ``seconds_critical`` that
-    on the slowest path through its threads; both are missing if the seconds of a request are.
+    An answer has no numbers if the tokenizer does not have the tags. Only answers with a block have
+    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block``. ``format_correct`` is 1 if the text
+    breaks no rule of the format, which is also the case for a text without blocks. ``seconds_sampling`` is
+    the sum of the seconds of all requests for the answer, and ``seconds_critical`` the sum on the slowest
+    path through its threads. Both are missing if the seconds of any request are unknown.
     """
     tags = TagIds.of(codec.encode)
     numbers: list[dict[str, float]] = []
@@ -284,8 +288,8 @@ def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[s
 
 
 def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
-    """Returns the numbers of an answer, by the names of `NUMBERS`. Blocks within threads break the format
-    unless the rollout has forked within threads."""
+    """Returns the measured numbers of an answer, by short name. Blocks within threads break the format,
+    unless the rollout has forked within a thread of this answer."""
     counts = counts_of(trajectory, tags)
     numbers = {
         "total_num_tokens": float(counts.total_num_tokens),
@@ -308,8 +312,11 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
 
 
 def _depth(trajectory: Trajectory) -> int:
-    """Returns how deep the rollout forked within threads; at least 1, so that blocks on the main text count
-    even if the model wrote all of their tags."""
+    """Returns the largest depth of threads in an answer: 1 for threads of the main text, 2 for their threads.
+
+    Returns 1 for an answer without threads, so that blocks on the main text count even if the model wrote all
+    of their tags.
+    """
     return max((1, *(len(segment.branch) for segment in trajectory.segments)))
 
 
@@ -319,7 +326,8 @@ def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
     The path consists of the text outside of its blocks, and of the slowest thread of each block. A thread
     with blocks has a slowest path of its own. Segments without seconds count 0.
     """
-    # Outside of the text's blocks: `branch` has an entry for each block around a segment.
+    # A segment's `branch` has an entry for each block around it. So these are the segments outside of the
+    # blocks of this text.
     line_seconds = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
     blocks: dict[int, dict[int, list[Segment]]] = {}
     for segment in segments:

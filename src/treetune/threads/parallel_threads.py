@@ -1,14 +1,16 @@
-"""Answers with parallel threads (rollout `parallel_threads`), and their states for Monte-Carlo credit.
+"""Samples answers with parallel threads (rollout `parallel_threads`), and finds their states for Monte-Carlo
+credit.
 
-`fork_join` writes an answer as lines: the main line, and one for each thread. Here each of its requests goes
-to the engine, with a seed that derives from the answer's seed and the request's position in it. All answers
-are tasks of one program, and so are the threads of an answer::
+`fork_join` writes an answer as lines: the main line, and one for each thread. This module sends each request
+of a line to the engine, with a seed that derives from the answer's seed and the request's position in the
+answer. All answers are tasks of one asyncio program, and so are the threads of an answer::
 
     answer 0    main line ── fork ──┬── thread 1 ──┬── join ── main line ── graded
                                     └── thread 2 ──┘
     answer 1    main line ── fork ──┬── thread 1 ...         at the same time
 
-ThreadWeaver's rollout. With `stragglers` and `malformed` at ``go_on`` it does as the public training code.
+This is ThreadWeaver's rollout. With `stragglers` and `malformed` set to ``go_on``, it behaves like
+ThreadWeaver's public training code.
 """
 
 from __future__ import annotations
@@ -72,32 +74,34 @@ TAGS_OF_ROLLOUT = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<T
 @Rollout.register("parallel_threads")
 @dataclass(frozen=True, kw_only=True)
 class ParallelThreads(GrowingRollout):
-    """`samples` answers to each problem, which fork into threads where the policy writes outlines, and join
-    them again (ThreadWeaver; see `fork_join`). The requests of all answers are in flight together. An
-    answer's next requests have priority over answers that have not begun (see `engine.programs`), so that few
-    answers are unfinished at a time.
+    """Samples `samples` answers to each problem, each of which forks into threads where the policy writes
+    outlines, and joins them again (ThreadWeaver; see `fork_join`).
 
-    Injected text counts towards `max_tokens`; the tokens that are left at a fork are shared equally among the
-    threads. An end of text inside a thread ends the answer when its siblings have ended. Each of the `EVENTS`
-    is counted: ``threads/<event>`` is its number per answer.
+    The requests of all answers are in flight together. An answer's next requests have priority over answers
+    that have not begun (see `engine.programs`), so that few answers are unfinished at a time.
+
+    Injected text counts towards `max_tokens`, and the tokens that are left at a fork are shared equally among
+    the threads. If the text ends inside a thread, the whole answer ends as soon as the other threads have
+    ended. Each of the `EVENTS` is counted: ``threads/<event>`` is its mean number in an answer.
     """
 
     parallel: bool = True
     """False is the sequential baseline: an answer is one completion, in which tags are text."""
     max_depth: Annotated[int, Gt(0)] = 1
-    """The largest depth of blocks (a fork with its threads) within each other. Deeper lists of outlines are
-    plain text."""
+    """The largest depth of blocks within each other. A block is a fork with its threads. Deeper lists of
+    outlines are plain text."""
     max_threads: Annotated[int, Gt(0)] = 50
     """The largest number of threads of a block; further outlines open none."""
     max_blocks: Annotated[int, Gt(0)] = 16
     """The largest number of forks of an answer."""
     thread_tokens: Annotated[int, Gt(0)] | None = None
-    """The number of tokens at which a thread is a straggler; null: its share of the tokens that are left. It
-    has no effect with `stragglers` at ``go_on``. It counts tokens, not seconds, so that the same command
-    gives the same answers."""
+    """The number of tokens at which a thread is a straggler; null: its share of the tokens that are left at
+    the fork. It has no effect if `stragglers` is ``go_on``. The limit is in tokens, not in seconds, so that
+    the same command gives the same answers."""
     stragglers: Stragglers = "truncate"
-    """What happens to stragglers: ``truncate`` closes them, ``drop`` leaves them out of the answer, ``go_on``
-    lets them use their share, and ends the answer when that is used up (as published)."""
+    """The treatment of stragglers. ``truncate`` closes them, and ``drop`` leaves them out of the answer.
+    ``go_on`` lets a thread use its whole share, and ends the answer when the share is used up (as
+    published)."""
     malformed: Malformed = "end"
     """Whether a block without a readable outline ends the answer (``end``) or not (``go_on``, as
     published)."""
@@ -148,14 +152,14 @@ class ParallelThreads(GrowingRollout):
     async def answers_without_threads(
         self, context: RolloutContext, starts: Sequence[Start], blocks: Sequence[int]
     ) -> list[Trajectory]:
-        """Samples and grades one answer from each start, as `answers` does, without some threads.
+        """Samples and grades one answer from each start, as `answers` does, but leaves some threads out.
 
         Args:
             context: The context of the phase.
-            starts: The answers so far, each up to the end of the threads of a block (a fork with its
-                threads). In this block and the blocks before it, a thread without a segment in the start is
-                left out.
-            blocks: For each start, the number of that block, counted on the main text.
+            starts: The answers so far. Each reaches to the end of the threads of a block (a fork with its
+                threads) on the main text. In this block and in those before it, a thread without a segment in
+                the start is left out.
+            blocks: For each start, the number of the block at whose threads' end it ends, from 0.
         """
         glue, announcer = Glue.of(context.codec, self.conclusion), Announcer(context, len(starts))
         tasks = []
@@ -174,9 +178,12 @@ class ParallelThreads(GrowingRollout):
         """Samples and grades one answer, which may begin with given segments (`start.segments`).
 
         Args:
+            context: The context of the phase.
+            start: The answer's problem, prompt and seed, and the segments that it begins with.
             glue: The tokens that are injected between the samples, such as the header of a thread.
-            complete_blocks: The number of blocks on the main text that get no further threads. A block is a
-                fork with its threads. In these blocks, a thread without a segment in `start.segments` is left
+            announcer: Announces the answer when it is graded.
+            complete_blocks: The number of blocks (forks with their threads) on the main text to which no
+                thread is added. In these first blocks, a thread without a segment in `start.segments` is left
                 out.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
@@ -184,7 +191,7 @@ class ParallelThreads(GrowingRollout):
         sampled_before = _segments_by_request(start.segments)
 
         def is_left_out(branch: Branch) -> bool:
-            # A branch leads from the main text to a thread: a pair of block and position for each fork.
+            # A branch leads from the main text to a thread: a pair (block, thread) for each fork on the way.
             block_on_main_text, _ = branch[0]
             return block_on_main_text < complete_blocks and (branch, 0) not in sampled_before
 
@@ -192,9 +199,9 @@ class ParallelThreads(GrowingRollout):
             # A line is the main text or a thread. `branch` names it, and `turn` counts its samples from 0.
             segment = sampled_before.get((line.branch, line.turn))
             if segment is not None:
-                # This answer continues from a state within another answer, and begins with the segments up to
-                # that state. `fork_join` asks for these segments again, and gets the same completions here.
-                # So it builds the same lines.
+                # This answer continues another answer, and begins with some of its segments. `fork_join`
+                # knows nothing of that, and requests these segments like others. Here it gets the completions
+                # that they were made of, so it builds the same lines again.
                 return _completion(segment, line, context.codec)
             request = Request(
                 line.context_ids,
@@ -212,7 +219,7 @@ class ParallelThreads(GrowingRollout):
         fork_join = ForkJoin(glue, self, sample, start.prompt_ids, budget, is_left_out)
         await fork_join.write()
         answer = self._trajectory(context, start, fork_join)
-        # Whether the answer was cut off, so that its reward doesn't depend on its grade.
+        # `decided` is True if the answer was cut off and its reward therefore doesn't depend on its grade.
         decided = is_decided(answer.finish_reason, self.unfinished_reward)
         grade = await result_of(context.grader.submit(answer.text, start.problem, decided=decided))
         answer = replace(
@@ -244,14 +251,15 @@ class ParallelThreads(GrowingRollout):
 
 
 def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Completion:
-    """Returns the completion that the segment was made of.
+    """Returns the completion that a segment was made of.
 
-    A segment does not say why its sampling ended. So the reason is found from the segment's last token.
+    A segment does not have the reason why its sampling ended, so its last token decides: a token that stops
+    the line or ends the text means ``stop``, and any other means ``length``.
     """
     stopped = segment.token_ids[-1] in (*line.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    # The segments of a state, from which an answer is continued, have no log-probs. Zeros in their place do
-    # no harm, since continuations are only graded and never trained on.
+    # The segments with which a continuation begins have no log-probs. Zeros in their place do no harm, since
+    # continuations are only graded and never trained on.
     logprobs = [0.0] * len(segment.token_ids) if segment.logprobs is None else segment.logprobs
     return Completion(segment.token_ids, logprob_array(logprobs), reason, segment.policy_version or 0)
 
@@ -259,16 +267,18 @@ def _completion(segment: Segment, line: LineRequest, codec: TextCodec) -> Comple
 @StateRule.register("threads")
 @dataclass(frozen=True, kw_only=True)
 class ThreadStates(WholeAnswers):
-    """States of answers with threads. There is a state before each sample of an answer: the main text up to a
-    fork, each thread, and the text after the join. (In training rows every segment is a step, also an
-    injected one: see `step_rows`.)
+    """States of answers with threads. There is a state before each sample of an answer. Samples are the main
+    text up to a fork, each thread, and the text after the join. (In training rows every segment is a step,
+    also an injected one: see `step_rows`.)
 
-    A state is the first i samples of an answer in its joined order. A continuation of it keeps these samples,
-    and samples everything else again: after the end of a thread, the threads after it and the text after the
-    join. Threads don't see their siblings, so the advantage of a thread, V(with it) − V(without it), compares
-    it with the other threads that could have been sampled in its place. No state before the thread depends on
-    its text, so the gradient stays unbiased. A thread that was dropped is not a part of the answer, and is
-    sampled again with the others.
+    A state is the first i samples of an answer in its joined order. A continuation of a state keeps these
+    samples, and samples everything else again. For example, after the end of a thread it samples the threads
+    after it, and the text after the join.
+
+    The advantage of a thread is the value of the state after it minus that of the state before it. Threads
+    don't see their siblings, so the advantage compares the thread with the other threads that could have been
+    sampled in its place. The state before a thread doesn't depend on the thread's text, so the gradient stays
+    unbiased. A thread that was dropped is not a part of the answer, and is sampled again with the others.
     """
 
     needs = (
@@ -281,7 +291,7 @@ class ThreadStates(WholeAnswers):
 
     @override
     def looks_back(self, task: Task) -> bool:
-        return True  # a sample begins where the ones before it have ended
+        return True  # a sample begins where the previous sample has ended, whatever comes after it
 
     @override
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
@@ -303,11 +313,14 @@ class ThreadStates(WholeAnswers):
         values: Sequence[float],
         errors: Sequence[float],
     ) -> StepRows:
-        """Returns the segments as steps. An injected segment has the value of the sample after it, and the
-        advantage 0. The steps of an answer without threads all have the numbers of its one state.
+        """Returns the segments of an answer as steps.
+
+        An injected segment has the advantage 0, and the value of the state before the next sample. An answer
+        without threads has a single state: all of its steps have the numbers of this state.
 
         Args:
-            advantages: One for each state, and so one for each sampled segment.
+            trajectory: The answer.
+            advantages: The advantage of each sampled segment, which is that of the state before it.
             values: The value of each state.
             errors: The standard error of each value.
         """
@@ -333,14 +346,15 @@ class ThreadStates(WholeAnswers):
 
     @override
     def state_seed(self, context: RolloutContext, prefix: AnswerPrefix, purpose: str) -> int:
-        # What is injected between the samples follows from them.
+        # The seed derives only from the sampled segments, since they determine the injected ones.
         samples = [segment for segment in prefix.segments if segment.origin == "sampled"]
         state = repr(tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples))
         return derive_seed(context.seed, context.iteration, prefix.problem.id, state, f"thread {purpose}")
 
 
 def _segments_by_request(segments: Sequence[Segment]) -> dict[tuple[Branch, int], Segment]:
-    """Returns the sampled segments by their requests: the branch, and the number of the sample on it."""
+    """Returns the sampled segments by their requests. The key is the branch of a segment, and its number
+    among the samples of this branch."""
     samples_on: Counter[Branch] = Counter()
     by_request = {}
     for segment in segments:

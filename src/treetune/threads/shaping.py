@@ -1,9 +1,9 @@
-"""Shaping for threads: correct answers earn more the shorter their critical path is.
+"""Shaping for threads: the shorter the critical path of a correct answer is, the more the answer earns.
 
 * `acceleration` compares the critical path with a reference length (`ReferenceLength`). Example, with the
   form ``saved``, `weight` 0.5 and `clip` 0.2: a critical path of 80 tokens against a reference of 100 saves
   0.2, and earns 0.1 more.
-* `group_length_penalty` compares it with the shortest correct answer of the group.
+* `group_length_penalty` compares the critical path with the shortest one of a correct answer of the group.
 """
 
 from __future__ import annotations
@@ -41,12 +41,19 @@ class ReferenceLength(Registrable):
     """Whether it uses shaping's memory, under the label ``acceleration``."""
 
     def check_at_start(self, problems: Sequence[Problem]) -> None:
-        """Raises ValueError if something is missing that it needs. Called when a run begins, as
-        `Shaping.check_at_start`."""
+        """Raises ValueError if something is missing that the reference needs for these training problems.
+        `Acceleration.check_at_start` calls it when a run begins."""
 
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
-        """Returns a length in tokens for each answer; None where there is no length to compare with. The
-        lengths of wrong answers are not used. Collective."""
+        """Returns a reference length in tokens for each answer. Collective.
+
+        The length is None for an answer without a reference. The lengths for wrong answers are not used.
+
+        Args:
+            context: The context of the phase.
+            answers: This rank's answers.
+            counts: The token counts of each answer.
+        """
         raise NotImplementedError
 
 
@@ -55,8 +62,8 @@ class ReferenceLength(Registrable):
 class Total(ReferenceLength):
     """The total number of tokens of the answer itself, as published.
 
-    A useless thread makes the answer longer, but hardly its critical path, so that opening threads is
-    rewarded whether they help or not.
+    A useless thread makes the answer longer, but hardly its critical path. So an answer is rewarded for
+    opening threads whether they help or not.
     """
 
     @override
@@ -69,8 +76,8 @@ class Total(ReferenceLength):
 class OfGroup(ReferenceLength):
     """The median critical path of the other correct answers to the problem.
 
-    An answer's own path is left out, so that it cannot influence its reference. The only correct answer to a
-    problem has no reference.
+    The path of the answer itself is left out, so that it cannot influence its reference. The only correct
+    answer to a problem has no reference.
     """
 
     needs = (Need(Answers(2), "it compares the answers to a problem"),)
@@ -82,7 +89,7 @@ class OfGroup(ReferenceLength):
             correct = [index for index in indices if answers[index].grade.correct]
             for index in indices:
                 others = [other for other in correct if other != index]
-                # The tokens of each other correct answer on its longest path through threads.
+                # The length of the critical path of each other correct answer.
                 paths = [counts[other].num_tokens_in_the_longest_thread for other in others]
                 lengths[index] = float(median(paths)) if paths else None
         return lengths
@@ -91,8 +98,8 @@ class OfGroup(ReferenceLength):
 @ReferenceLength.register("sequential_demonstration")
 @dataclass(frozen=True, kw_only=True)
 class OfDemonstration(ReferenceLength):
-    """The length of the task's sequential solution of the problem, with its end token. It is the same in all
-    iterations, even if demonstrations are noisy."""
+    """The length of the task's sequential demonstration for the problem, with its end token. It is the same
+    in all iterations, even if demonstrations have random errors."""
 
     needs = (
         Need(
@@ -110,7 +117,7 @@ class OfDemonstration(ReferenceLength):
             try:
                 for problem in task.examples(1):
                     task.sequential_demonstration(problem, 0)
-            except ValueError as error:  # such as of a data set that only scores answers
+            except ValueError as error:  # for example, the data set can only score answers
                 yield Finding(str(error), "type", "choose another reference, such as 'group'")
 
     @override
@@ -128,22 +135,21 @@ class OfDemonstration(ReferenceLength):
 @ReferenceLength.register("sequential_running")
 @dataclass(frozen=True, kw_only=True)
 class Running(ReferenceLength):
-    """A running mean of the lengths of correct answers to the problem without threads.
+    """A running mean, over iterations, of the lengths of the problem's correct answers without threads.
 
-    An iteration with such answers moves the mean towards theirs by a share of ``1 - decay``, before lengths
-    are compared. A problem that never had such an answer has no reference. A policy that always opens blocks
-    needs another reference.
+    Before lengths are compared, an iteration with such answers moves the running mean towards their mean, by
+    a share of ``1 - decay`` of the difference. A problem that never had such an answer has no reference. So a
+    policy that always opens blocks needs another reference.
     """
 
     decay: Annotated[float, Ge(0), Lt(1)] = 0.8
-    """The weight of the running mean before an iteration."""
+    """The weight of the earlier running mean when an iteration's mean is added."""
 
     remembers = True
 
     @override
     def lengths(self, context: RolloutContext, answers: Sequence[Trajectory], counts: Counts) -> Lengths:
-        # What earlier iterations have stored under the label "acceleration": by problem, the running mean
-        # length of correct answers without a parallel block.
+        # The running means that earlier iterations have stored under the label "acceleration", by problem.
         shaping_memory = required(context.shaping_memory, "shaping memory")
         memory = shaping_memory.setdefault("acceleration", {})
         changed: dict[str, float] = {}
@@ -160,7 +166,7 @@ class Running(ReferenceLength):
                 changed[problem_id] = new_mean
             else:
                 changed[problem_id] = self.decay * old_mean + (1 - self.decay) * new_mean
-        # The memory is the same on all ranks, so every rank takes the changes of all of them.
+        # The memory must be the same on all ranks, so every rank applies the changes of all ranks.
         for changed_on_rank in context.ranks.exchange("running-lengths", changed):
             memory.update(changed_on_rank)
         return [memory.get(answer.problem.id) for answer in answers]
@@ -171,7 +177,7 @@ class Running(ReferenceLength):
 class Measured(ReferenceLength):
     """The mean length of another experiment's correct answers to the problem.
 
-    A problem without correct answers there has no reference.
+    A problem to which the other experiment has no correct answer has no reference.
     """
 
     answers: Annotated[str, MinLen(1)]
@@ -217,8 +223,8 @@ def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
     """Reads an evaluation's ``answers.jsonl``.
 
     Returns:
-        By problem, the prompt and the mean length of the correct answers in tokens; None without such
-        answers.
+        For each problem, by its id, the prompt and the mean length of the correct answers in tokens. The mean
+        length is None if there are no correct answers.
 
     Raises:
         ValueError: The file can't be read, or is not an evaluation's ``answers.jsonl``.
@@ -232,7 +238,7 @@ def measured_lengths(path: str) -> Mapping[str, tuple[str, float | None]]:
                 line_number += 1
                 row = json.loads(line)
                 prompts[row["problem"]] = row["prompt"]
-                if (row["reward"] or 0.0) >= CORRECT_SCORE:  # null if it could not be graded
+                if (row["reward"] or 0.0) >= CORRECT_SCORE:  # null for an answer that could not be graded
                     lengths.setdefault(row["problem"], []).append(row["tokens"])
     except OSError as error:
         raise ValueError(
@@ -260,7 +266,7 @@ def acceleration(critical_path: float, reference: float, form: AccelerationForm)
 
     Example: a critical path of 80 against 100 is 0.2 (``saved``), or 0.25 (``ratio``).
     """
-    # An answer may have no tokens, and lengths are divided by each other.
+    # An answer may have no tokens. At least 1 avoids a division by 0 below.
     critical_path, reference = max(1.0, critical_path), max(1.0, reference)
     if form == "saved":
         return 1.0 - critical_path / reference
@@ -273,11 +279,12 @@ class Acceleration(Shaping):
     """Adds to the reward of a correct answer `weight` times its `acceleration` against the `reference`, at
     most `clip` and at least `floor`. Wrong answers, and correct ones without a reference, get nothing.
 
-    `numbers.count` defines critical paths. They are of responses alone, without prompts.
+    `numbers.count` defines critical paths. Prompts are not a part of them.
 
-    ``acceleration/without_reference`` is the share of correct answers without one; of the others
-    ``acceleration/reference_tokens`` and ``acceleration/unclipped`` are the mean reference and the mean
-    acceleration before `clip` and `floor`, ``acceleration/at_clip`` the share that reached `clip`.
+    ``acceleration/without_reference`` is the share of correct answers without a reference. The other metrics
+    are about correct answers with one: ``acceleration/reference_tokens`` is their mean reference,
+    ``acceleration/unclipped`` their mean acceleration before `clip` and `floor`, and ``acceleration/at_clip``
+    the share of them that reached `clip`.
     """
 
     weight: Annotated[float, Gt(0)]
@@ -293,11 +300,11 @@ class Acceleration(Shaping):
     floor: Annotated[float, Le(0)] = 0.0
     """The smallest acceleration that counts. With 0, a correct answer never loses reward for being slow:
     threads that don't help yet cost nothing, and a policy does not unlearn them before it writes them well.
-    With a floor below 0, slow answers lose up to ``-floor`` times `weight`, so that there is a difference
-    between slow and slower. Against `total` the acceleration is never below 0."""
+    With a floor below 0, slow answers lose up to ``-floor`` times `weight`, so slower answers earn less than
+    slow ones. Against the reference `total`, the acceleration is never below 0."""
     threads: Literal["forked", "written"] = "forked"
-    """Which threads count. ``written`` counts all tags, as published, although a policy can write these one
-    after the other and save no time; ``forked`` counts threads that were sampled in parallel."""
+    """The threads that count. ``forked`` counts threads that were sampled in parallel. ``written`` counts all
+    thread tags, as published, although a policy can write threads one after the other and save no time."""
     opening: Annotated[float, Ge(0)] = 0.0
     """A bonus for a correct answer with at least one block."""
 
@@ -329,8 +336,8 @@ class Acceleration(Shaping):
         for index, (thread_counts, reference) in enumerate(zip(counts, references, strict=True)):
             if not trajectories[index].grade.correct:
                 continue
-            # An answer gets the bonus `opening` once if it has a parallel block. The bonus for being shorter
-            # than the reference is added below.
+            # `with_parallel` is 1 or 0: an answer gets the bonus `opening` once if it has a block. The bonus
+            # for its acceleration is added below.
             bonuses[index] = self.opening * thread_counts.with_parallel
             measured["without_reference"].append(float(reference is None))
             if reference is None:
@@ -344,18 +351,20 @@ class Acceleration(Shaping):
 
 
 EPSILON = 1e-6
-"""ε of `group_penalties`."""
+"""The ε in the formula of `group_penalties`."""
 
 
 def group_penalties(
     lengths: Sequence[int], correct: Sequence[bool], *, threshold: float, weight: float, window: int
 ) -> list[float]:
-    """Returns α O_i for each answer of a group, with O_i = clip((L_i − L_shortest correct) / window, 0, 1).
+    """Returns ThreadWeaver's group length penalty α O_i for each answer i of a group.
 
-    α is 0 where the share of correct answers is below the threshold τ, and otherwise
-    β (share − τ + ε) / (1 − τ + ε) with the weight β, so that it is β where all answers are correct
-    (ThreadWeaver's group length penalty). L_i is the length of answer i. ε avoids a division by 0 where τ
-    is 1.
+    O_i = clip((L_i − L) / window, 0, 1), where L_i is the length of answer i, and L that of the shortest
+    correct answer.
+
+    α is 0 if the share of correct answers is below the threshold τ. If it is not, α is
+    β (share − τ + ε) / (1 − τ + ε) with the weight β, which is β if all answers are correct. ε avoids a
+    division by 0 if τ is 1.
     """
     share = sum(correct) / len(correct)
     if share < threshold:
@@ -369,16 +378,20 @@ def group_penalties(
 @Shaping.register("group_length_penalty")
 @dataclass(frozen=True, kw_only=True)
 class GroupLengthPenalty(Shaping):
-    """ThreadWeaver's group length penalty: subtracts `group_penalties` of the critical paths, in tokens, of
-    all answers to a problem. Its public code has these settings, and does not use the penalty by default."""
+    """ThreadWeaver's group length penalty: subtracts `group_penalties` from the rewards of all answers to a
+    problem. The length of an answer is that of its critical path in tokens.
+
+    ThreadWeaver's public code has the same settings, and does not use the penalty by default.
+    """
 
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
     """The smallest share of correct answers in a group at which length is penalised."""
     weight: Annotated[float, Gt(0)] = 0.2
-    """The largest penalty, of the longest answers of a group whose answers are all correct."""
+    """The largest penalty. An answer gets it if all answers of its group are correct, and it is longer than
+    the shortest of them by `window` tokens or more."""
     window: Annotated[int, Gt(0)] = 10_000
-    """How many tokens longer than the shortest correct answer an answer is at which it gets the full
-    penalty."""
+    """The number of tokens over which the penalty grows to its full size, counted from the length of the
+    shortest correct answer."""
 
     @property
     @override

@@ -7,16 +7,16 @@ value of thread i of n threads N (L. Shapley, "A value for n-person games", 1953
 
     φ_i = Σ over S ⊆ N∖{i} of |S|! (n − |S| − 1)! / n! · (v(S ∪ {i}) − v(S))
 
-With more than a few threads, it is the mean marginal worth over random orders of the threads instead (Castro,
-Gómez and Tejada, "Polynomial calculation of the Shapley value based on sampling", 2009). In both cases the
-values of a block's threads sum to v(N) − v(∅).
+With more than a few threads, the value is estimated: as the mean over random orders of the threads of what a
+thread adds to the worth of the threads before it (Castro, Gómez and Tejada, "Polynomial calculation of the
+Shapley value based on sampling", 2009). In both cases the values of a block's threads sum to v(N) − v(∅).
 
-Example: two threads, of which either is enough for a correct answer::
+Example: two threads, each of which is enough by itself for a correct answer::
 
     v(∅) = 0, v({1}) = 1, v({2}) = 1, v({1, 2}) = 1       φ_1 = φ_2 = ½ · (1 − 0) + ½ · (1 − 1) = 0.5
 
-Shapley values of parallel threads are the subject of arXiv:2607.18979. Its text was not available for this
-file, so that its estimator may differ.
+Shapley values of parallel threads are the subject of arXiv:2607.18979. Its text was not available when this
+file was written, so its estimator may differ.
 """
 
 from __future__ import annotations
@@ -66,43 +66,47 @@ class Block(NamedTuple):
 
 
 class Counterfactual(NamedTuple):
-    """A block of an answer with a set of its threads. Its worth is v(threads)."""
+    """A block of an answer, and the set of its threads that are kept. Its worth is v(threads)."""
 
     answer: int
-    """The number of the answer among this rank's."""
+    """The index of the answer among this rank's answers."""
     block: int
+    """The index of the block among the answer's blocks (`blocks_of`)."""
     threads: Threads
+    """The threads that are kept."""
 
 
 @Credit.register("thread_shapley")
 @dataclass(frozen=True, kw_only=True)
 class ThreadShapley(ContinuingCredit):
-    """The tokens of a thread get its Shapley value in its block. All tokens outside of threads get RLOO's
-    advantage: the reward minus the mean reward of the other answers to the problem.
+    """Gives the tokens of a thread the Shapley value of the thread in its block. Tokens outside of threads
+    get RLOO's advantage: the reward minus the mean reward of the other answers to the problem. Threads within
+    threads belong to the outer thread.
 
-    A set of threads costs `samples` samples of the text after the join, and all of it that follows; the
-    worth of all threads also counts the answer's own reward. A block of n threads has 2^n sets. If n exceeds
-    `exact_threads`, only the sets of `permutations` random orders are sampled, at most
-    2 + (n − 1) · `permutations`, unless this is more than 2^n. ``credit/value_tokens`` counts the sampled
-    tokens. Threads within threads belong to the outer thread. Answers without threads get RLOO's advantage.
+    For each set of a block's threads, `samples` answers are sampled from the join to their end. The worth of
+    the set of all threads also counts the answer's own reward. A block of n threads has 2^n sets. If n
+    exceeds `exact_threads`, only the sets of `permutations` random orders are sampled: at most
+    2 + (n − 1) · `permutations`. If that is not fewer than 2^n, all sets are sampled nevertheless.
+    ``credit/value_tokens`` counts the sampled tokens.
 
-    With `weights` ``leave_one_out`` a thread gets v(N) − v(N∖{i}) instead (a difference reward). It is
-    **unbiased**: a thread's text depends neither on its siblings nor on what is sampled without it. Shapley
-    values are **biased**, since they also reward what a thread adds to answers without some of the others: in
-    the tests' language with a fork into two threads, the expected gradient of the threads' tokens is off by
-    33 % of its length (cosine 0.967).
+    If `weights` is ``leave_one_out``, a thread gets v(N) − v(N∖{i}) instead (a difference reward). This
+    credit is **unbiased**: a thread's text depends neither on its siblings nor on what is sampled without it.
+    Shapley values are **biased**, since they also reward what a thread adds to answers without some of the
+    others: in the tests' language with a fork into two threads, the expected gradient of the threads' tokens
+    is off by 33 % of its length (cosine 0.967).
 
     The worth is the grader's score, without shaping, so an experiment with shaping is refused."""
 
     samples: Annotated[int, Gt(0)] = 3
-    """For each set of threads, `samples` texts are sampled from the join to the end of the answer."""
+    """The number of answers that are sampled for each set of threads, from the join to their end."""
     weights: Literal["shapley", "leave_one_out"] = "shapley"
-    """Whether a thread is compared within all sets of the others, or only within the set of all of them."""
+    """The sets of other threads to which a thread is added to measure its value: all sets (``shapley``), or
+    only the set of all other threads (``leave_one_out``)."""
     exact_threads: Annotated[int, Gt(0)] = 4
-    """The largest number of threads of a block whose Shapley values always go through all sets. With more
-    threads, they are means over `permutations` where those need fewer sets."""
+    """The largest number of threads of a block for which Shapley values are always exact: they go through all
+    sets. In larger blocks, they are means over `permutations` if these need fewer sets."""
     permutations: Annotated[int, Gt(0)] = 8
-    """Random orders of the threads of a block with more than `exact_threads`."""
+    """The number of random orders of the threads of a block with more than `exact_threads`."""
 
     @property
     @override
@@ -129,18 +133,20 @@ class ThreadShapley(ContinuingCredit):
     @override
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
         usual_sets = self._most_sets(THREADS_OF_A_BLOCK)
-        # `limit` is the largest length of an answer in tokens, so the blocks of an answer have at most
-        # `limit` threads together. No division into blocks has more sets than if every thread had those of a
-        # thread of the block size with the most sets per thread.
+        # `limit` is the largest length of an answer in tokens, so all blocks of an answer together have at
+        # most `limit` threads. The number of sets per thread depends on the size of a block. So `limit` times
+        # the largest number of sets per thread bounds the number of sets, however the threads are divided
+        # into blocks.
         most_sets = max(limit * self._most_sets(size) // size for size in self._block_sizes(limit))
         return answers * usual_sets * self.samples, answers * most_sets * self.samples
 
     def _block_sizes(self, most_threads: int) -> list[int]:
-        """Returns block sizes of which one has the most sets per thread, of all sizes up to `most_threads`.
+        """Returns a few block sizes. One of them has the most sets per thread of all sizes up to
+        `most_threads`.
 
-        Up to the largest block with exact values, the sets per thread never become fewer with the size (2, 2,
-        8/3, 4, …). With random orders, as with `leave_one_out`, they are a + b / size, which is the largest
-        at one of both ends.
+        For blocks with exact values, the number of sets per thread never falls as the size grows (2, 2, 8/3,
+        4, …), so the largest such block is a candidate. For larger blocks, and with `leave_one_out`, it is
+        a + b / size, so the smallest and the largest size are candidates.
         """
         largest_exact = 1
         while largest_exact < most_threads and self._has_exact_values(largest_exact + 1):
@@ -148,14 +154,14 @@ class ThreadShapley(ContinuingCredit):
         return sorted({1, largest_exact, min(largest_exact + 1, most_threads), most_threads})
 
     def _most_sets(self, threads: int) -> int:
-        """Returns how many sets of a block's threads have a worth at most."""
+        """Returns the largest number of sets whose worth is needed for a block of this many threads."""
         if self.weights == "leave_one_out":
             return threads + 1
         return 2**threads if self._has_exact_values(threads) else self._most_sets_of_orders(threads)
 
     def _most_sets_of_orders(self, threads: int) -> int:
-        """Returns how many sets of threads the random orders go through at most: without any thread, with all
-        of them, and those between in each order."""
+        """Returns the largest number of sets of threads that the random orders go through: the empty set, the
+        set of all threads, and in each order the sets between these two."""
         return 2 + (threads - 1) * self.permutations
 
     def _has_exact_values(self, threads: int) -> bool:
@@ -170,11 +176,11 @@ class ThreadShapley(ContinuingCredit):
             outcome_advantages += leave_one_out_advantages([leaf.reward for leaf in tree.leaves])
         blocks_by_answer = [blocks_of(answer) for answer in answers]
 
-        # The value of a thread needs the worth of some sets of its block's threads. The sets of all blocks of
-        # this rank's answers are sampled together.
+        # The value of a thread is computed from the worth of some sets of its block's threads. The sets of
+        # all blocks of this rank's answers are sampled together.
         wanted: list[Counterfactual] = []
-        # Random orders of a block's threads, and sets of its threads. The key is the number of the answer and
-        # the index of the block among the answer's blocks.
+        # The random orders of a block's threads, and the sets of its threads whose worth is needed. The key
+        # is the index of the answer and the index of the block among the answer's blocks.
         orders_of: dict[tuple[int, int], list[tuple[int, ...]]] = {}
         sets_of: dict[tuple[int, int], list[Threads]] = {}
         for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
@@ -187,7 +193,8 @@ class ThreadShapley(ContinuingCredit):
         episodes = []
         unknown_blocks = 0
         for number, (answer, blocks) in enumerate(zip(answers, blocks_by_answer, strict=True)):
-            values: dict[tuple[int, int], float] = {}  # of each thread: (number of the block, position)
+            # The value of each thread, by the number of its block and its position in the block.
+            values: dict[tuple[int, int], float] = {}
             for index, block in enumerate(blocks):
                 rewards_of_sets = {}
                 for threads in sets_of[number, index]:
@@ -205,7 +212,7 @@ class ThreadShapley(ContinuingCredit):
         return episodes, metrics | advantage_metrics(context, episodes)
 
     def _orders(self, context: RolloutContext, answer: Trajectory, block: Block) -> list[tuple[int, ...]]:
-        """Returns random orders of a block's threads; none where its values are exact."""
+        """Returns random orders of a block's threads, or an empty list if its values are exact."""
         if self.weights == "leave_one_out" or self._has_exact_values(len(block.threads)):
             return []
         draw = derived_random(context.seed, context.iteration, answer.id, "orders of threads", block.number)
@@ -221,7 +228,7 @@ class ThreadShapley(ContinuingCredit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return [all_threads, *(all_threads - {thread} for thread in threads)]
-        if orders:  # there are none if the values go through all sets
+        if orders:  # empty if the values go through all sets
             sets: list[Threads] = []
             for order in orders:
                 sets += [frozenset(order[:size]) for size in range(len(order) + 1)]
@@ -235,7 +242,7 @@ class ThreadShapley(ContinuingCredit):
         if self.weights == "leave_one_out":
             all_threads = frozenset(threads)
             return {thread: worth[all_threads] - worth[all_threads - {thread}] for thread in threads}
-        if orders:  # there are none if the values go through all sets
+        if orders:  # empty if the values go through all sets
             return mean_marginals(orders, worth.__getitem__)
         return shapley_values(threads, worth.__getitem__)
 
@@ -246,16 +253,17 @@ class ThreadShapley(ContinuingCredit):
         blocks_by_answer: Sequence[Sequence[Block]],
         wanted: Sequence[Counterfactual],
     ) -> tuple[dict[Counterfactual, list[float]], Metrics]:
-        """Samples `samples` answers for each counterfactual, and returns their rewards and the cost.
+        """Samples `samples` answers for each counterfactual, and returns their rewards, and metrics of the
+        cost. Collective.
 
-        A counterfactual is an answer's block with only a set of its threads. Answers that could not be graded
-        have no reward. The cost is over all ranks. Collective.
+        A counterfactual is an answer's block with only some of its threads. A sampled answer that could not
+        be graded is left out of the rewards. The metrics are over all ranks.
         """
         assert context.engine is not None, "counterfactual answers need an engine"
         rollout = require_growing_rollout(context)
         assert isinstance(rollout, ParallelThreads), "only this rollout has threads"
         starts: list[Start] = []
-        block_numbers: list[int] = []  # of each start's block
+        block_numbers: list[int] = []  # the number of the block at which each start ends
         for counterfactual in wanted:
             answer = answers[counterfactual.answer]
             block = blocks_by_answer[counterfactual.answer][counterfactual.block]
@@ -265,8 +273,8 @@ class ThreadShapley(ContinuingCredit):
             for number in range(self.samples):
                 starts.append(Start(answer.problem, answer.prompt_ids, derive_seed(seed, number), segments))
                 block_numbers.append(block.number)
-        # The engine samples waiting answers of the rollout before counterfactual answers. The log-probs of
-        # counterfactual answers are not read, since nothing is trained on them.
+        # In the engine's queue, answers of the rollout come before counterfactual answers. The log-probs of
+        # counterfactual answers are not read, since these answers are never trained on.
         settings = replace(context.settings, reads_logprobs=False, priority=CONTINUATIONS)
         sampling_context = replace(context, settings=settings)
         sampled: list[Trajectory] = []
@@ -278,7 +286,8 @@ class ThreadShapley(ContinuingCredit):
         rewards: dict[Counterfactual, list[float]] = {}
         tokens = unfinished = ungraded = 0
         for index, (start, answer) in enumerate(zip(starts, sampled, strict=True)):
-            counterfactual = wanted[index // self.samples]  # each has `samples` starts, one after the other
+            # Each counterfactual has `samples` starts, one after the other.
+            counterfactual = wanted[index // self.samples]
             tokens += _sampled_tokens(answer.segments) - _sampled_tokens(start.segments)
             unfinished += answer.unfinished
             rewards_of_set = rewards.setdefault(counterfactual, [])
@@ -333,7 +342,7 @@ def shapley_values(players: Sequence[int], worth: Callable[[Threads], float]) ->
 def mean_marginals(orders: Sequence[Sequence[int]], worth: Callable[[Threads], float]) -> dict[int, float]:
     """Returns the mean over orders of what each player adds to the players before it (Castro et al., 2009).
 
-    Over all orders, or in expectation over random ones, it is the Shapley value.
+    The mean over all orders is the Shapley value, and so is the expectation of the mean over random orders.
     """
     marginals: dict[int, list[float]] = {player: [] for player in orders[0]}
     for order in orders:
@@ -369,9 +378,9 @@ def blocks_of(answer: Trajectory) -> list[Block]:
 
 
 def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
-    """Returns the segments up to the end of the block, with only these of its threads.
+    """Returns an answer's segments up to the end of a block, with only the given threads of this block.
 
-    They have no log-probs, since counterfactual answers are never trained on.
+    The segments have no log-probs, since counterfactual answers are never trained on.
     """
     segments = []
     for segment in block.segments:
@@ -385,13 +394,19 @@ def segments_with(block: Block, threads: Threads) -> tuple[Segment, ...]:
 def _mean_rewards(
     rewards_of_sets: Mapping[Threads, Sequence[float]], block: Block, answer: Trajectory
 ) -> dict[Threads, float] | None:
-    """Returns the worth of each set of a block's threads; None if a set has no graded answer."""
+    """Returns the worth of each set of a block's threads. Returns None if a set has no graded answer.
+
+    Args:
+        rewards_of_sets: The rewards of the sampled answers with each set of threads.
+        block: The block.
+        answer: The answer that has the block.
+    """
     worth = {}
     for threads, rewards in rewards_of_sets.items():
         counted = list(rewards)
         if len(threads) == len(block.threads):  # the set of all threads
-            # The answer itself is one more sample with all threads. Its `score` is without shaping, as the
-            # rewards of the sampled answers are.
+            # The answer itself is one more sample with all threads. Its `score` is taken and not its
+            # `reward`, since the rewards of sampled answers are without shaping, too.
             counted.append(answer.score)
         if not counted:
             return None

@@ -29,7 +29,7 @@ SYSTEM = (
 )
 OPENING = "<think>\n"
 REFUSED = "refused:"
-"""Begins the text that represents a conversation which the template refuses."""
+"""The beginning of the text that stands for the prompt of a conversation that the template refuses."""
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -52,11 +52,11 @@ class ThinkModel:
     after: str
     """The same prompt of the new template."""
     system_in: Literal["system", "user", "nowhere"]
-    """The role of the message that has the system message; ``nowhere`` if none is added."""
+    """The role of the message that contains the added system message; ``nowhere`` if none is added."""
     opens_thought: bool
-    """Whether the new template opens the thought. False if the old one did already, or if it isn't wanted."""
+    """Whether the new template opens the thought and the old one did not."""
     end_token: str | None
-    """The new token that ends an answer; None if it is the same as before."""
+    """The new token that ends an answer; None if the token is the same as before."""
 
 
 def write_think_model(
@@ -67,10 +67,10 @@ def write_think_model(
     Args:
         source: The folder of the model.
         output: The folder of the copy, which doesn't exist yet.
-        system: Added to conversations without a system message; empty: nothing is added. It becomes a part of
-            the first question if the template doesn't support system messages.
-        opening: The end of every prompt, unless the template's prompts end with it already, or the
-            conversation has ``enable_thinking: false``.
+        system: The system message that is added to conversations without one; if it is empty, none is added.
+            It becomes a part of the first question if the template doesn't support system messages.
+        opening: The text that is added to the end of every prompt. It is not added if the template's prompts
+            end with it already, or if the template is rendered with ``enable_thinking: false``.
         end_token: The token that ends an answer; None: the one that the template writes after an answer.
 
     Raises:
@@ -123,8 +123,8 @@ def _set_thinking_template(
     for name, template in old_templates.items():
         new_templates[name] = extend_template(template, system, target, opening if opens_thought else "")
 
-    # The old template renders what the new one has to give: the conversation with the system message, and
-    # then the opening of the thought.
+    # The new template must give the same texts as the old one does for conversations in which the system
+    # message has been added by hand, followed by the opening of the thought.
     expected = []
     for probe in PROBES:
         text = _render(tokenizer, with_system(probe, system, target))
@@ -148,7 +148,14 @@ def _set_thinking_template(
 
 def extend_template(template: str, system: str, target: str, opening: str) -> str:
     """Returns the template with a line before it that adds the system message, and an expression after it
-    that opens the thought."""
+    that opens the thought.
+
+    Args:
+        template: The model's Jinja template.
+        system: The system message.
+        target: The role of the message that gets the system message, as in `with_system`.
+        opening: The text that opens the thought; empty if nothing is to be added.
+    """
     before, after = "", ""
     if target != "nowhere":
         text = _literal(system)
@@ -164,8 +171,8 @@ def extend_template(template: str, system: str, target: str, opening: str) -> st
     if opening:
         thinks = "add_generation_prompt and not (enable_thinking is defined and not enable_thinking)"
         after = f"{{{{ {_literal(opening)} if {thinks} else '' }}}}"
-    # Jinja removes a newline at the end of a template. If an expression followed the newline, Jinja would
-    # keep the newline.
+    # Jinja removes a newline at the end of a template, but not one before an added expression. So it is
+    # removed here.
     return before + template.removesuffix("\n") + after
 
 
@@ -192,7 +199,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> str:
         return render(tokenizer, Chat(), list(messages))
     except ValueError as error:
         if len(messages) == 1:
-            raise  # a template that refuses even a single question is of no use
+            raise  # the template refuses even a single question, so the model can't be used with it
         return f"{REFUSED} {error}"
 
 
@@ -220,7 +227,7 @@ def _new_end_token(tokenizer: PreTrainedTokenizerBase, end_token: str | None) ->
 def _write_end_token(folder: Path, token_id: int) -> None:
     """Writes the token that ends an answer into the model's files. In sampling, the former end tokens still
     end an answer, too."""
-    # Sampling reads generation_config.json, which lists all end tokens; config.json names the new one alone.
+    # Sampling reads generation_config.json, which lists all end tokens. config.json names only the new one.
     for name, takes_several in (("config.json", False), ("generation_config.json", True)):
         path = folder / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""The interface of graders: a grader is a pure function from an answer and the gold to a grade."""
+"""Defines the interface of graders. A grader is a pure function from an answer and the gold to a grade."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Example: ``{"judge/asked": (3.0, None), "judge/seconds": (12.0, 3.0)}``.
 """
 
 LONGEST_STATEMENT = 1000
-"""Characters at the end of a line in which a final answer is looked for."""
+"""The number of characters at the end of a line in which a final answer is searched for."""
 
 # A line that ends with an answer: \boxed{42}, "#### 42", "<answer>42</answer>", "The answer is 42."
 _FINAL = re.compile(
@@ -43,20 +43,20 @@ GradeBy = Callable[["Grader", str, Problem], Grade]
 
 
 class Service(Protocol):
-    """The running form of a grader that waits for something outside, with its connections."""
+    """The running form of a grader that waits for something outside of the run, with its connections."""
 
     @property
     def concurrency(self) -> int:
-        """The most calls at the same time."""
+        """The largest number of calls at the same time."""
 
     def grade(self, response: str, problem: Problem) -> Grade:
         """Grades like `Grader.grade`. Several threads call it."""
 
     def counted(self) -> MetricSums:
-        """Returns its counts since the last call of this method."""
+        """Returns what the service has counted since the last call of this method."""
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the service."""
 
 
 class ServedJudge(Protocol):
@@ -69,8 +69,8 @@ class ServedJudge(Protocol):
 
 @dataclass
 class ServiceContext:
-    """What the services of graders need of a run. All services of a process share one context, which its
-    maker closes after them."""
+    """The objects of a run that the services of graders need. All services of a process share one context.
+    Whoever made the context closes it after the services."""
 
     folder: Path | None = None
     """The folder in which services store replies; None: nothing is stored."""
@@ -82,8 +82,8 @@ class ServiceContext:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def shared(self, make: Callable[[ServiceContext], T]) -> T:
-        """Returns the object that `make` makes, which all services of this process share. It is closed with
-        this context."""
+        """Returns the object that `make` makes. It is made once, and all services of this process share it.
+        `close` closes it."""
         with self._lock:
             if make not in self._shared:
                 self._shared[make] = make(self)
@@ -92,17 +92,17 @@ class ServiceContext:
     def close(self) -> None:
         with self._lock:
             while self._shared:
-                self._shared.popitem()[1].close()  # the last one first
+                self._shared.popitem()[1].close()  # the object that was made last is closed first
 
 
 class Grader(Registrable):
     """Grades one answer: `extract` finds the answer in a response, and `verdict` grades it.
 
-    A sub-class implements these two, or only `grade` if they can't be separated. Instances are picklable and
-    have no state: the same answer gets the same grade in every process.
+    A sub-class implements `extract` and `verdict`, or only `grade` if the two can't be separated. Instances
+    are picklable and have no state: the same answer gets the same grade in every process.
 
-    If `think_end` is set, as in this package's graders that look for an answer, `extract` gets the part of a
-    response after the model's thought.
+    If `think_end` is set, `extract` gets only the part of a response after the model's thought. This
+    package's graders that search for an answer set it.
 
     `isolation` says where the grader is called:
 
@@ -118,16 +118,16 @@ class Grader(Registrable):
 
     isolation: ClassVar[Isolation] = "process"
     reads_turns: ClassVar[bool] = False
-    """Whether it reads all turns of an answer (`Problem.transcript`), and not only the text of the last
-    one."""
+    """Whether the grader reads all turns of an answer (`Problem.transcript`), and not only the text of the
+    last turn."""
     votes_by_value: ClassVar[bool] = False
-    """Whether `same_answer` can be used for this grader, so that a majority vote counts equal answers (½ and
-    0.5) as one. It can't if answers are only comparable with the gold, such as programs with tests. Then only
-    answers with the same text are equal."""
+    """Whether `same_answer` works for this grader. A majority vote then counts equal answers (½ and 0.5) as
+    one. False for a grader that can compare an answer only with the gold, such as a program with tests: a
+    majority vote then counts only answers with the same text as one."""
     deadline: float | None = None
-    """Seconds for one answer; null: the run's `grader_deadline`."""
+    """The number of seconds for one answer; null: the run's `grader_deadline`."""
     concurrency: int = 16
-    """The most calls of a ``service`` at the same time."""
+    """The largest number of calls of a ``service`` at the same time."""
     think_end: str | None = None
     """The text that ends a thought, which is not part of an answer (`tasks.thoughts`); None: the whole
     response counts."""
@@ -138,8 +138,8 @@ class Grader(Registrable):
         return 1.0
 
     def of(self, problem: Problem) -> Grader:
-        """Returns the grader of a problem: itself, or the one that a routed grader has for it. It is always
-        the same object for the same problem."""
+        """Returns the grader of a problem: this grader, or the part of a routed grader that grades the
+        problem. It is always the same object for the same problem."""
         return self
 
     def parts(self) -> Sequence[Grader]:
@@ -147,9 +147,13 @@ class Grader(Registrable):
         return (self,)
 
     def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service | None:
-        """Returns the running service of a ``service`` grader; None if the grader itself is called.
+        """Starts the running form of a ``service`` grader, and returns it.
 
-        `grade_by` grades an answer with another grader, such as a rule that this one contains.
+        Returns None if the grader has none: its own `grade` is then called.
+
+        Args:
+            context: The objects of the run that services need.
+            grade_by: Grades an answer with another grader, such as a rule that this grader contains.
         """
         return None
 
@@ -158,10 +162,11 @@ class Grader(Registrable):
         would take time from the first answer's deadline."""
 
     def behind_thought(self, response: str, problem: Problem) -> str | None:
-        """Returns the part of a response after its thought; None if the response ends within a thought.
+        """Returns the part of a response after its thought. Returns None if the response ends within a
+        thought.
 
-        A model may forget to end its thought, and still state an answer in the last line. Then the last line
-        is returned.
+        There is one exception: a model may forget to end its thought, and still state an answer in the last
+        line. The last line is then returned.
         """
         if self.think_end is None:
             return response
@@ -186,18 +191,19 @@ class Grader(Registrable):
         answer). If the second can't be read as a gold, they are not equal. A grader with `votes_by_value` is
         asked this for answers with different texts.
         """
-        # `is_right_by` is a function, because a method that calls `verdict` here would look like one that
-        # each sub-class has to support.
+        # `is_right_by` is a function: as a method, it would look like a part of the interface that every
+        # sub-class has to support.
         return is_right_by(self, answer, replace(problem, gold=other))
 
     def without_answer(self, problem: Problem) -> Grade:
-        """Grades a response that gives no answer."""
+        """Returns the grade of a response that gives no answer."""
         return Grade(reward=0.0, outcome="no_answer")
 
     def grade(self, response: str, problem: Problem) -> Grade:
         """Returns the grade of a response.
 
-        Raises Unavailable if a requirement is missing. Any other exception becomes the outcome ``error``.
+        Raises Unavailable if something that the grader needs is missing, such as a judge. The grader pool
+        turns any other exception into the outcome ``error``.
         """
         answer = self.behind_thought(response, problem)
         extracted = None if answer is None else self.extract(answer, problem)

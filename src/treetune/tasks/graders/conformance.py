@@ -20,10 +20,11 @@ from treetune.vocabulary import Grade, Problem
 
 MILLION = 1_000_000
 HOSTILE = 40
-"""Generated hostile answers that are tried in addition to those below."""
+"""The number of generated hostile answers that are tried in addition to `EMPTY` and `NASTY`."""
 
 PATIENCE = 60.0
-"""A grade that takes so many seconds longer than the deadline is a fault of the pool, not of the grader."""
+"""The number of seconds after the deadline at which the test gives up waiting for a grade. The pool has a
+fault then, and not the grader."""
 
 EMPTY = ("", " ", "\n\n \t\n")
 
@@ -60,7 +61,7 @@ NASTY = (
 
 @dataclass(frozen=True)
 class Case:
-    """A problem, and responses to it by their verdicts."""
+    """A problem, and responses to it, sorted by the verdicts that they must get."""
 
     problem: Problem
     right: Sequence[str]
@@ -72,7 +73,7 @@ class Case:
     silent: Sequence[str] = ()
     """Responses without an answer."""
     hanging: Sequence[str] = ()
-    """Responses that could keep a grader busy for ever. Grading them has to end, and they are not correct."""
+    """Responses that could keep a grader busy for ever. Grading them has to end, and not as correct."""
 
 
 def conformance(
@@ -80,8 +81,12 @@ def conformance(
 ) -> None:
     """Tests a grader for some seconds, and raises AssertionError with all its faults.
 
-    `skip` are responses that may get a wrong grade, because the grader repeats the mistakes of another
-    system. Their grades are only tested for consistency.
+    Args:
+        grader: The grader to test.
+        cases: Problems with responses to them.
+        deadline: The number of seconds that the grader may take for an answer.
+        skip: Responses that may get a wrong grade, because the grader repeats the mistakes of another system.
+            Their grades are only tested for consistency.
     """
     assert cases, "give at least one case to test the grader with"
     faults = list(_faults(grader, cases, deadline, frozenset(skip)))
@@ -98,7 +103,8 @@ def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozen
         for case in cases:
             yield from _wrong_verdicts(pool, case, skip)
             yield from _inconsistencies(grader, pool, case)
-    # In another order, with new workers and without a memo, a state that the grader keeps changes its grades.
+    # A grader must not keep a state. If it does, grades differ when the same responses are graded in another
+    # order, by new workers and without a memo.
     with GraderPool(grader, workers=1, deadline=deadline, memo_size=0) as pool_without_memo:
         for case in reversed(cases):
             for response in reversed((*case.right, *case.wrong, *case.nearly)):
@@ -129,7 +135,8 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
             if response not in skip:
                 submitted.append((kind, response, pool.submit(response, problem)))
     for kind, response, future in submitted:
-        # The pool has one worker. So the last grade may come after the deadlines of all responses.
+        # The pool has one worker. So the last grade may take as long as the deadlines of all responses added
+        # up.
         grade = future.result(pool.deadline * len(submitted) + PATIENCE)
         finding = f"{problem.id}: a {kind} answer, {_excerpt(response)}, gets {_comparable(grade)}"
         if not math.isfinite(grade.reward) or grade.reward > best:
@@ -146,7 +153,7 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
                 yield f"{finding}, and gives no answer"
             if kind == "wrong" and grade.outcome not in ("ok", "no_answer"):
                 yield f"{finding}, and is an answer like any other"
-        else:  # hostile answers. Generated ones may be right by chance, but these two groups aren't.
+        else:  # hostile answers: generated ones may be right by chance, but those in EMPTY and NASTY can't
             if grade.correct and response in (*EMPTY, *NASTY):
                 yield f"{finding}, and isn't correct"
             if grade.outcome == "timeout" or "grader process" in (grade.message or ""):
@@ -154,8 +161,8 @@ def _wrong_verdicts(pool: GraderPool, case: Case, skip: frozenset[str]) -> Itera
 
 
 def _endless(case: Case) -> Iterator[str]:
-    """Yields answers of a million characters: of one repeated text, and with a right answer at their end or
-    beginning."""
+    """Yields answers of a million characters: some repeat one text, and two have the case's first right
+    answer at their end or beginning."""
     for unit in ("a", "1", " ", "\n", "\\boxed{", "(", "<answer>", '{"a": ', "x = y\n", "#### 1\n"):
         yield unit * (MILLION // len(unit))
     for right in case.right[:1]:
@@ -165,8 +172,8 @@ def _endless(case: Case) -> Iterator[str]:
 
 
 def _inconsistencies(grader: Grader, pool: GraderPool, case: Case) -> Iterator[str]:
-    """Yields differences between a grade and the results of `extract` and `verdict`, if the grader has
-    these."""
+    """Yields differences between a response's grade and the results of `extract` and `verdict`, if the grader
+    has these methods."""
     problem_grader = grader.of(case.problem)
     if type(problem_grader).extract is Grader.extract:  # it has only `grade`
         return
@@ -190,7 +197,7 @@ def _grade(pool: GraderPool, response: str, problem: Problem) -> Grade:
 
 
 def _comparable(grade: Grade) -> Grade:
-    """Returns a grade without its time, and with at most 60 characters of the answer."""
+    """Returns a grade without its time, and with at most 60 characters of the extracted answer."""
     extracted = None if grade.extracted is None else grade.extracted[:60]
     return replace(grade, seconds=0.0, extracted=extracted)
 
@@ -246,7 +253,7 @@ _KINDS = (
 
 
 def hostile_answers(seed: int, count: int) -> Iterator[tuple[str, str]]:
-    """Yields `count` pairs of a response and a gold. They depend only on the seed."""
+    """Yields `count` pairs of a response and a gold. The pairs depend only on the seed."""
     draw = random.Random(seed)
     for _ in range(count):
         inner = _hostile_text(draw.choice(_KINDS), draw)
@@ -257,7 +264,7 @@ def hostile_answers(seed: int, count: int) -> Iterator[tuple[str, str]]:
 
 
 def _hostile_text(kind: str, draw: random.Random) -> str:
-    """Returns a text of one of the `_KINDS`, the same for the same state of the generator."""
+    """Returns a hostile text of one of the `_KINDS`. It is drawn only with the generator `draw`."""
     match kind:
         case "huge power":
             base, power = draw.randint(2, 99), "9" * draw.randint(1, 30)

@@ -32,15 +32,15 @@ from treetune.tasks.thoughts import THINK_END
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 1000
-"""Characters of the longest expression that is read. Six numbers in brackets need forty."""
+"""The number of characters of the longest expression that is read. Six numbers in brackets need about 40."""
 
 MOST_TOKENS = 200
 MOST_DIGITS = 15
 DEEPEST = 40
-"""The most brackets within each other."""
+"""The largest depth of brackets within each other."""
 
 LONGEST_SHOWN = 200
-"""Characters of a malformed answer that are kept in its grade."""
+"""The number of characters of a malformed answer that are kept in its grade."""
 
 _NUMBER = rf"[0-9]{{1,{MOST_DIGITS}}}"
 _GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
@@ -50,8 +50,8 @@ _GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
 class CountdownScores:
     """The rewards of the four verdicts.
 
-    `correct` is at least 1, and the others are less. This is the definition of a correct answer for all
-    metrics, such as pass@1.
+    `correct` must be at least 1 and the other rewards less than 1, since all metrics, such as pass@1, count
+    an answer as correct if it earns 1 or more.
     """
 
     no_answer: float = 0.0
@@ -61,6 +61,7 @@ class CountdownScores:
     wrong: float = 0.0
     """Reward of an expression of the given numbers with another value."""
     correct: Annotated[float, Ge(1)] = 1.0
+    """Reward of an expression of the given numbers with the target as its value."""
 
     def __post_init__(self) -> None:
         for name in ("no_answer", "malformed", "wrong"):
@@ -77,8 +78,9 @@ class CountdownGrader(Grader):
     r"""A right answer is an expression of the given numbers with the target as its exact value. The gold
     contains both: ``39 from 12 34 7``.
 
-    Numbers are compared as multisets. The answer is never executed. Of LaTeX only three signs are read, so
-    that ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed, and so is a leading plus.
+    Numbers are compared as multisets. The answer is never executed. Of LaTeX, only the signs ``\times``,
+    ``\cdot`` and ``\div`` are read, so ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed. An answer with
+    a leading plus is malformed, too.
 
     The answer is the text between the last `closing` and the last `opening` before it, which may have several
     lines. The outcome is ``no_answer`` or ``ok``. The message of a malformed answer says what is wrong with
@@ -90,15 +92,17 @@ class CountdownGrader(Grader):
     opening: Annotated[str, MinLen(1)] = ANSWER
     closing: Annotated[str, MinLen(1)] = ANSWER_END
     unclosed: bool = False
-    """Whether the answer may end without `closing`, because this is a stop string, which graders don't see.
-    Then the answer is the text after the last `opening`, up to a `closing` if there is one."""
+    """Whether the answer may end without `closing`. Set it if `closing` is a stop string, since graders don't
+    see stop strings. The answer is then the text after the last `opening`, up to a `closing` if there is
+    one."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
     equation: Literal["left", "refused"] = "left"
-    """``left``: of an answer with ``=`` only the left side is read. ``refused``: it is malformed."""
+    """The treatment of an answer with ``=``. ``left``: only the left side is read. ``refused``: the answer is
+    malformed."""
     require_all: bool = True
-    """Whether each given number must be used exactly once. Otherwise each may be used at most once."""
+    """Whether each given number must be used exactly once. If it is false, each may be used at most once."""
     scores: CountdownScores = field(default_factory=CountdownScores)
     """The rewards of the four verdicts."""
 
@@ -142,13 +146,13 @@ class CountdownGrader(Grader):
 
 
 def gold_of(target: int, numbers: Sequence[int]) -> str:
-    """Returns the gold of a problem, which contains all that the grader needs: ``39 from 12 34 7``."""
+    """Returns the gold of a problem, such as ``39 from 12 34 7``: the target, and the given numbers."""
     return f"{target} from {' '.join(map(str, numbers))}"
 
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[int, Counter[int]]:
-    """Reads the target and the given numbers of a gold. Raises ValueError for any other text."""
+    """Returns the target and the given numbers of a gold. Raises ValueError for any other text."""
     match = _GOLD.fullmatch(gold.strip())
     if match is None:
         raise ValueError(f"the gold {gold[:100]!r} is not one of Countdown, such as '39 from 12 34 7'")
@@ -208,8 +212,8 @@ def read_expression(text: str) -> Expression:
         elif not follows_value:
             raise NotAnExpression(f"no number before {token!r}")
         else:
-            # Compute earlier signs that bind at least as strongly; before a closing bracket, all up to its
-            # opening one, which alone has a precedence below 1.
+            # Compute the earlier signs that bind at least as strongly as this one. At a closing bracket,
+            # compute all signs back to its opening bracket, which is the only one with a precedence below 1.
             least_precedence = _PRECEDENCE[token] if token != ")" else 1
             while signs and _PRECEDENCE[signs[-1]] >= least_precedence:
                 _apply(signs.pop(), values)
@@ -232,8 +236,8 @@ def read_expression(text: str) -> Expression:
 
 
 def _split_into_tokens(text: str) -> list[tuple[str, str]]:
-    """Returns the tokens with their kinds: ("number", "3") and ("sign", "*") for ``3×``. Raises
-    NotAnExpression."""
+    """Returns the tokens of an expression with their kinds: ``("number", "3")`` and ``("sign", "*")`` for
+    ``3×``. Raises NotAnExpression for a text that is too long or has other characters."""
     if len(text) > LONGEST:
         raise NotAnExpression(f"{len(text)} characters, more than {LONGEST}")
     tokens: list[tuple[str, str]] = []

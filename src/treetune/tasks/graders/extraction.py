@@ -22,13 +22,15 @@ ANSWER = "<answer>"
 ANSWER_END = "</answer>"
 
 LONGEST_VALUE = 100_000
-"""Characters of the longest value that is read. The syntax tree of a longer one takes hundreds of
-megabytes."""
+"""The number of characters of the longest value that is read. The syntax tree of a longer value takes
+hundreds of megabytes."""
 
 DEEPEST_VALUE = 50
-"""The most brackets within each other in a value that is read. Python's own parsers fail at some hundreds."""
+"""The largest depth of brackets in a value that is read. Python's own parsers fail at a depth of some
+hundreds."""
 
-# Repetitions here and in strings are possessive, so that a text that doesn't match fails in linear time.
+# Repetitions in this pattern and in `_STRING` are possessive (`*+`), so that the search takes linear time
+# even in a text that doesn't match.
 _FENCE = re.compile(
     r"(?P<before>[ \t]*+(?:(?:>|[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<fence>`{3,}+|~{3,}+)[ \t]*+(?P<info>[^\n]*+)"
 )
@@ -52,8 +54,9 @@ def last_between(
 ) -> str | None:
     """Returns the text between the last `closing` and the last `opening` before it, stripped.
 
-    The text may have several lines. With `unclosed`, the text begins after the last `opening`, and ends at
-    the next `closing` or, without one, at the end. None if there is no such text, or if it is empty.
+    The text may have several lines. With `unclosed`, it begins after the last `opening`, and ends at the next
+    `closing`, or at the end of the response if there is none. Returns None if there is no such text, or if it
+    is empty.
     """
     if unclosed:
         _, opened, after_opening = text.rpartition(opening)
@@ -72,8 +75,8 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
 
     Args:
         text: The text.
-        languages: If given, only blocks with one of these languages after the fence are returned.
-        unclosed: Whether to include the text after the last fence if that isn't closed.
+        languages: If any are given, only blocks with one of these languages after the fence are returned.
+        unclosed: Whether to include the text after the last fence if this fence isn't closed.
     """
     blocks: list[str] = []
     # The fence that has opened the present block, and the block's lines so far.
@@ -88,13 +91,15 @@ def fenced_blocks(text: str, *languages: str, unclosed: bool = False) -> list[st
     for line in text.split("\n"):
         fence = _FENCE.fullmatch(line.rstrip("\r"))
         if fence is not None and fence["fence"][0] == "`" and "`" in fence["info"]:
-            fence = None  # code within a line
+            fence = None  # not a fence, but code within a line
         if opening is None:
             opening, lines = fence, []
         elif fence is None or not fence["fence"].startswith(opening["fence"]):
             lines.append(line)
         elif fence["info"].strip():
-            opening, lines = fence, []  # the block before was never closed
+            # A closing fence has nothing after it. So this fence opens a block, and the previous block was
+            # never closed.
+            opening, lines = fence, []
         else:
             close(opening)
             opening = None
@@ -109,7 +114,7 @@ def _language(fence: re.Match[str]) -> str:
 
 
 def _unindented(line: str, before: str) -> str:
-    """Returns a line of a block without the indentation and the signs of quotation that its fence has.
+    """Returns a line of a block without the indentation and the signs of quotation before the block's fence.
 
     Example: of a fence with ``>   `` before it, the line ``>     x = 1`` becomes ``  x = 1``.
 
@@ -119,7 +124,7 @@ def _unindented(line: str, before: str) -> str:
     """
     for _ in range(before.count(">")):
         line = re.sub(r"^[ \t]*> ?", "", line)  # the space after > belongs to the sign
-    # The line may repeat all that is before the fence, such as the sign of a list.
+    # The line may repeat the whole text before the fence, such as the sign of a list.
     if before and line.startswith(before):
         return line[len(before) :]
     if ">" in before:
@@ -131,8 +136,8 @@ def _unindented(line: str, before: str) -> str:
 
 
 def last_box(text: str) -> str | None:
-    r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed; None if it is empty. If
-    a box contains only a box, the result is the inner content."""
+    r"""Returns the content of the last ``\boxed{…}`` or ``\fbox{…}`` that is closed. Returns None if there is
+    none, or if it is empty. If the box contains only another box, the content is that of the inner box."""
     in_boxes = boxes(text)  # (start, end, content) of each
     if not in_boxes:
         return None
@@ -146,8 +151,8 @@ def last_box(text: str) -> str | None:
 def read_value(text: str) -> Any:
     """Reads a text that is a JSON value or a Python literal.
 
-    Raises UnreadableValue for any other text, for one longer than `LONGEST_VALUE` or nested deeper than
-    `DEEPEST_VALUE`, and for strings with several lines, which JSON doesn't allow.
+    Raises UnreadableValue for any other text, for a text that is longer than `LONGEST_VALUE` or nested deeper
+    than `DEEPEST_VALUE`, and for a string over several lines, which JSON doesn't allow.
     """
     text = text.strip()
     if len(text) > LONGEST_VALUE:
@@ -169,7 +174,8 @@ def read_value(text: str) -> Any:
 def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
     """Yields each value in brackets within a text, with its text, from the last to the first.
 
-    `brackets` are the opening signs to look for. A value within another such value isn't yielded by itself.
+    `brackets` are the opening brackets to search for. A value within another value in such brackets isn't
+    yielded by itself.
     """
     for start, end in reversed(_outermost(text, brackets)):
         try:
@@ -181,8 +187,9 @@ def find_values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
 def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
     """Returns the spans of the outermost balanced pairs of these brackets, from left to right, in one pass.
 
-    Quotes count only within brackets, and up to the end of their line, so that an apostrophe in a sentence
-    hides little text. A closing bracket of the wrong kind discards all brackets that are open.
+    Brackets within quotes don't count. Quotes themselves count only within brackets and only up to the end of
+    their line, so that an apostrophe in a sentence hides little text. A closing bracket of the wrong kind
+    discards all brackets that are open.
     """
     pairs: list[tuple[int, int]] = []
     open_brackets: list[int] = []
@@ -213,9 +220,9 @@ def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
 def _end_of_line(text: str, position: int, quote: str) -> int:
     """Returns the offset at which `_outermost` continues after a quote that isn't closed in its line.
 
-    If the line has further quotes of this kind, this is the end of the line. Otherwise the end of each
-    further quote would be searched for again, which could take quadratic time. If the line has no further
-    quotes, this is `position`, the offset after the quote.
+    If the line has no further quote of this kind, the offset is `position`, directly after the quote. If it
+    has any, the offset is the end of the line: to search for the end of each further quote could take
+    quadratic time.
     """
     end = text.find("\n", position)
     end = len(text) if end < 0 else end
@@ -227,7 +234,8 @@ def _depth(text: str) -> int:
     deepest = depth = 0
     for match in _NESTING.finditer(text):
         if sign := match["sign"]:
-            # `_NESTING` matches a closed string as a whole. A quote that it matches alone is never closed.
+            # `_NESTING` matches a closed string as a whole. So a quote that it matches by itself isn't
+            # closed.
             if sign in _STRING:
                 raise UnreadableValue("a string that isn't closed in its line")
             depth += 1 if sign in "[({" else -1
@@ -238,8 +246,8 @@ def _depth(text: str) -> int:
 def braces(text: str) -> dict[int, int]:
     r"""Returns the offset of the closing brace for each opening brace that is closed: ``{0: 2}`` for ``{a}``.
 
-    ``\{`` and ``\}`` don't count as braces. All are found in one pass, because a search for the end of each
-    brace would take quadratic time.
+    ``\{`` and ``\}`` don't count as braces. All pairs are found in one pass, because a separate search for
+    the end of each brace would take quadratic time.
     """
     opened: list[int] = []
     pairs: dict[int, int] = {}
@@ -255,8 +263,9 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
     r"""Returns (start, end, content) of each ``\boxed{…}`` that is closed, from left to right. A box within
     another one isn't returned.
 
-    Without braces, as in ``\boxed 5``, the content is the number, the letters or the command that follow. A
-    command includes its arguments: ``\boxed\frac{1}{2}`` is a half.
+    A box may also have no braces, as in ``\boxed 5``. Its content is then the number, the letters or the
+    command that follow. A command includes its arguments: the content of ``\boxed\frac{1}{2}`` is
+    ``\frac{1}{2}``.
     """
     boxed: list[tuple[int, int, str]] = []
     pairs = braces(text)
@@ -277,7 +286,7 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 def _end_of_arguments(text: str, box: re.Match[str], pairs: dict[int, int]) -> int:
     """Returns the offset after the arguments of a command, such as ``\\frac{1}{2}``, in a box without braces.
 
-    `pairs` has the offset of the closing brace for each opening brace (`braces`).
+    `pairs` has the offset of the closing brace for each opening brace, as `braces` returns it.
     """
     end = box.end()
     if "frac" in box["bare"] and (digits := _BARE_FRACTION.match(text, end)) is not None:

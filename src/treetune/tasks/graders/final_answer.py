@@ -19,8 +19,8 @@ _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 @Grader.register("final_answer")
 @dataclass(frozen=True, kw_only=True)
 class FinalAnswer(Grader):
-    """Reward 1 if the text after the last `marker` is the gold: the same whole number, or if one of them
-    isn't a whole number, the same text. Surrounding white space is ignored.
+    """Gives the reward 1 if the text after the last `marker` is equal to the gold: by value if both are whole
+    numbers, or else by their characters, without the white space around them.
 
     Without a marker, or without a text after it, the outcome is ``no_answer``.
     """
@@ -32,8 +32,8 @@ class FinalAnswer(Grader):
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
 
-    # Two searches and a comparison, in time linear in the answer. This can't hang, so that no process is
-    # needed.
+    # The grader makes two searches and a comparison, in time linear in the answer. It can't hang, so it needs
+    # no process.
     isolation: ClassVar[Isolation] = "inline"
 
     @override
@@ -47,11 +47,10 @@ class FinalAnswer(Grader):
 
 
 def _canonical(answer: str) -> str:
-    """Returns the shortest form of a whole number, and other text unchanged.
+    """Returns a whole number without a plus sign, leading zeros and the sign of zero. Returns any other text
+    unchanged.
 
-    A plus sign, leading zeros and the sign of zero are left out.
-
-    The result is text, because `int` takes quadratic time, and reads ``1_0`` as ten.
+    The result is a text and not an `int`, because `int` takes quadratic time, and reads ``1_0`` as ten.
     """
     match = _INTEGER.fullmatch(answer)
     if match is None:

@@ -1,4 +1,5 @@
-"""Graders of numbers, such as GSM8K's answers: one by value, and two with the rules of published code.
+"""Graders of numbers, such as GSM8K's answers: `Numeric` compares by value, and two others repeat the rules
+of published code.
 
 Numbers may have separators, currencies, percent signs and units, and may be fractions.
 """
@@ -27,7 +28,7 @@ _NUMBER_IN_TEXT = re.compile(
     r"(?:[ ]?%|[ ]percent\b)?"
 )
 """A number within a text, with its sign. A minus between two numbers isn't a sign."""
-# The rest of the clause around a number. It may say that the number isn't the answer.
+# The parts of a clause before and after a number. They may say that the number isn't the answer.
 _CLAUSE_BEFORE = re.compile(r"[^.,;:\n\d]*\Z")
 _CLAUSE_AFTER = re.compile(r"[^.,;:\n\d]*")
 
@@ -35,8 +36,8 @@ _CLAUSE_AFTER = re.compile(r"[^.,;:\n\d]*")
 @Grader.register("numeric")
 @dataclass(frozen=True, kw_only=True)
 class Numeric(Grader):
-    """Reward 1 if the answer is the gold's number in any form: ``1,080``, ``$1080.00``, ``1080 eggs``,
-    ``2160/2``. If one of the two isn't a number, they must be the same text.
+    """Gives the reward 1 if the answer is the gold's number in any form: ``1,080``, ``$1080.00``,
+    ``1080 eggs``, ``2160/2``. If the answer or the gold isn't a number, both must be the same text.
 
     The answer is the first line with text after the last `marker`. The gold may be a worked solution with the
     marker. A text that excludes a number (``not 72``) is not an answer.
@@ -45,15 +46,16 @@ class Numeric(Grader):
     votes_by_value: ClassVar[bool] = True
 
     marker: Annotated[str, MinLen(1)] = "####"
-    """The text before an answer."""
+    """The text that precedes an answer."""
     without_marker: Literal["no_answer", "last_number", "boxed"] = "no_answer"
-    """The answer of a response without the marker: none, its last number, or the content of its last
-    ``\\boxed{…}``."""
+    """The answer of a response that has no text after a marker: none, its last number, or the content of its
+    last ``\\boxed{…}``."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
     require_think_end: bool = False
-    """Whether a response needs a thought that ends. Without it, such a response counts as ``no_answer``."""
+    """Whether a response must have a thought that ends. A response without one then counts as
+    ``no_answer``."""
 
     def __post_init__(self) -> None:
         if self.require_think_end and self.think_end is None:
@@ -105,13 +107,14 @@ class Gsm8kExact(Grader):
     """Gives the same grades as the VinePPO paper's code on GSM8K, so that results are comparable.
 
     The text after the last ``####``, without commas, must be equal to the gold's text. Commas in the gold are
-    kept, so that the 14 test problems with one can't be solved. 18.0 is not 18.
+    kept, so the 14 test problems with a comma in their gold can't be solved. 18.0 is not 18.
     """
 
     votes_by_value: ClassVar[bool] = True
 
     original_format: bool = True
-    """Whether the answer is the text after ``####``. Otherwise it is the response's last number."""
+    """Whether the answer is the text after ``####``. If it is false, the answer is the response's last
+    number."""
     think_end: Annotated[str, MinLen(1)] | None = THINK_END
     """The text that ends a thought, which is not part of an answer. The default also recognizes the tags of
     other models (`tasks.thoughts`). null: the whole response counts."""
@@ -139,12 +142,13 @@ class Gsm8kExact(Grader):
 class Gsm8kLenientSubstring(Grader):
     """Gives the same grades as the Exploring Paths code on GSM8K, so that results are comparable.
 
-    The answer is the rest of the line after the first ``####``, which is searched after the first
-    ``</think>`` if there is one. A right answer contains the gold's text anywhere. For a gold of 18 also
-    ``118``, ``$18`` or a list of many numbers is right. A gold of 1,800 isn't in ``1800``.
+    The answer is the rest of the line after the first ``####``. If there is a ``</think>``, only the text
+    after the first one is searched. An answer is right if it contains the gold's text anywhere. So if the
+    gold is 18, ``118``, ``$18`` and a list of many numbers with 18 are right, too. If the gold is 1,800,
+    ``1800`` is wrong.
     """
 
-    # It only searches texts in linear time, so that no process is needed.
+    # The grader only searches texts in linear time, so it needs no process.
     isolation: ClassVar[Isolation] = "inline"
 
     @override
@@ -160,7 +164,7 @@ class Gsm8kLenientSubstring(Grader):
 
 
 def after_marker(text: str, marker: str) -> str | None:
-    """Returns the first line with text after the last marker, stripped; None if there is none."""
+    """Returns the first line with text after the last marker, stripped. Returns None if there is none."""
     _, separator, text_after_marker = text.rpartition(marker)
     if not separator:
         return None
@@ -173,9 +177,10 @@ def after_marker(text: str, marker: str) -> str | None:
 # Reading numbers
 
 LONGEST = 2000
-"""Characters of the longest text that is read as a number. Answers in data sets have under 20 digits.
+"""The number of characters of the longest text that is read as a number. Answers in data sets have fewer than
+20 digits.
 
-It bounds the time of arithmetic on what a model wrote.
+The limit bounds the time of arithmetic with numbers that a model wrote.
 """
 
 LARGEST_EXPONENT = 1000
@@ -199,7 +204,8 @@ _FROM_LATEX: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] 
     (re.compile(r"\\[,;:! ()\[\]]|~|\\(?:left|right|quad|displaystyle)\b"), " "),  # spaces and brackets
     (re.compile(r"\\approx"), "="),
 ]
-"""What is replaced in an answer in LaTeX, in this order. Braces that remain become spaces."""
+"""Patterns of LaTeX and the texts that replace them in an answer, in this order. Braces that remain become
+spaces."""
 
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺", "0123456789+")
 _TIMES = r"\s?(?:\*|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|[xX](?=\s?10))\s?"
@@ -217,8 +223,9 @@ _NUMBER = re.compile(
     rf"|(?P<numerator>{_WHOLE}) ?/ ?(?P<denominator>{_WHOLE})"  # 3/4
     rf"|(?P<decimal>(?:{_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"  # 1,200.5 or 2.5e6
 )
-# The text that may be around the only number: anything without a digit or an operator, and directly before
-# the number neither a letter nor a separator, which would be a part of it (x2, .5).
+# The texts that may be before and after the only number: anything without a digit or an operator. Directly
+# before the number there must be neither a letter nor a separator, since it would be a part of the number
+# (x2, .5).
 _ALLOWED_BEFORE = re.compile(r"(?:[^\d+*/^<>≠≤≥]*[^\d+*/^<>≠≤≥\w.,'-])?")
 _ALLOWED_AFTER = re.compile(r"[^\d+*^<>=]*")
 _DENIED = re.compile(
@@ -227,9 +234,9 @@ _DENIED = re.compile(
     re.IGNORECASE,
 )
 _UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³])|[23](?!\d))")
-"""The exponent of a unit, which is not a number of its own: ``m^2``, ``m²``, ``m2``."""
+"""The exponent of a unit, which doesn't count as a number: ``m^2``, ``m²``, ``m2``."""
 _UNIT_POWER_IN_A_TEXT = re.compile(rf"(?<!\d[eE]){_UNIT_POWER.pattern}")
-"""Not the exponent of 1.5e3."""
+"""The same within a longer text, where the exponent of a number, such as 1.5e3, must not match."""
 _SCALE = re.compile(
     r"\s?(?:(?P<word>hundred|thousand|million|billion|trillion)s?\b|(?P<kilo>[kK])(?![^\W_]))"
 )
@@ -251,7 +258,7 @@ class WrittenNumber:
         """Returns whether two values are equal.
 
         If only one of the values has a percent sign, the sign may be a unit (50 % equals 50), or it may mean
-        a hundredth (50 % equals 0.5). Both are accepted.
+        a hundredth (50 % equals 0.5). Both readings are accepted.
         """
         if self.value == other.value or self.percent == other.percent:
             return self.value == other.value
@@ -284,9 +291,9 @@ def is_denial(text: str) -> bool:
 def read_number(text: str) -> WrittenNumber | None:
     """Reads the only number in a short text.
 
-    None if the text has no number or several, or if the text denies its number (``not 72``).
     ``$1,200 per month`` is ``WrittenNumber(Fraction(1200), False)``, and ``-5 %`` is
-    ``WrittenNumber(Fraction(-5), True)``. It raises nothing, and the time is linear in the text.
+    ``WrittenNumber(Fraction(-5), True)``. Returns None if the text has no number or several, or if the text
+    denies its number (``not 72``). No text raises an error, and the time is linear in the text.
     """
     text = _words_to_digits(_simplify(_shorten_powers_of_ten(text.strip())))
     # Any other command of LaTeX means more than a number.
@@ -310,7 +317,7 @@ def read_number(text: str) -> WrittenNumber | None:
         text_before = up_to_sign[:-1]
     if not _ALLOWED_BEFORE.fullmatch(text_before) or not _ALLOWED_AFTER.fullmatch(after):
         return None
-    # The number continues after the match (2,5; 3/; 4!; 5²), so that it is another number.
+    # If the number continues after the match (2,5; 3/; 4!; 5²), its value isn't that of the match.
     if re.match(r"[,.'/:-]\d|\s?/\s?$|-\s?$|\s?[!(^]|[⁰¹²³⁴-⁹]", after):
         return None
     value = _value_of_match(match)
@@ -326,8 +333,8 @@ def read_number(text: str) -> WrittenNumber | None:
 def last_number(text: str) -> str | None:
     """Returns the last number of a text, with its sign, its denominator and its percent sign.
 
-    None if there is no number, or if its clause excludes it (``it is not 72``). Exponents of units don't
-    count (``72 m^2``). Numbers in words count only if the text has no digits.
+    Returns None if there is no number, or if its clause excludes it (``it is not 72``). Exponents of units
+    don't count (``72 m^2``). A number in words counts only if the text has no number in digits.
     """
     text = _THIN_SPACES.sub(",", text.translate({ord("−"): "-", ord("－"): "-"}))
     text = _shorten_powers_of_ten(text).translate(_TO_ASCII)
@@ -358,7 +365,8 @@ _FROM_LATEX_IN_A_TEXT: list[tuple[re.Pattern[str], str]] = [
     (re.compile(r"\\(?=[$%])"), ""),
     (re.compile(r"(?<=[A-Za-z])\}(?=\s?\^)"), ""),  # 72 \text{m}^2
 ]
-"""What is replaced before the last number of a text is searched. The rest of the LaTeX isn't a number."""
+"""Patterns of LaTeX and the texts that replace them before the last number of a text is searched. Other LaTeX
+stays, since it is not a part of a number."""
 
 
 def _shorten_powers_of_ten(text: str) -> str:
@@ -368,7 +376,8 @@ def _shorten_powers_of_ten(text: str) -> str:
         exponent = match["exponent"] or match["raised"].translate(_SUPERSCRIPTS)
         return f"{match['factor']}e{exponent}"
 
-    # A longer text stays as it is, which bounds the time. `LONGEST` alone would exclude whole solutions.
+    # A longer text stays as it is, which bounds the time. The bound isn't `LONGEST`, since whole solutions
+    # are longer than that.
     if "10" not in text or len(text) > 50 * LONGEST:
         return text
     for times in "×·⋅":
@@ -398,8 +407,8 @@ _UNIT_AND_END = re.compile(r"(?:\s+[^\W\d]+)?[\s.!*_$`)}]*\Z")
 
 
 def _words_to_digits(text: str) -> str:
-    """Replaces numbers in words by digits in a short text without digits: ``twenty-one eggs`` by ``21
-    eggs``."""
+    """Replaces numbers in words by digits: ``twenty-one eggs`` by ``21 eggs``. A long text, or one with
+    digits, stays as it is."""
     if len(text) > LONGEST or re.search(r"\d", text):
         return text
 
@@ -411,7 +420,8 @@ def _words_to_digits(text: str) -> str:
 
 
 def _last_number_in_words(text: str) -> int | None:
-    """Returns the number in words at the end of a text, which may have a unit of one word after it."""
+    """Returns the number in words at the end of a text. It may be followed by a unit of one word. Returns
+    None if there is none, or if its clause excludes it."""
     end = text[-LONGEST:]
     matches = list(_IN_WORDS.finditer(end))
     if not matches or not _UNIT_AND_END.fullmatch(end, matches[-1].end()):
@@ -427,12 +437,13 @@ def _last_number_in_words(text: str) -> int | None:
 def _value_of_words(text: str) -> int | None:
     """Returns the value of cardinal words in the order of English: 2021 for ``two thousand twenty-one``.
 
-    None for any other order, such as two numbers in a row (``two three``).
+    Returns None for any other order, such as two numbers in a row (``two three``).
     """
-    # A group is the number below 1000 before "thousand" or "million", or at the end.
+    # The words consist of groups. A group is a number below 1000 that "thousand", "million", … or the end
+    # follows.
     total = group = 0
     least_multiple = 10**15  # multiples become smaller from left to right
-    bound = 1000  # the next word of this group must be smaller
+    bound = 1000  # the value of the group's next word must be smaller than this
     for word in re.findall(r"[a-z]+", text.lower()):
         if word == "and":
             continue
@@ -455,7 +466,7 @@ def _value_of_words(text: str) -> int | None:
 
 
 def _simplify(text: str) -> str:
-    """Returns a text with ASCII digits and signs, without commands of LaTeX."""
+    """Returns a text with ASCII digits and signs, and without LaTeX commands that don't change a number."""
     if len(text) > LONGEST:
         return text
     text = text.translate(_TO_ASCII)
@@ -470,7 +481,8 @@ def _simplify(text: str) -> str:
 
 
 def _digits_to_ascii(character: str) -> str:
-    """Returns ASCII digits for a digit of any script, and for a fraction such as ½."""
+    """Returns a digit of any script, or a fraction such as ½, in ASCII. Returns other characters
+    unchanged."""
     digit = unicodedata.decimal(character, None)
     if digit is not None:
         return str(digit)
@@ -482,7 +494,7 @@ def _digits_to_ascii(character: str) -> str:
 def _value_of_match(match: re.Match[str]) -> Fraction | None:
     """Returns the value of a number without its sign: ``1 1/2``, ``3/4``, ``1,200.5`` or ``2.5e6``.
 
-    None for a division by zero, and for an exponent beyond `LARGEST_EXPONENT`.
+    Returns None for a division by zero, and for an exponent beyond `LARGEST_EXPONENT`.
     """
     if match["whole"]:
         denominator = int(match["rest_denominator"])
@@ -494,11 +506,11 @@ def _value_of_match(match: re.Match[str]) -> Fraction | None:
         denominator = int(_without_separators(match["denominator"]))
         return Fraction(numerator, denominator) if denominator else None
     decimal, _, exponent = match["decimal"].lower().partition("e")
-    # The length first, since reading thousands of digits takes long.
+    # The exponent's length is checked first, since `int` takes long for thousands of digits.
     if exponent and (len(exponent) > 5 or abs(int(exponent)) > LARGEST_EXPONENT):
         return None
     whole, _, fraction = _without_separators(decimal).partition(".")
-    digits = whole + fraction or "0"  # "0" for a point alone
+    digits = whole + fraction or "0"  # "0" if there is only a point
     return Fraction(int(digits), 10 ** len(fraction)) * Fraction(10) ** int(exponent or 0)
 
 

@@ -1,5 +1,5 @@
-"""Grades answers in the processes or threads that their graders need, within a deadline, and each answer
-once.
+"""Grades answers in the processes or threads that their graders need, within a deadline. Equal answers are
+graded once.
 
 The grader's `isolation` decides where a call goes::
 
@@ -15,8 +15,8 @@ The grader's `isolation` decides where a call goes::
       future.result() ◄─ all futures that waited for it
 
 The caller only waits in `result()`. The pool gives up a call at its deadline: it kills the worker process, or
-abandons the thread, and the future gets `_grade_lost_answer`. `close` cancels the remaining calls. The lock
-protects the memo and `_waiting`, and is never held while a grader runs.
+abandons the thread, and the future gets the grade of `_grade_lost_answer`. `close` cancels the remaining
+calls. The lock protects the memo and `_waiting`, and is never held while a grader runs.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     the caller's thread.
 
     The deadline of an answer is its grader's, or `deadline` seconds. Equal answers to a problem are graded
-    once: the last `memo_size` grades are remembered, except those with an unknown outcome. Grades of
+    once: the last `memo_size` grades are remembered, except those with the outcome ``unavailable``. Grades of
     ``inline`` graders aren't remembered, because comparing two strings is cheaper.
 
     The pool is safe to use from several threads. Workers start with the first answer. They end with the pool,
-    and with this process for whatever reason. Close the pool, or use it in a `with` statement.
+    and also with this process, however it ends. Close the pool, or use it in a `with` statement.
     """
 
     def __init__(
@@ -80,13 +80,14 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     ) -> None:
         """Args:
         grader: The grader of all problems.
-        workers: Processes. None: 2, or 1 on a machine with one core, because the engine needs the cores.
-        deadline: Seconds for an answer, if its grader has no deadline.
-        memory_gib: Memory of a worker.
-        memo_size: The most grades that are remembered.
-        context: What services need of the run. The caller closes it.
-        whole_prompt: Returns a problem's prompt as the model reads it, with its chat template. If that ends
-            by opening a thought, responses begin within the thought.
+        workers: The number of processes. None: 2, or 1 on a machine with one core. There are not more,
+            because the engine needs the cores.
+        deadline: The number of seconds for an answer whose grader has no deadline.
+        memory_gib: The memory of a worker in GiB; None: without a limit.
+        memo_size: The largest number of grades that are remembered.
+        context: The objects of the run that services need. The caller closes it.
+        whole_prompt: Returns a problem's prompt as the model reads it, with its chat template. If the prompt
+            ends by opening a thought, responses begin within the thought.
         """
         if workers is None:
             workers = min(2, os.cpu_count() or 1)
@@ -100,10 +101,11 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         self._whole_prompt = whole_prompt
         self._thought_is_open: dict[str, bool] = {}
         """Whether a problem's whole prompt opens a thought, by the problem's id. It is remembered because
-        writing a prompt takes as long as grading some answers."""
+        rendering a prompt takes as long as grading some answers."""
         self._memo: OrderedDict[GradeKey, Grade] = OrderedDict()
         self._memo_size = memo_size
-        # Reentrant, because `_settle` runs within `_submit` if a call is done when its callback is added.
+        # The lock is reentrant, because `_submit` holds it while it adds the callback `_settle`, which runs
+        # at once if the call is done already.
         self._lock = threading.RLock()
         self._waiting: dict[GradeKey, list[Future[Grade]]] = {}
         self._graders: dict[int, tuple[int, Grader]] = {}
@@ -119,13 +121,14 @@ class GraderPool(AbstractContextManager["GraderPool"]):
     def submit(
         self, response: str, problem: Problem, *, decided: bool = False, follows_prompt: bool = True
     ) -> Future[Grade]:
-        """Returns the future grade of a response, and doesn't wait for it. No response raises an error.
+        """Returns the future grade of a response, and doesn't wait for it. No response makes the future raise
+        an error.
 
         Args:
             response: The answer.
-            problem: Its problem.
-            decided: Whether the reward doesn't depend on the grade, because the answer was cut off. Then no
-                service is asked, and the answer counts as ``no_answer``.
+            problem: The problem that it answers.
+            decided: Whether the reward doesn't depend on the grade, because the answer was cut off. If it is
+                true, no service is asked, and the answer counts as ``no_answer``.
             follows_prompt: Whether the response comes directly after the prompt. Only such a response can
                 begin within a thought that the prompt has opened (with ``<think>``). The last of several
                 turns doesn't follow the prompt.
@@ -153,39 +156,39 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return replace(problem, is_thought_open=True) if self._thought_is_open[problem.id] else problem
 
     def grade_many(self, pairs: Iterable[tuple[str, Problem]]) -> list[Grade]:
-        """Grades (response, problem) pairs, in their order."""
+        """Grades pairs of a response and its problem. Returns the grades in the order of the pairs."""
         futures = [self.submit(response, problem) for response, problem in pairs]
         return [future.result() for future in futures]
 
     def same_answer(self, answer: str, other: str, problem: Problem) -> bool | None:
         """Returns whether two extracted answers are equal according to the problem's grader.
 
-        None if the grader can compare answers only with the gold, or couldn't compare these two.
+        Returns None if the grader can compare answers only with the gold, or failed to compare these two.
         """
         grader = self.grader.of(problem)
         if not grader.votes_by_value:
             return None
         with self._lock:
-            # `comparing` grades a pair of answers: the grade is correct if the two are equal.
+            # The response that `comparing` grades is a pair of answers. It is correct if the two are equal.
             comparing = self._comparing.setdefault(id(grader), Comparing(grader))
         grade = self._submit(comparing, json.dumps([answer, other]), problem).result()
         return grade.correct if grade.outcome == "ok" else None
 
     def forget_grades(self) -> None:
-        """Forgets the grades so far, for callers that use a problem's id again for another problem."""
+        """Forgets all grades so far. Call it before a problem's id is used again for another problem."""
         with self._lock:
             self._memo.clear()
 
     @property
     def has_services(self) -> bool:
-        """Whether any grader is a service. Only then `counted` may return metrics."""
+        """Whether any grader is a service. If none is, `counted` returns no metrics."""
         return self._has_services
 
     def counted(self) -> MetricSums:
-        """Returns the counts of all services since the last call, summed by name.
+        """Returns the counts of all services since the last call of this method, summed by name.
 
-        A count is a sum and its divisor: ("judge/seconds", (12.0, 4.0)) is a mean of 3 seconds. With None as
-        the divisor, the metric is the sum.
+        A count is a sum and its divisor: under ``judge/seconds``, ``(12.0, 4.0)`` means a mean of 3 seconds.
+        If the divisor is None, the metric is the sum.
         """
         totals: MetricSums = {}
         for service in list(self._services):
@@ -198,7 +201,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         return totals
 
     def close(self) -> None:
-        """Ends the workers, and cancels grades that are still missing. Safe to call twice."""
+        """Ends the workers, and cancels calls that aren't done. Safe to call twice."""
         self._pool.close()
 
     @override
@@ -211,7 +214,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
         if grader.isolation == "inline":
             future.set_result(grade_response(grader, response, problem))
             return future
-        # A digest, because answers can be long and the memo keeps many.
+        # The key has a digest of the answer, because answers can be long and the memo keeps many of them.
         text = repr((response, problem.transcript)) if grader.reads_turns else response
         digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
@@ -275,7 +278,7 @@ class GraderPool(AbstractContextManager["GraderPool"]):
 
 
 class Comparing(Grader):
-    """Grades whether another grader regards two answers as equal. A response is the two in a JSON list."""
+    """Grades whether another grader regards two answers as equal. A response is a JSON list of the two."""
 
     def __init__(self, grader: Grader) -> None:
         self.grader = grader
@@ -338,16 +341,18 @@ def grade_response(grader: Grader | Service, response: str, problem: Problem) ->
 
 
 def _users_line(error: BaseException) -> str:
-    """Returns the line of the user's own file that raised: `` (reward.py, line 12)``; empty if the error
-    comes from this project or a library alone."""
+    """Returns the innermost line of the user's own files in an error's traceback: `` (reward.py, line 12)``.
+
+    Returns an empty text if the traceback has only lines of this project and of libraries.
+    """
     libraries = (PACKAGE, Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib")))
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)  # not a file for code that was made at run time, such as `<string>`
+        file = Path(frame.filename)  # not a real file if the code was made at run time, such as `<string>`
         if file.is_file() and not any(file.is_relative_to(folder) for folder in libraries):
             return f" ({file.name}, line {frame.lineno})"
     return ""
 
 
 def _grade_lost_answer(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
-    """Grades an answer on which a grader hung or crashed."""
+    """Returns the grade of an answer on which a grader hung or crashed."""
     return Grade(reward=0.0, outcome=outcome, seconds=seconds, message=message)
