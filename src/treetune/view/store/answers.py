@@ -62,17 +62,21 @@ if TYPE_CHECKING:
     from treetune.vocabulary import Episode, Trajectory
 
 AT_ONCE_BYTES = 1_000_000
-"""Answers without an index of up to this size are read while the page waits."""
+"""The most bytes of files without an index that are read while the page waits. More bytes are read by a
+thread."""
 
 DEEP = 5000
-"""From this many skipped rows on, a page is read in two steps: see `AnswerStore.ask`."""
+"""The number of skipped rows from which on a page is read in two steps: see `AnswerStore.ask`."""
 SEARCHES = 4
 """The number of searches whose results are kept, for their further pages."""
 LONGEST_SEARCH_S = 60.0
-"""The time after which a search is given up."""
+"""The seconds after which a search is given up."""
 
 USUAL_ORDER = "source[1] DESC, length(source), source, row"
-"""The order of unsorted and of equal rows: iterations (`i…`) before evaluations (`e…`), and 2 before 10."""
+"""The order of rows that are not sorted by a column, or that are equal in it, as SQL.
+
+Names of iterations (`i…`) come before those of evaluations (`e…`), and `i2` before `i10`, because the shorter
+name comes first."""
 
 LOG = logging.getLogger("treetune.view")
 

@@ -36,8 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "finish": ("finish_reason", "stop_reason", "stop_condition", "status"),
     "tokens": ("response_length", "completion_length", "completion_tokens", "output_tokens", "num_tokens"),
 }
-"""The names that fields have in other programs, by the kind of field. The first name that a row has is
-used."""
+"""The names of fields in other programs, by the kind of field. The first name that a row has is used."""
 
 REWARDS_OF_A_TABLE = ("step", "prompt", "completion")
 """The columns of each table of completions of TRL, in addition to those of reward functions."""
