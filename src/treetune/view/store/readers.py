@@ -1,4 +1,5 @@
-"""Reads data sets that DuckDB can't read by itself: saved splits, W&B tables, and estimates of difficulty."""
+"""Finds the kind of a data set, and reads the kinds that are no plain file for DuckDB: saved splits, W&B
+tables, and estimates of difficulty."""
 
 from __future__ import annotations
 
