@@ -46,7 +46,7 @@ _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 def name_of_task(task: Mapping[str, Any]) -> str:
-    """Returns a task's name as its configuration gives it, or else its type."""
+    """Returns the name that a task's configuration gives, or its type if it gives none."""
     return str(task.get("name") or task.get("type") or "")
 
 
@@ -63,11 +63,12 @@ class StoredExperiment:
     """Summaries by evaluation set and finished iterations: {"test": {50: {"pass_at_1": 0.48, …}}}."""
     running: bool
     missing: list[str] = field(default_factory=list)
-    """Messages on files that are missing or can't be read."""
+    """Messages on what is missing: files that aren't there or can't be read, iterations and evaluations."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """The plan of an iteration when the run started, by names of metrics."""
+    """The plan of an iteration that was made when the run started, by metric: {"seconds/training": 40.0,
+    …}."""
     cache: dict[str, Any] = field(default_factory=dict)
-    """Values that were computed from the fields above, by a name of each, for the next request."""
+    """Values that were computed from the fields above, each under a name, for the next request."""
 
     @property
     def name(self) -> str:

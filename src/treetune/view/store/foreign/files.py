@@ -61,7 +61,7 @@ class FileRow:
     where: str
     """A name of the row for messages, such as "line 3"."""
     content: Any = None
-    """The row as Python's JSON reader returns it, usually a dictionary."""
+    """The row as a Python object, usually a dictionary."""
     fault: str = ""
     """The reason why the row can't be read; empty if it could be."""
     is_inspect: bool = False
@@ -79,9 +79,9 @@ def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
         yield from _lines(path, remarks)
     elif path.suffix == ".eval":  # an archive of Inspect
         yield from _samples(path, remarks)
-    elif path.suffix == ".pt":  # of slime
+    elif path.suffix == ".pt":  # a dump of slime
         yield from _numbered(_pickled_samples(path))
-    elif path.suffix == ".parquet":  # of TRL
+    elif path.suffix == ".parquet":  # a table of TRL
         yield from _numbered(_parquet_rows(path))
     elif _begins_as_log(path):  # Inspect's log in JSON
         yield from _samples_of_json(path, remarks)
