@@ -1,1 +1,1 @@
-"""`treetune view`: what experiments wrote, in a browser on this machine. It reads and starts nothing."""
+"""`treetune view` shows in a browser what experiments wrote. It only reads, and starts no run."""

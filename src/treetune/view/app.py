@@ -35,7 +35,8 @@ from treetune.view.pages import PAGES
 from treetune.view.store import Store
 
 SEEN = "X-Treetune-Seen"
-"""The header in which a page sends its mark. The response is empty (204) while the mark is still the same."""
+"""The header in which a page in the browser sends the mark of the content that it shows
+(`PageRequest.mark`). The response is empty (204) while the mark is still the same."""
 
 MOST_SENT_BYTES = 500_000
 """The most bytes of a form: enough for the longest note, with its characters escaped."""
@@ -56,8 +57,10 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 LEAST_TOKEN = 16
 """The fewest characters of a token: a shorter one could be guessed."""
 KEPT = "token"
-"""The file in the cache with the default token, so that addresses and cookies still work after a restart."""
+"""The name of the file in the cache folder that keeps this user's default token, so that addresses and
+cookies still work after a restart."""
 COOKIE_S = 90 * 24 * 3600
+"""The lifetime of the cookie with the token, in seconds (90 days)."""
 
 READING, WRITING = ("GET", "HEAD"), ("POST",)
 
@@ -83,11 +86,12 @@ class Guard:
     """Middleware that checks host, method, origin and token, and adds headers to every response."""
 
     def __init__(self, app: ASGIApp, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> None:
-        outside = urlsplit(base_url)  # the public address, at a proxy; all parts are empty without one
+        # The public address, if a proxy forwards to the viewer. Without a proxy, all its parts are empty.
+        outside = urlsplit(base_url)
         self._app, self._token, self._base = app, token, outside.path.rstrip("/")
         self._hosts = [*hosts, *([outside.hostname] if outside.hostname else [])]
         self._origin = f"{outside.scheme}://{outside.netloc}"
-        # Cookies are shared by all ports of a host, so that each viewer needs another name.
+        # Browsers share cookies among all ports of a host, so each token has a cookie with another name.
         self.cookie = "treetune-" + hashlib.sha256(token.encode()).hexdigest()[:12]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +100,8 @@ class Guard:
         # `_base` is the prefix of a proxy's paths. A proxy may or may not remove the prefix from the path.
         # Links of pages have the prefix (`PageRequest.render`).
         path = scope["path"]
-        if path == self._base or path.startswith(self._base + "/"):  # with the prefix /r, /run is a page
+        # A prefix ends at a slash: with the prefix /r, the path /run has no prefix.
+        if path == self._base or path.startswith(self._base + "/"):
             path = path.removeprefix(self._base)
         path = "/" + path.lstrip("/")
         scope = {**scope, "path": path, "base": self._base}
@@ -118,7 +123,10 @@ class Guard:
         await (answer or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Returns the response to a request that is not let through; None for one that is."""
+        """Returns the response to a request that must not reach the pages, and None for a permitted request.
+
+        The response is a refusal, or a redirect that moves the token from the address into a cookie.
+        """
         host_header = request.headers.get("host", "")
         try:
             host = urlsplit(f"//{host_header}")
@@ -129,8 +137,8 @@ class Guard:
             return _refuse(f"This viewer is available as {names}, but not as {host_header!r}.")
         if request.method not in (*READING, *WRITING):
             return _refuse(f"This viewer doesn't support the method {request.method}.", 405)
-        # A proxy may speak TLS with the browser, so that the origin is https. `_origin` is the origin of the
-        # public address at the proxy.
+        # If a proxy speaks TLS with the browser, the origin begins with https. `_origin` is the origin of the
+        # proxy's public address.
         origins = [f"http://{host.netloc}", f"https://{host.netloc}", self._origin]
         if request.method in WRITING and request.headers.get("origin") not in origins:
             return _refuse("Only pages of this viewer may send data to it.")
@@ -139,7 +147,7 @@ class Guard:
             # Moves the token from the address into a cookie, so that it isn't in the history of pages.
             fields = request.query_params.multi_items()
             other_fields = [(key, value) for key, value in fields if key != "token"]
-            # With a single slash: an address that begins with two names another host.
+            # With a single slash at its start: after two slashes, a browser reads the name of a host.
             address = "/" + request.url.path.lstrip("/")
             if other_fields:
                 address += f"?{urlencode(other_fields)}"
@@ -154,7 +162,8 @@ class Guard:
         )
 
     def _is_token(self, text: str) -> bool:
-        return secrets.compare_digest(text.encode(), self._token.encode())  # takes equally long for all texts
+        # Takes equally long for all texts, so the time doesn't tell how many characters were right.
+        return secrets.compare_digest(text.encode(), self._token.encode())
 
 
 def _refuse(message: str, status: int = 403) -> Response:
@@ -165,9 +174,10 @@ def _refuse(message: str, status: int = 403) -> Response:
 
 
 def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url: str = "") -> ASGIApp:
-    """Returns the web application for a store, guarded by the token and the names in `hosts`.
+    """Returns the web application for a store.
 
-    `base_url` is its public address, where a proxy forwards to it.
+    Its guard admits requests that have the token and address this machine by a name in `hosts`. `base_url`
+    is the application's public address if a proxy forwards to it, and otherwise empty.
     """
     routes = [
         Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
@@ -178,6 +188,8 @@ def application(store: Store, token: str, hosts: Sequence[str] = HOSTS, base_url
 
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
+    """Returns the function that answers requests for a page."""
+
     async def endpoint(request: Request) -> Response:
         view = PageRequest(request, store, page, PAGES)
         # Pages read files and query them. In the event loop, a slow page would block all others.
@@ -197,13 +209,18 @@ def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Respons
 
 
 def _answer(view: PageRequest, form: Form | None = None) -> Response:
-    """Returns the page, nothing (204) if the browser shows its present state already, or a page about what
-    went wrong. With a form, the page saves it first."""
+    """Returns the response to a request for a page.
+
+    It is the page itself, an empty response (204) if the browser already shows the page's present state, or
+    a page about what went wrong. If a form was sent, the page saves it and returns its own response.
+    """
     try:
         if form is not None:
             assert view.page.save is not None
             return view.page.save(view, form)
-        mark = view.mark  # before anything is read, so that a change during the reading is noticed
+        # The mark is computed before anything is read, so that a change while the page is made gives another
+        # mark at the next request.
+        mark = view.mark
         if view.request.headers.get(SEEN) == mark:
             return Response(status_code=204)
         return view.page.show(view)
@@ -241,17 +258,20 @@ def serve(
     Args:
         paths: folders with experiments, and files of data sets.
         say: prints a line.
-        port: None for `PORT`, or the next free one.
+        port: the port to listen on, where 0 is any free one. None is `PORT`, or the next free port after it.
         read_only: refuses to write notes.
         host: the address to listen on.
-        token: None for this user's token, which is kept in the cache.
-        base_url: the public address, where a proxy forwards to it.
+        token: the token that requests need. None is this user's token, which is kept in the cache.
+        base_url: the viewer's public address if a proxy forwards to it, and otherwise empty.
 
-    Raises ValueError for a path that doesn't exist, a port that isn't available, and a token that is too
-    short."""
+    Raises:
+        ValueError: A path doesn't exist, no port is available, the token is too short, or `base_url` isn't a
+            whole address.
+    """
     import uvicorn
 
-    # What doesn't exist is taken for a folder unless it has a suffix, so that the message fits.
+    # A path that doesn't exist counts as a file if it has a suffix, and otherwise as a folder. The error
+    # message of `Store` then names the right kind.
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
     cache = cache_folder()
@@ -300,28 +320,31 @@ def serve(
 
 
 def _users_token(path: Path) -> str:
-    """Returns this user's token, which is created at the first start."""
+    """Returns this user's token from the file `path`, which the first start writes."""
     try:
         return path.read_text().strip()
     except FileNotFoundError:
         token = secrets.token_urlsafe(24)
-        # Created with the owner's permissions alone, so that no one else can read the token at any moment.
+        # The file has its final permissions from the moment it exists, so nobody else can read it in between.
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
         return token
 
 
 def cache_folder() -> Path:
-    """Returns the folder of indexes: TREETUNE_VIEWER_CACHE, or one in the user's cache."""
+    """Returns the folder of the viewer's indexes and its token.
+
+    It is the environment variable TREETUNE_VIEWER_CACHE, or without one a folder in the user's cache.
+    """
     if folder := os.environ.get("TREETUNE_VIEWER_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
 def _listen(port: int | None, host: str = HOST) -> socket.socket:
-    """Returns a socket that listens on a port; without one on the first free port from `PORT` on.
+    """Returns a socket that listens on `port`, or if that is None on the first free port from `PORT` on.
 
-    Raises ValueError where none is available.
+    Raises ValueError if the port, or each of the ports that were tried, isn't available.
     """
     if port is not None and not 0 <= port <= LAST_PORT:
         raise ValueError(f"--port is {port} and must be from 0 (any free one) to {LAST_PORT}")
@@ -329,7 +352,7 @@ def _listen(port: int | None, host: str = HOST) -> socket.socket:
     problem: OSError | None = None
     for candidate in ports:
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-        # Otherwise the port of a viewer that has just ended would be taken for a minute.
+        # Without this option, the port of a viewer that has just ended would stay taken for a minute.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((host, candidate))

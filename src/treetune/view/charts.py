@@ -3,7 +3,7 @@
 All code describes a chart as a `Chart` with `Series`. What draws it depends on the place:
 
     viewer      Chart.as_json ──► assets/charts.js (uPlot), which zooms and updates live
-    report      line_chart ──► SVG, because a report and a table are single files that need no script
+    report      line_chart ──► SVG, because reports and pages of tables are single files without scripts
     PNG         draw_series ──► matplotlib
     terminal    terminal.plot ──► characters
 """
@@ -24,21 +24,27 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
 
 WIDTH, HEIGHT = 440, 230
+"""The size of an SVG chart, in SVG units."""
 RIGHT, TOP, BOTTOM = 12, 10, 36
+"""The margins around the area of the curves, in SVG units. That at the left depends on the labels
+(`_Frame.begin`)."""
 CHARACTER = 7.6
 """The approximate width of a digit at an axis, in SVG units."""
 TICKS = 5
+"""The number of steps that an axis has at most; it may have one tick more."""
 
 MOST_MARKS = 80
 """The most points of a curve that are drawn as marks."""
 MOST_BARS = 60
+"""The most bars of a chart; neighbours are averaged if there are more (`thinned`)."""
 
 SAME = 0.01
-"""A share of the axis, about the width of a line: curves that differ by less would hide each other."""
+"""A share of the length of the y axis, about the width of a line. Curves that differ by no more than it would
+hide each other."""
 DASH, LEVEL_GAP = 4.0, 2.0
-"""The lengths of dashes and of gaps in levels, in widths of the line."""
+"""The length of a dash, and of the gaps in levels and dashed curves, in widths of the line."""
 LINE_WIDTH = 1.8
-"""The width of a curve; `report.css` sets the same one for SVG."""
+"""The width of a curve; `report.css` sets the same width for SVG."""
 
 N_COLOURS = 12
 """The number of colours for experiments on a page and for rows of a table."""
@@ -46,7 +52,7 @@ N_COLOURS = 12
 # Which way is better
 
 BetterDirection = Literal["up", "down", ""]
-"""The direction that is an improvement; empty for neither."""
+"""The direction in which a metric improves; empty if neither direction is better."""
 
 BETTER_TEXT: Mapping[BetterDirection, str] = {"up": "↑ higher is better", "down": "↓ lower is better", "": ""}
 
@@ -64,11 +70,12 @@ BETTER: Mapping[str, BetterDirection] = {
     "critic/mse": "down",
     "seconds/total": "down",
 }
-"""The direction of each metric that has a good one."""
+"""The direction in which a metric is better, for each metric where one direction is."""
 
 
 def better_of(name: str) -> BetterDirection:
-    """Returns the direction in which a metric of `metrics.jsonl` is better."""
+    """Returns the direction in which a metric of an experiment is better, for example "up" for
+    ``evaluation/test/pass_at_1``."""
     if name.startswith("evaluation/"):
         return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
     return BETTER.get(name, "")
@@ -120,10 +127,11 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 
 def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
-    """Returns an axis' limits with some room around the values.
+    """Returns the lower and the upper limit of an axis, with some room around the values.
 
-    The room hardly reaches beyond 0, so that it doesn't suggest negative values where there are none. The
-    axis of values that are all equal begins at 0."""
+    The room hardly reaches beyond 0, so that it doesn't suggest negative values where there are none. With
+    `from_zero`, or if all values are equal, the axis includes 0.
+    """
     low, high = min(values), max(values)
     if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding
         low, high = min(low, 0.0), max(high, 0.0)
@@ -143,7 +151,7 @@ def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, 
 
 @dataclass(frozen=True)
 class Series:
-    """A curve of a chart.
+    """A curve of a chart, or a level: a line across the whole chart.
 
     Example: `Series("ppo", [(0.0, 0.41), (50.0, 0.48)], "c0", interval={50.0: (0.46, 0.5)})`.
     """
@@ -154,11 +162,12 @@ class Series:
     colour: str
     """A colour of the style sheet: ``c0`` to ``c11``, ``own`` or ``soft``."""
     interval: Mapping[float, tuple[float, float]] = field(default_factory=dict)
-    """(low, high) by x, where an interval is known."""
+    """The interval (low, high) around y, by x; an x without a known interval is missing."""
     is_level: bool = False
-    """Draws the only point as a line across the whole chart, to compare the curves with."""
+    """Whether the series has a single point, which is drawn as a line across the whole chart to compare the
+    curves with."""
     dash: int = 0
-    """The kind of dashes, for several curves of a colour; 0 is a solid line."""
+    """The number of the dash pattern, which tells apart several curves of one colour; 0 is a solid line."""
 
     def title(self, point: tuple[float, float]) -> str:
         """Returns the tooltip of a point."""
@@ -177,19 +186,22 @@ class Event:
     kind: str
     """Chooses how it is drawn: evaluation, restart, sign or resume."""
     text: str
-    """Describes it."""
+    """The description of the event."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves under one title. `band` describes the intervals around them."""
+    """Curves under one title."""
 
     title: str
     series: Sequence[Series]
     better: BetterDirection = ""
     band: str = ""
+    """The meaning of the intervals around the curves, for example "95 % interval over problems"."""
     events: Sequence[Event] = ()
+    """Events that the viewer marks at their x."""
     from_zero: bool = False
+    """Whether the y axis must include 0."""
     x_name: str = "finished iterations"
 
     def as_json(self) -> dict[str, Any]:
@@ -221,9 +233,9 @@ class Chart:
 
 
 def line_chart(chart: Chart) -> str:
-    """Returns a chart as a figure with SVG, for a page without scripts.
+    """Returns a chart as an HTML figure with SVG, for a page without scripts.
 
-    Series without points are left out; at least one must have some.
+    Series without points are left out; at least one series must have points.
     """
     drawn = [series for series in chart.series if series.points]
     assert drawn, f"nothing to draw in {chart.title!r}"
@@ -253,7 +265,7 @@ class _Frame:
     room: float
     """Room on both sides of the curves, in units of x."""
     whole_xs: bool
-    """Whether every x is a whole number, so that ticks must be."""
+    """Whether every x is a whole number. The ticks of x are then whole numbers, too."""
     y_ticks: Sequence[float]
     y_labels: Sequence[str]
 
@@ -262,35 +274,42 @@ class _Frame:
         """Returns the frame that holds these series of a chart."""
         xs: list[float] = []
         for series in drawn:
-            if not series.is_level:  # a level is drawn at every x, and has none of its own
+            if not series.is_level:  # a level is drawn at every x: the x of its point doesn't matter
                 xs += [x for x, _ in series.points]
-        xs = xs or [0.0]  # a chart of levels alone has an axis around 0
+        xs = xs or [0.0]  # a chart that has only levels has an x axis around 0
         left, right = min(xs), max(xs)
         low, high = _span(drawn, from_zero=chart.from_zero)
         y_ticks = _ticks(low, high)
         whole_xs = all(x == round(x) for x in xs)
-        room = 0.02 * (right - left) or 1.0  # 1 for a single x
+        room = 0.02 * (right - left) or 1.0  # 1 if there is only one x
         return _Frame(left, right, low, high, room, whole_xs, y_ticks, tick_labels(y_ticks))
 
     @property
     def begin(self) -> float:
-        """The SVG unit at which the y axis is: the labels take the space before it."""
+        """The position of the y axis in SVG units from the left. The labels of y are left of it."""
         return 14 + CHARACTER * max(map(len, self.y_labels), default=1)
 
     def across(self, x: float) -> float:
+        """Returns the SVG units from the left of a value of x."""
         share = (x - self.left + self.room) / (self.right - self.left + 2 * self.room)
         return self.begin + (WIDTH - RIGHT - self.begin) * share
 
     def up(self, y: float) -> float:
+        """Returns the SVG units from the top of a value of y."""
         share = (y - self.low) / (self.high - self.low)
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
     def at(self, x: float, y: float) -> str:
+        """Returns a point as SVG writes it in the corners of a line: ``102.3,40.0``."""
         return f"{self.across(x):.1f},{self.up(y):.1f}"
 
 
 def _axes_svg(chart: Chart, frame: _Frame) -> list[str]:
-    """Returns a line of the grid with its label for each tick of y, the labels of x, and the name of x."""
+    """Returns the SVG elements of the axes.
+
+    They are a line of the grid with its label for each tick of y, the labels of x, and the name of the x
+    axis.
+    """
     parts = []
     begin, end = frame.begin, WIDTH - RIGHT
     for y, label in zip(frame.y_ticks, frame.y_labels, strict=True):
@@ -313,7 +332,7 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
         series: The curve.
         frame: The axes.
         turn: The number of the curve among those that coincide with it, from 0 (see `_turns`).
-        turns: How many curves coincide, this one included.
+        turns: The number of curves that coincide, this curve included.
     """
     points, interval = series.points, series.interval
     if series.is_level:
@@ -329,7 +348,7 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
     gap = (turns - 1) * DASH + (LEVEL_GAP if series.is_level or series.dash else 0.0)
     dashes = ""
     if gap:
-        # SVG wants lengths in units of the drawing, not in widths of the line.
+        # SVG expects lengths in units of the drawing, not in widths of the line.
         dash_length, gap_length = LINE_WIDTH * DASH, LINE_WIDTH * gap
         offset = LINE_WIDTH * turn * DASH
         dashes = f' stroke-dasharray="{dash_length:g} {gap_length:g}" stroke-dashoffset="{offset:g}"'
@@ -346,18 +365,23 @@ def _series_svg(series: Series, frame: _Frame, turn: int, turns: int) -> str:
 
 
 def _mark_radius(turn: int, turns: int) -> float:
-    """Returns the radius of marks: of curves that coincide, those drawn first have larger ones, as rings."""
+    """Returns the radius of a curve's marks.
+
+    If curves coincide, those that are drawn first have larger marks, which are seen as rings around the marks
+    of the later curves. `turn` and `turns` are those of `_turns`.
+    """
     ring_width = min(1.2, 2.4 / turns)  # with many curves the rings are narrower, and the largest stays small
     return 2.6 + ring_width * (turns - 1 - turn)
 
 
 def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
-    """Returns round numbers from `low` to `high` for the ticks of an axis, at most about `TICKS`.
+    """Returns the ticks of an axis: round numbers from `low` to `high`, at most `TICKS` + 1 of them.
 
     Args:
         whole: Whether all ticks must be whole numbers.
     """
-    power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))  # 1 for an axis without length
+    # Without length, an axis has steps of 1, because the logarithm of 0 doesn't exist.
+    power = 10.0 ** math.floor(math.log10((high - low) / TICKS or 1.0))
     steps = [power * factor for factor in (1, 2, 2.5, 5, 10, 20, 50)]
     if whole:
         steps = [step for step in steps if step == round(step) > 0]
@@ -369,7 +393,7 @@ def _ticks(low: float, high: float, *, whole: bool = False) -> list[float]:
 
 
 def _span(series: Sequence[Series], *, from_zero: bool) -> tuple[float, float]:
-    """Returns the limits of an axis that holds curves and their bands."""
+    """Returns the limits of a y axis that has room for curves and their bands."""
     ys: list[float] = []
     for line in series:
         ys += [y for _, y in line.points]
@@ -389,7 +413,10 @@ class StackedBar(NamedTuple):
 
 
 def thinned(bars: Sequence[StackedBar]) -> Sequence[StackedBar]:
-    """Returns the bars with neighbours averaged, so that there are at most MOST_BARS."""
+    """Returns at most MOST_BARS bars, for which neighbours are averaged if there are more.
+
+    Example: of 120 bars, the first two become one with the label ``1–2`` and the mean of each amount.
+    """
     size = math.ceil(len(bars) / MOST_BARS)
     if size <= 1:
         return bars
@@ -423,7 +450,13 @@ def draw_series(
 
     A series is a curve with a band of its intervals, or a level: a line across the chart. Curves that would
     hide each other are dashed, and the dashes of each are in the gaps of the others. Levels are drawn above
-    curves. The sizes of lines and marks are multiplied by `scale`.
+    curves.
+
+    Args:
+        axes: The axes to draw on.
+        series: The curves and levels.
+        palette: A matplotlib colour for each name of a colour: ``{"c0": "#1f77b4"}``.
+        scale: A factor for the sizes of lines and marks.
     """
     low, high = _span(series, from_zero=False)
     axes.set_ylim(low, high)
@@ -452,7 +485,8 @@ def draw_series(
 
 
 def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
-    """Returns for each curve its turn among the curves that coincide with it, and how many these are.
+    """Returns (turn, turns) for each curve: its number among the curves that coincide with it, from 0, and
+    how many such curves there are, itself included.
 
     The second of three curves that coincide has (1, 3); a curve that coincides with no other has (0, 1).
     """
@@ -465,7 +499,10 @@ def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
 
 
 def _coincide(a: Series, b: Series, near: float) -> bool:
-    """Returns whether two curves have the same xs, and ys that differ by at most `near`."""
+    """Returns whether two curves have the same xs, and ys that differ by at most `near`.
+
+    Two levels coincide if their ys do. A level and a curve never coincide.
+    """
     if a.is_level != b.is_level:
         return False
     if a.is_level:
@@ -479,7 +516,8 @@ def _coincide(a: Series, b: Series, near: float) -> bool:
 def _draw_band(axes: Axes, series: Series, colour: str) -> None:
     """Draws the intervals of a series.
 
-    Those of a curve are an area, that of a level is a strip across the chart, and a single one is a bar.
+    The intervals of a curve are drawn as an area, or as a bar if there is only one. The interval of a level
+    is a strip across the chart.
     """
     bounded = [(x, *series.interval[x]) for x, _ in series.points if x in series.interval]
     if not bounded:
@@ -496,7 +534,7 @@ def _draw_band(axes: Axes, series: Series, colour: str) -> None:
 def _label_ticks(axis: Axis) -> None:
     """Labels the ticks of a matplotlib axis as `tick_labels` does.
 
-    A label depends on all ticks of the axis, so that it is made in `format_ticks`. `__call__` formats a
+    A label depends on all ticks of the axis, so labels are made in `format_ticks`. `__call__` formats a
     single number.
     """
     from matplotlib.ticker import Formatter

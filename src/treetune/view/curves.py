@@ -17,7 +17,7 @@ from treetune.view.charts import N_COLOURS, Chart, Event, Series, StackedBar, be
 from treetune.view.experiment import StoredExperiment
 
 MOST_POINTS = 1200
-"""The most points of a line. Longer ones keep the lowest and the highest of neighbouring points."""
+"""The most points of a line. Of a longer line, the lowest and the highest of neighbouring points are kept."""
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rounds of sampling until enough problems had answers of different scores", ("rollout/rounds",)),
@@ -47,13 +47,16 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("engine/canary_mean_gap", "engine/canary_gap"),
     ),
 )
-"""The usual charts after the reward: title and metrics. Metrics that were not recorded have no chart."""
+"""(title, metrics) of the usual charts that follow the chart of the reward. Metrics that were not recorded
+have no chart."""
 
 SIGNS = "diagnostics/"
-"""The prefix of the metrics of signs of collapse."""
+"""The prefix of the metrics that say for each sign of collapse whether it was found."""
 SHAPING = "shaping/"
-"""The prefix of the metrics of reward shaping. A user's component may have any name, so each has a chart."""
+"""The prefix of the metrics of reward shaping. A user's component can add a metric of any name, so each
+metric with this prefix has a chart."""
 
+# The titles of charts whose y axis includes 0.
 FROM_ZERO = {
     "share unfinished",
     "clip fraction",
@@ -63,6 +66,8 @@ FROM_ZERO = {
     "share of trained tokens whose advantage is 0",
 }
 
+# Lines of a run's log: a resume, with the finished iterations before it; and a sign of collapse, with its
+# name, the iteration in which it was reported, and the reason.
 _RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
 _SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
 
@@ -73,7 +78,8 @@ OVER: Mapping[str, tuple[str, ...]] = {
     "seconds in iterations": ("seconds/total",),
     "optimiser steps": ("train/steps",),
 }
-"""The axes that curves can be drawn over, and the metrics whose running sum is on the axis."""
+"""The x axes that curves can be drawn over, and the metrics whose running sum is the position on each axis.
+Finished iterations are counted without a metric."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,8 @@ class Bunch:
     over: str = "finished iterations"
     """The axis, one of `OVER`."""
     places: Mapping[float, float] = field(default_factory=dict)
-    """The position on the axis by finished iterations, as the mean over the members; empty where the axis is
-    finished iterations."""
+    """The position on the axis for each number of finished iterations, as the mean over the members; empty if
+    the axis is finished iterations itself."""
 
 
 def bunches(
@@ -98,8 +104,8 @@ def bunches(
 ) -> list[Bunch]:
     """Groups experiments into bunches, each of which is drawn as one curve.
 
-    With `together`, experiments that differ only in their seed are one bunch. Otherwise each experiment is a
-    bunch by itself. `over` is the axis, one of `OVER`.
+    With `together`, experiments that differ only in their seed are one bunch; without it, each experiment is
+    a bunch. `experiments` has them by name, and `over` is the x axis, one of `OVER`.
     """
     groups: dict[str, list[str]] = {}
     for name, experiment in experiments.items():
@@ -117,10 +123,10 @@ def bunches(
 def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[float, float]:
     """Returns the position on the axis `over` for each number of finished iterations.
 
-    Several experiments have the mean of their positions. The result is empty if the axis is finished
+    For several experiments it is the mean of their positions. The result is empty if the axis is finished
     iterations.
     """
-    if not OVER[over]:  # the axis of iterations: the position of an iteration is its own number
+    if not OVER[over]:  # the axis is finished iterations, so the position is that number itself
         return {}
     if len(members) == 1:
         return _running_sum(members[0], over)
@@ -132,7 +138,10 @@ def _places_on_axis(members: Sequence[StoredExperiment], over: str) -> Mapping[f
 
 
 def _running_sum(experiment: StoredExperiment, over: str) -> Mapping[float, float]:
-    """Returns the running sum of an axis' metrics, by finished iterations; it is computed once."""
+    """Returns the running sum of an axis' metrics, by finished iterations.
+
+    It is computed once, and kept in the experiment's cache.
+    """
     if over not in experiment.cache:
         amounts = [sum(row.get(key) or 0.0 for key in OVER[over]) for row in experiment.metrics]
         iterations = [float(row["iteration"] + 1) for row in experiment.metrics]
@@ -141,12 +150,14 @@ def _running_sum(experiment: StoredExperiment, over: str) -> Mapping[float, floa
 
 
 def _distinct_name(names: Sequence[str], all_names: Sequence[str]) -> str:
-    """Returns the parts that the names of a bunch have in common, without those that all names have.
+    """Returns a name for a bunch: the parts that its names have in common, without those that all names have.
 
-    Of a/seed-1/ppo and a/seed-2/ppo it is "ppo", where there is a/seed-1/grpo as well.
+    Example: a bunch of a/seed-1/ppo and a/seed-2/ppo is named "ppo" if a third name is a/seed-1/grpo: "a" is
+    in all names, and the seed differs within the bunch. If there is no such part, it is the first name.
     """
 
     def shared_parts(names: Sequence[str]) -> dict[int, str]:
+        """Returns the parts that are equal in all of these names, by position."""
         columns = zip(*(name.split("/") for name in names), strict=False)
         return {i: column[0] for i, column in enumerate(columns) if len(set(column)) == 1}
 
@@ -177,9 +188,9 @@ def metric_names(experiments: Iterable[StoredExperiment]) -> list[str]:
 
 
 def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
-    """Returns a chart of pass@1 for each evaluation set that was measured more than once.
+    """Returns a chart of pass@1 for each evaluation set on which a bunch has more than one point.
 
-    An experiment that was measured only once is drawn as a level to compare with.
+    A bunch with a single point is drawn as a level to compare with.
     """
     labels: set[str] = set()
     for bunch in all_bunches:
@@ -192,7 +203,8 @@ def evaluation_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()
         for bunch in all_bunches:
             measured = [member.evaluations.get(label, {}) for member in bunch.members]
             curves = [_accuracies(summaries) for summaries in measured]
-            # All bands of a chart show the same: intervals over seeds, or over problems.
+            # All bands of a chart must mean the same: intervals over seeds if any bunch has several seeds,
+            # and otherwise intervals over problems.
             bounds = {} if has_seeds else _intervals(measured[0])
             line = _line(bunch, curves, bounds)
             if line is not None:
@@ -221,7 +233,7 @@ def _intervals(summaries: Mapping[int, Mapping[str, Any]]) -> dict[float, tuple[
 def chosen_charts(
     all_bunches: Sequence[Bunch], names: Sequence[str], events: Sequence[Event] = ()
 ) -> list[Chart]:
-    """Returns a chart for each metric of these names that an experiment recorded."""
+    """Returns a chart for each of the metrics `names` that at least one experiment recorded."""
     charts = []
     for name in names:
         lines = _lines(all_bunches, name)
@@ -236,7 +248,7 @@ def chosen_charts(
 def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Returns charts of the reward, of each kind of reward shaping that was recorded, and of `CURVES`.
 
-    The second metric of a chart has the same colour as the first, and is dashed.
+    If a chart has two metrics, the curve of the second has the same colour as the first, and is dashed.
     """
     experiments: list[StoredExperiment] = []
     for bunch in all_bunches:
@@ -260,7 +272,10 @@ def usual_charts(all_bunches: Sequence[Bunch], events: Sequence[Event] = ()) -> 
 
 
 def _lines_of_several(all_bunches: Sequence[Bunch], metrics: Sequence[str]) -> list[Series]:
-    """Returns the curves of several metrics in one chart, named after the metrics."""
+    """Returns the curves of several metrics in one chart, each named after its metric.
+
+    The name has the bunch as well if there are several: ``ppo: canary_gap``. Each metric has another dash.
+    """
     lines = []
     for dash, metric in enumerate(metrics):
         short_name = metric.split("/", 1)[1]
@@ -271,7 +286,7 @@ def _lines_of_several(all_bunches: Sequence[Bunch], metrics: Sequence[str]) -> l
 
 
 def _lines(all_bunches: Sequence[Bunch], metric: str) -> list[Series]:
-    """Returns a metric's curve of each bunch that recorded it."""
+    """Returns a metric's curve for each bunch that recorded the metric."""
     lines = []
     for bunch in all_bunches:
         if len(bunch.members) > 1:
@@ -289,9 +304,9 @@ def _lines(all_bunches: Sequence[Bunch], metric: str) -> list[Series]:
 
 
 def _points_of_single(bunch: Bunch, metric: str) -> list[tuple[float, float]]:
-    """Returns a metric's points of a bunch with one member, on the bunch's axis.
+    """Returns the points of a metric for a bunch with one member, with x on the bunch's axis.
 
-    They are computed once: the page asks again every few seconds, and there may be thousands.
+    They are kept in the member's cache: the page asks for them every few seconds, and there may be thousands.
     """
     [member] = bunch.members
     key = f"{metric} {bunch.over}"
@@ -308,9 +323,9 @@ def _line(
 ) -> Series | None:
     """Returns the line of a bunch, from a curve for each member (value by finished iterations).
 
-    The line of a single member has the intervals `bounds`, by finished iterations. That of several is their
-    mean, with the 95 % t-interval of the mean wherever more than one has a point; `bounds` is then not used.
-    None where there is no point.
+    If the bunch has a single member, the line has the intervals `bounds` (by finished iterations). If it has
+    several, the line is their mean, with the 95 % t-interval of the mean at each x where more than one member
+    has a point, and `bounds` is not used. Returns None if there is no point.
     """
     all_iterations: set[float] = set()
     for curve in curves:
@@ -337,10 +352,12 @@ def _line(
 def _means_over_seeds(
     curves: Sequence[Mapping[float, float]], xs: Sequence[float]
 ) -> tuple[list[float], dict[float, tuple[float, float]]]:
-    """Returns the mean of the curves at each x, and its 95 % t-interval where several have a value."""
+    """Returns the mean of the curves at each x, and its 95 % t-interval at each x where several curves have a
+    value."""
     from scipy.stats import t
 
-    quantiles = t.ppf(0.975, range(1, len(curves)))  # by degrees of freedom, from 1 on
+    # The quantile for n values, which have n - 1 degrees of freedom, is at place n - 2.
+    quantiles = t.ppf(0.975, range(1, len(curves)))
     means, interval = [], dict[float, tuple[float, float]]()
     for x in xs:
         values = [curve[x] for curve in curves if x in curve]
@@ -359,10 +376,11 @@ def _band_title(all_bunches: Sequence[Bunch]) -> str:
 
 
 def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns at most about MOST_POINTS of the points: the first, the last, and extremes in between."""
+    """Returns about MOST_POINTS of the points if there are more: the first, the last, and the lowest and
+    highest of neighbouring points."""
     if len(points) <= MOST_POINTS:
         return points
-    size = math.ceil(2 * len(points) / MOST_POINTS)  # two points of so many neighbours are kept
+    size = math.ceil(2 * len(points) / MOST_POINTS)  # of each `size` neighbours, two are kept
     ys = np.array([y for _, y in points])
     chosen = {0, len(points) - 1}
     for start in range(0, len(points), size):
@@ -375,10 +393,13 @@ def _thin_points(points: list[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def events_of(experiment: StoredExperiment) -> list[Event]:
-    """Returns evaluations, restarts of the engine, begins and ends of signs of collapse, and resumes."""
+    """Returns the events of an experiment, by rising x.
+
+    They are evaluations, restarts of the engine, resumes, and the begins and ends of signs of collapse.
+    """
     try:
         log = experiment.directory.run_log.read_text(errors="replace")
-    except OSError:  # deleted: resumes, and the reasons of signs of collapse, are left out then
+    except OSError:  # without a log, resumes and the reasons of signs of collapse are left out
         log = ""
     events = _evaluation_events(experiment)
     events += _metric_events(experiment, log)
@@ -399,7 +420,10 @@ def _evaluation_events(experiment: StoredExperiment) -> list[Event]:
 
 
 def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
-    """Returns the events that show in the metrics: restarts of the engine, and signs of collapse."""
+    """Returns the events that metrics tell: restarts of the engine, and signs of collapse.
+
+    `log` is the run's log, which has the reasons of the signs.
+    """
     events = []
     logged_reasons = {(sign, int(iterations)): reason for sign, iterations, reason in _SIGN.findall(log)}
     signs = sorted(key for key in experiment.recorded if key.startswith(SIGNS) and key != f"{SIGNS}stop")
@@ -409,7 +433,7 @@ def _metric_events(experiment: StoredExperiment, log: str) -> list[Event]:
         if row.get("engine/restarts", 0) > before.get("engine/restarts", 0):
             events.append(Event(x, "restart", "the engine was started again"))
         for key in signs:
-            # If a row doesn't have a sign, the sign keeps the value of the row before.
+            # If a row doesn't have a sign, its value is taken from the row before, so nothing begins or ends.
             value, sign = row.get(key, before.get(key, 0)), key.removeprefix(SIGNS)
             if bool(value) == bool(before.get(key, 0)):
                 continue
@@ -430,7 +454,10 @@ def _order_of_event(event: Event) -> tuple[float, str, str]:
 
 
 def events_of_several(experiments: Mapping[str, StoredExperiment]) -> list[Event]:
-    """Returns the events of several experiments with their names, without evaluations, which are points."""
+    """Returns the events of several experiments, each with its experiment's name in the text.
+
+    Evaluations are left out, because the curves of pass@1 have a point at each.
+    """
     events = []
     for name, experiment in experiments.items():
         for event in events_of(experiment):
@@ -464,9 +491,10 @@ class PlannedMetric(NamedTuple):
 
 
 def compare_with_plan(experiment: StoredExperiment) -> list[PlannedMetric]:
-    """Compares the plan of one iteration with the mean over the finished iterations, for each metric.
+    """Compares the plan of one iteration with the mean over the finished iterations, for each planned metric.
 
-    If continuations are sampled while answers are sampled, the seconds of both overlap and are one row.
+    If the run sampled continuations while it sampled answers, generation and credit overlapped in time. Their
+    seconds are then added, and are one row.
     """
     planned_by_metric = dict(experiment.predicted)
     if experiment.curve("credit/value_overlap_seconds") and "seconds/credit" in planned_by_metric:
@@ -501,6 +529,6 @@ def phase_seconds(experiment: StoredExperiment) -> list[StackedBar]:
 
 
 def phase_totals(bars: Sequence[StackedBar]) -> dict[str, float]:
-    """Returns the seconds of each phase over all of these iterations, without phases that took none."""
+    """Returns the seconds of each phase, summed over the bars, without phases that took no time."""
     totals = {phase: math.fsum(bar.amounts[phase] for bar in bars) for phase in PHASES}
     return {phase: seconds for phase, seconds in totals.items() if seconds > 0}

@@ -35,13 +35,15 @@ NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
 TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
 """Ids of tags for counting without a tokenizer: each tag has a number, and all other tokens have 0."""
 
+# The number of a thread's outline, at the thread's beginning: "1.2" of "<Thread> 1.2: …".
 OUTLINE_NUMBER = re.compile(r"<Thread>\s*(\d+(?:\.\d+)*)\s*:")
 
 SIDE_BY_SIDE = 4
-"""The most threads that are drawn next to each other. More are drawn in rows, which can be folded."""
+"""The most threads of a block that are drawn next to each other. If a block has more, they are drawn in rows,
+which can be folded."""
 
 UNFOLDED = 12
-"""The most threads that are all open at first. Of more, only the longest is."""
+"""The most rows of a block that are all open at first. If there are more, only the longest thread is open."""
 
 NOTE = (
     "Threads that were written at the same time are next to each other; many threads are in rows that open."
@@ -72,49 +74,56 @@ TokenSpan = tuple[int, int]
 
 @dataclass(frozen=True)
 class DrawnBlock:
-    """A block of parallel threads.
-
-    `head` is from the tag that opens the block to its first thread, `tail` from its last thread to the tag
-    that closes it; they are empty where the tag is missing. See the drawing at the head of this file."""
+    """A block of parallel threads. See the drawing at the head of this file."""
 
     head: TokenSpan
+    """The tokens from the tag that opens the block up to its first thread."""
     threads: tuple[PlacedSegments, ...]
+    """The segments of each thread."""
     tail: TokenSpan
+    """The tokens after the last thread, up to the tag that closes the block; empty if the block isn't
+    closed."""
 
 
 @dataclass(frozen=True)
 class ThreadedAnswer:
-    """An answer with threads."""
+    """An answer with threads, from its training row, its trajectory, or both."""
 
     tokens: Sequence[str]
     """The text of each token."""
     episode: Episode | None
+    """The training row; None if the answer wasn't trained on."""
     trajectory: Trajectory | None
+    """The answer as it was sampled; None if it isn't stored."""
     scale: float
-    """The advantage from which on its colour is full."""
+    """The absolute advantage from which on the colour is full."""
 
     @cached_property
     def texts(self) -> list[str]:
+        """The text of each token without space around it, to compare it with tags."""
         return [text.strip() for text in self.tokens]
 
     @cached_property
     def trained(self) -> np.ndarray:
+        """Whether each token was trained; without an episode, whether it was sampled."""
         if self.episode is not None:
             return self.episode.trained
         return are_sampled(self.trajectory.segments if self.trajectory is not None else ())
 
     @cached_property
     def advantages(self) -> list[float] | None:
+        """The advantage of each token; None if the answer has no credit."""
         if self.episode is None or self.episode.advantages is None:
             return None
         return self.episode.advantages.tolist()
 
     @cached_property
     def line(self) -> PlacedSegments:
-        """Returns the segments of the answer, each with its position.
+        """The segments of the answer, each with its position.
 
-        The segments are those of the trajectory. The episode's stretches (its segments, stored as offsets)
-        take their place if there is no trajectory, or if the stretches end at other tokens.
+        They are the trajectory's segments. If there is no trajectory, or if the episode's stretches end at
+        other tokens than the segments, they are made from the stretches. (A stretch is a segment of which the
+        episode stores only the end and the branch.)
         """
         segments = self.trajectory.segments if self.trajectory is not None else ()
         ends = np.cumsum([len(segment.token_ids) for segment in segments]).tolist()
@@ -133,10 +142,15 @@ class ThreadedAnswer:
         return tuple(placed)
 
     def counts(self, start: int, end: int, above: int = 0) -> ThreadCounts:
-        """Counts the tokens ``[start, end)``, which are inside of `above` blocks.
+        """Counts the tokens ``[start, end)``: all, those of the critical path, and those in blocks.
 
         Blocks count down to the depth at which this answer was split into threads, and in any case outside of
         all threads. The tags of deeper blocks are text.
+
+        Args:
+            start: The first token.
+            end: The token after the last one.
+            above: The number of blocks that all these tokens are inside of.
         """
         # The numbers of tags, and 0 for all other tokens.
         numbers = [NUMBERS.get(text, 0) for text in self.texts[start:end]]
@@ -147,21 +161,22 @@ class ThreadedAnswer:
 
     @cached_property
     def has_varying_credit(self) -> bool:
-        """True where trained tokens have different advantages, so that steps and threads must show theirs."""
+        """Whether trained tokens have different advantages. Each step and thread then shows its own."""
         pairs = zip(self.advantages or (), self.trained)
         return len({round(advantage, 4) for advantage, is_trained in pairs if is_trained}) > 1
 
     def mean_advantage(self, start: int, end: int) -> float | None:
-        """Returns the mean over trained tokens; None where there are none."""
+        """Returns the mean advantage of the trained tokens in ``[start, end)``; None if there are none."""
         pairs = zip((self.advantages or ())[start:end], self.trained[start:end])
         advantages = [advantage for advantage, is_trained in pairs if is_trained]
         return fmean(advantages) if advantages else None
 
     @cached_property
     def states(self) -> Mapping[int, str]:
-        """The remark at each step's first token, with the state's value and the step's advantage.
+        """The remark on each step, by the position of the step's first token.
 
-        Example: `{0: "V 0.50 A +0.25", 12: "V 0.75 A +0.25"}`.
+        It has the value of the state before the step and, if advantages differ within the answer, the step's
+        advantage. Example: `{0: "V 0.50 A +0.25", 12: "V 0.75 A +0.25"}`.
         """
         if self.episode is None:
             return {}
@@ -180,9 +195,11 @@ class ThreadedAnswer:
 
 
 def _parts(answer: ThreadedAnswer, line: PlacedSegments, depth: int) -> Iterator[TokenSpan | DrawnBlock]:
-    """Yields the spans of text outside of blocks, and the blocks, in their order.
+    """Yields the parts of a line in order: the spans of text outside of blocks, and the blocks.
 
-    The segments alone don't tell the head and the tail of a block from the text around it: the tags do.
+    A line is the whole answer, or a thread with its inner threads, and it is inside of `depth` blocks. The
+    segments alone don't tell the head and the tail of a block from the text around it, so the tags are
+    searched for.
     """
 
     def block_of(placed: PlacedSegment) -> int | None:
@@ -198,7 +215,7 @@ def _parts(answer: ThreadedAnswer, line: PlacedSegments, depth: int) -> Iterator
         start, end = max(yielded_to, members[0].start), members[-1].end
         following = groups[position + 1] if position + 1 < len(groups) else None
         if block is None:
-            if following is not None:  # the following block's head begins at the last <Parallel>
+            if following is not None:  # the head of the block that follows begins at the last <Parallel>
                 opening_tags = [i for i in range(start, end) if texts[i] == "<Parallel>"]
                 end = opening_tags[-1] if opening_tags else end
             if start < end:
@@ -215,7 +232,8 @@ def _parts(answer: ThreadedAnswer, line: PlacedSegments, depth: int) -> Iterator
         threads: dict[int, list[PlacedSegment]] = {}
         for placed in members:
             threads.setdefault(placed.segment.branch[depth][1], []).append(placed)
-        # The text before this block was yielded up to the tag that opens the block.
+        # The text before this block was yielded only up to the tag that opens the block: the head begins
+        # there.
         head = (yielded_to, members[0].start)
         yield DrawnBlock(head, tuple(tuple(threads[number]) for number in sorted(threads)), tail)
         yielded_to = tail[1]
@@ -224,7 +242,8 @@ def _parts(answer: ThreadedAnswer, line: PlacedSegments, depth: int) -> Iterator
 def _seconds_of(line: PlacedSegments, depth: int) -> float | None:
     """Returns the seconds of the slowest path through a line that is inside of `depth` blocks.
 
-    A line is the whole answer, or a thread with its inner threads. None where a segment wasn't measured.
+    A line is the whole answer, or a thread with its inner threads. Returns None if the seconds of a sampled
+    segment weren't measured, or if no segment was sampled.
     """
     segments = [placed.segment for placed in line if placed.segment.origin == "sampled"]
     if not segments or any(segment.seconds is None for segment in segments):
@@ -233,7 +252,8 @@ def _seconds_of(line: PlacedSegments, depth: int) -> float | None:
 
 
 def _without_tags(answer: ThreadedAnswer, thread: PlacedSegments) -> TokenSpan:
-    """Returns the span of a thread without its tags, which count for its block."""
+    """Returns the span of a thread without ``<Thread>`` and ``</Thread>``, which count as tokens of its block
+    and not of the thread."""
     start, end = thread[0].start, thread[-1].end
     if answer.texts[start : start + 1] == ["<Thread>"]:
         start += 1
@@ -243,7 +263,8 @@ def _without_tags(answer: ThreadedAnswer, thread: PlacedSegments) -> TokenSpan:
 
 
 def threads_html(answer: ThreadedAnswer) -> str:
-    """Returns the statistics and the threads; all text is escaped."""
+    """Returns an answer with threads as HTML: a line of statistics, and its text with the threads of each
+    block. All text is escaped."""
     counts = answer.counts(0, len(answer.texts))
     longest, total = counts.num_tokens_in_the_longest_thread, counts.total_num_tokens
     facts = [
@@ -268,11 +289,16 @@ def threads_html(answer: ThreadedAnswer) -> str:
 
 
 def _count_text(amount: int, noun: str) -> str:
+    """Returns an amount with its noun: "1 block", "3 blocks"."""
     return f"{amount} {noun}{'' if amount == 1 else 's'}"
 
 
 def _line_html(answer: ThreadedAnswer, line: PlacedSegments, depth: int, *, is_critical: bool) -> str:
-    """Returns the answer, or a thread of it inside of `depth` blocks: its text and its blocks, in order."""
+    """Returns the HTML of a line: its text and its blocks, in order.
+
+    A line is the whole answer, or a thread with its inner threads. It is inside of `depth` blocks.
+    `is_critical` says whether it is on the critical path.
+    """
     parts = []
     for part in _parts(answer, line, depth):
         if isinstance(part, DrawnBlock):
@@ -283,7 +309,11 @@ def _line_html(answer: ThreadedAnswer, line: PlacedSegments, depth: int, *, is_c
 
 
 def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *, is_critical: bool) -> str:
-    """Returns the text of a span: sampled tokens coloured by advantage, with states, and injected tokens."""
+    """Returns the HTML of the text of a span in a line.
+
+    Sampled tokens are coloured by advantage, with a remark at the beginning of each step. Injected tokens are
+    marked as such.
+    """
     tokens, advantages = answer.tokens, answer.advantages
     parts = []
     for placed in line:
@@ -293,6 +323,7 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
         if placed.segment.origin == "injected":
             parts.append(injected(tokens[start:end]))
             continue
+        # A step may begin within a segment, and its remark is put before its first token.
         states_inside = [state for state in answer.states if start < state < end]
         for begin, stop in pairwise(sorted({start, end, *states_inside})):
             if begin in answer.states:
@@ -305,10 +336,10 @@ def _text_html(answer: ThreadedAnswer, line: PlacedSegments, span: TokenSpan, *,
 def _block_html(
     answer: ThreadedAnswer, line: PlacedSegments, block: DrawnBlock, depth: int, *, is_critical: bool
 ) -> str:
-    """Returns a block: its head, its threads and its tail.
+    """Returns the HTML of a block: its head, its threads and its tail.
 
-    A few threads are next to each other, and many are in rows that fold. If the block is on the critical path
-    (`is_critical`), its longest thread is on this path, too.
+    Up to SIDE_BY_SIDE threads are next to each other, and more are in rows that fold. If the block is on the
+    critical path (`is_critical`), its longest thread is on this path, too.
     """
     counts = [answer.counts(*_without_tags(answer, thread), above=depth + 1) for thread in block.threads]
     lengths = [thread_counts.num_tokens_in_the_longest_thread for thread_counts in counts]
@@ -349,7 +380,7 @@ def _thread_header(
 ) -> str:
     """Returns a thread's name and measures: its length, its seconds and its mean advantage."""
     facts = [_count_text(counts.num_tokens_in_the_longest_thread, "token")]
-    if counts.with_parallel:  # inner blocks: the longest path has only some of the tokens
+    if counts.with_parallel:  # the thread has inner blocks, so its longest path has only some of its tokens
         facts[0] += f" of {counts.total_num_tokens}"
     seconds = _seconds_of(thread, depth + 1)
     if seconds is not None:
@@ -358,7 +389,8 @@ def _thread_header(
         mean = answer.mean_advantage(*_without_tags(answer, thread))
         if mean is not None:
             facts.append(f"A {mean:+.2f}")
-    # The name is the number of the thread's outline, which begins the thread.
+    # The thread is named by the number of its outline, which is written at its beginning, or else by its
+    # place.
     outline = OUTLINE_NUMBER.search("".join(answer.tokens[thread[0].start : thread[0].end]))
     name = outline.group(1) if outline else str(position + 1)
     return f'<b>{escape(name)}</b><span class="measures">{" · ".join(facts)}</span>'
@@ -367,23 +399,25 @@ def _thread_header(
 # The tree of a problem's answers
 
 WIDE, HIGH, LEAST_HIGH = 1000, 520, 90
-"""The width, the most and the least height of a drawn tree, in SVG units."""
+"""The width, the greatest height and the least height of a drawn tree, in SVG units."""
 ROOM = 26
-"""The height of an answer where there are few."""
+"""The height of one answer in a drawn tree, in SVG units, unless there are so many that they must be
+lower."""
 FOLDED_BELOW = 2.0
-"""Branches after a step that would be lower than this are merged with others of similar value."""
+"""The height in SVG units below which a branch is too low. Such branches after the same step are merged if
+they have similar values."""
 BINS = 4
-"""The number of bins between 0 and 1: values in the same bin are similar."""
+"""The number of bins for values from 0 to 1: values in the same bin are similar."""
 LABELLED = 13.0, 84.0
-"""The least height and width of a branch with its numbers written on it; half the width is enough for its
-value. """
+"""The least height and width, in SVG units, of a branch on which its value and its advantage are written.
+Half the width is enough for the value without the advantage."""
 OF_A_STEP = 90
 """The number of characters of a step that the table and the tooltip show."""
 
 
 @dataclass(eq=False)
 class SharedStep:
-    """A node of the tree: a step that several answers share, or several branches merged into one node.
+    """A node of the tree: a step that one or several answers take, or several branches merged into one node.
 
     Example: `SharedStep(depth=2, ids=…, value=Shown(0.75), advantage=0.25, answers=[0, 3], expected=0.75)` is
     the second step of answers 0 and 3, after which 0.75 is expected.
@@ -393,20 +427,22 @@ class SharedStep:
     """The number of steps from the prompt, which has depth 0."""
     ids: Column = field(default_factory=lambda: token_array(()))
     value: Shown | None = None
-    """The value of the state after the step, if credit knows one."""
+    """The value of the state after the step; None if credit has no value there."""
     advantage: float | None = None
-    """The mean advantage of the step's trained tokens."""
+    """The mean advantage of the step's trained tokens; None if there are none, or without credit."""
     answers: list[int] = field(default_factory=list)
-    """The positions in the group of the answers that take this step."""
+    """The answers that take this step, as positions in the group."""
     following: list[SharedStep] = field(default_factory=list)
+    """The nodes of the steps that directly follow this one."""
     expected: float = 0.0
-    """The value, or without one the mean reward of the answers."""
+    """The number of `value`, or without a value the mean reward of the answers."""
     branches: int = 1
     """The number of branches that are merged into this node."""
     thread: str = ""
-    """The step's thread, as ``1.2``: block and thread, followed by those of inner blocks."""
+    """The step's thread: ``1.2`` is the second thread of the first block, and ``1.2 1.1`` is the first thread
+    of the first block within it. Empty outside of threads."""
     earned: float | None = None
-    """The reward of a turn."""
+    """The reward that the step itself earned, such as that of a turn; None if steps have no rewards."""
     continuations: Sequence[float | None] = ()
     """The rewards of the continuations from the state after the step."""
 
@@ -420,22 +456,24 @@ def tree_html(
 ) -> str:
     """Returns the tree of all answers to a problem as HTML, and a table of one answer's steps.
 
-    Steps are those of credit, which include turns. Where answers have threads, they are the stretches that
-    were written or injected together, thread after thread.
+    The steps are those of credit, where a turn is a step, too. If answers have threads, the steps are instead
+    the stretches of tokens that were sampled or injected together, thread after thread.
 
     Args:
         group: the training rows of all answers to the problem.
         texts: the text of every token of the vocabulary.
         this: the position in the group of the answer whose steps are in the table.
-        depth: the tree begins at this step of that answer.
-        address: returns the address of a page about the answer `number` of the group. Without it, nothing is
-            linked.
+        depth: the step of that answer with which the drawn tree begins; 0 is the prompt, and thus the whole
+            tree.
+        address: returns the address of a page about the answer `number` of the group. If it is None, nothing
+            is linked.
 
             * `address(number, None)` is the answer itself.
             * `address(number, depth)` is the tree that begins at the step `depth` of the answer.
-            * `address(number, None, start)` are the continuations from the state after `start` tokens.
+            * `address(number, None, start)` is a page of the continuations from the state after `start`
+              tokens.
     """
-    path = [_shared_steps(group)]
+    path = [_shared_steps(group)]  # the nodes of the answer `this`, from the prompt to its last step
     while following := [step for step in path[-1].following if this in step.answers]:  # one, or none
         path += following
     scale = max((abs(step.advantage) for step in path if step.advantage is not None), default=0.0) or 1.0
@@ -468,12 +506,13 @@ def _tree_rectangles(
 ) -> list[dict[str, Any]]:
     """Returns a rectangle for each node of the tree from `top` on.
 
-    The height of a rectangle is in proportion to the node's answers. `this` is the position in the group of
-    the answer that the page is about, and `path` has the nodes of this answer.
+    The height of a rectangle is in proportion to the number of the node's answers. `this` is the position in
+    the group of the answer that the page is about, and `path` has the nodes of this answer.
     """
     on_path = set(map(id, path))
 
     def href_of(step: SharedStep, above: SharedStep | None) -> str | None:
+        """Returns where a click on a node leads; `above` is the node before it, and None at the top."""
         if address is None:
             return None
         number = this if id(step) in on_path else step.answers[0]  # the answer that the link leads to
@@ -531,23 +570,25 @@ def _path_rows(
     scale: float,
     address: Callable[..., str] | None,
 ) -> list[dict[str, Any]]:
-    """Returns a row of the table for each step of the answer `this`."""
-    rows, start = [], 0
+    """Returns a row of the table for each step of the answer `this`, as values for ``tree.html``."""
+    rows, start = [], 0  # `start` is the number of the answer's tokens before the step
     for above, step in pairwise(path):
-        start += len(above.ids)
+        start += len(above.ids)  # the prompt, the first node of the path, has no ids
         other_steps = [other for other in above.following if other is not step]
-        # No branch has that many answers: all count as small, and those of similar value are merged.
+        # No branch has more answers than the group. So all count as small, and those of similar value merge.
         merged_steps = _merge_small_branches(other_steps, least=len(group) + 1)
         rows.append(
             {
                 "number": step.depth,
                 "text": visible("".join(text_of_each(texts, step.ids)))[:OF_A_STEP],
                 "before": above,
-                "later": address and address(this, None, start),  # the page of the state's continuations
+                # The page of the continuations from the state before the step.
+                "later": address and address(this, None, start),
                 "after": step,
                 "credit": shade(step.advantage, scale) if step.advantage is not None else "",
                 "right": sum(group[number].correct for number in step.answers),
                 "others": len(other_steps),
+                # (node, address of the tree in which its branches are drawn)
                 "sibling_groups": [
                     (merged, address and address(merged.answers[0], above.depth)) for merged in merged_steps
                 ],
@@ -557,7 +598,7 @@ def _path_rows(
 
 
 def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -> str:
-    """Returns the description of a branch that the browser shows under the pointer."""
+    """Returns the text that the browser shows when the pointer is on a branch."""
     if step.branches > 1:
         title = f"{step.branches} branches of about the same value"
     elif step.depth:
@@ -586,12 +627,13 @@ def _tooltip(step: SharedStep, group: Sequence[Episode], texts: Sequence[str]) -
 def _shared_steps(group: Sequence[Episode]) -> SharedStep:
     """Builds the tree of all answers, and returns its root, the prompt.
 
-    Answers share a step where all their tokens up to its end are equal, in the same thread.
+    Answers share a step if all their tokens up to the end of the step are equal and in the same threads.
     """
     values = group[0].step_values
     root = SharedStep(0, value=Shown(values[0]) if values else None)
     root.continuations = group[0].continuations.get(0, ())
-    steps: dict[tuple[int, Branch, bytes], SharedStep] = {}  # by id of the step before, thread, tokens
+    # The key of a step is the `id` of the node before it, its thread, and its tokens.
+    steps: dict[tuple[int, Branch, bytes], SharedStep] = {}
     for position, episode in enumerate(group):
         step, begin = root, 0
         root.answers.append(position)
@@ -618,10 +660,12 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
     """
     value, earned = None, None
     if not _is_threaded(episode):  # the stretches of threads are not the steps of credit
-        # These belong to the state before each step: the value after the `depth`-th step is at `depth`.
+        # `values[i]` is the value of the state before the step i, counted from 0. So the value after the
+        # `depth`-th step, counted from 1, is `values[depth]`.
         values, errors = episode.step_values or (), episode.step_errors or ()
         error = errors[depth] if depth < len(errors) else None
-        # The error is infinite where credit merged two steps: the second repeats the value of the first.
+        # If credit merged two steps, the second repeats the value of the first, with an infinite error. Such
+        # a value is left out.
         if depth < len(values) and (error is None or math.isfinite(error)):
             # The interval of the value is cut off at 0, and at 1 or the answer's reward if that is higher.
             value = Shown.of(values[depth], error, 0.0, max(1.0, episode.reward))
@@ -644,13 +688,15 @@ def _new_step(episode: Episode, depth: int, begin: int, end: int, branch: Branch
 
 
 def _is_threaded(episode: Episode) -> bool:
+    """Returns whether a token of the answer is in a thread."""
     return any(stretch.branch for stretch in episode.stretches)
 
 
 def _ends(episode: Episode) -> Sequence[tuple[int, Branch]]:
-    """Returns the end of each step of an answer in the tree, with the step's thread.
+    """Returns (end, thread) for each step of an answer in the tree, where `end` is the token after the step.
 
-    With threads, the steps of the tree are stretches: tokens that were sampled or injected together.
+    If the answer has threads, the steps of the tree are its stretches: tokens that were sampled or injected
+    together. If it has no threads, they are the steps of credit, or the whole answer if there are none.
     """
     if _is_threaded(episode):
         return [(stretch.end, stretch.branch) for stretch in episode.stretches]
@@ -661,10 +707,12 @@ def _ends(episode: Episode) -> Sequence[tuple[int, Branch]]:
 def _merge_small_branches(
     steps: Sequence[SharedStep], least: float, always_kept: Collection[int] = ()
 ) -> list[SharedStep]:
-    """Returns the branches after a step, the best first, with small ones of similar value merged.
+    """Returns the branches after a step, the best first, with small branches of similar value merged.
 
-    `steps` are these branches: all nodes that follow the same node. A branch is small if it has fewer answers
-    than `least`, and its id isn't in `always_kept`.
+    Args:
+        steps: The branches: nodes that follow the same node.
+        least: The number of answers below which a branch is small.
+        always_kept: The `id` of each node that is never merged, even if it is small.
     """
     branches, small_by_bin = list[SharedStep](), dict[int, list[SharedStep]]()
     for step in steps:

@@ -26,25 +26,27 @@ from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record, verify_once
 
 CREDITED_LOG = "credited_log"
-"""The `type` in the configuration of a log of another program that `treetune credit` has credited."""
+"""The `type` in the configuration of an experiment that `treetune credit` has made from another program's
+log."""
 
 LOG_ROWS, LOG_CREDITED = "log/rows", "log/credited"
-"""Metrics of a credited log: the rows of a file, and those with credit."""
+"""Metrics of a credited log: the number of rows of a file, and the number of those that have credit."""
 
 METHOD = ("task", "rollout", "credit", "selection")
-"""The keys of a configuration that make a method, besides the trainer's objective."""
+"""The keys of a configuration that define a method, together with the trainer's objective."""
 
 LOG_BYTES = 32_768
 """The number of bytes at a log's end that are searched for the reason why a run stopped."""
 
 RECENT = 5
-"""The number of iterations from which the time left is estimated."""
+"""The number of last iterations from whose mean time the time left is estimated."""
 
+# A message in a run's log, after its time and level: "2026-05-01 12:00:00,123 INFO iteration 3 …".
 _LINE = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ [A-Z]+ (.*)")
 
 
 def name_of_task(task: Mapping[str, Any]) -> str:
-    """Returns a task's name as its configuration gives it, or else its type."""
+    """Returns the name that a task's configuration gives, or its type if it gives none."""
     return str(task.get("name") or task.get("type") or "")
 
 
@@ -61,11 +63,12 @@ class StoredExperiment:
     """Summaries by evaluation set and finished iterations: {"test": {50: {"pass_at_1": 0.48, …}}}."""
     running: bool
     missing: list[str] = field(default_factory=list)
-    """Messages on files that are missing or can't be read."""
+    """Messages on what is missing: files that aren't there or can't be read, iterations and evaluations."""
     predicted: Mapping[str, Any] = field(default_factory=dict)
-    """The plan of an iteration when the run started, by names of metrics."""
+    """The plan of an iteration that was made when the run started, by metric: {"seconds/training": 40.0,
+    …}."""
     cache: dict[str, Any] = field(default_factory=dict)
-    """Values computed from these, for the next request."""
+    """Values that were computed from the fields above, each under a name, for the next request."""
 
     @property
     def name(self) -> str:
@@ -77,7 +80,10 @@ class StoredExperiment:
 
     @property
     def method(self) -> dict[str, str]:
-        """The types of the parts that make a method, by their keys."""
+        """The type of each part of the method: {"task": "math", "credit": "monte_carlo", …}.
+
+        The key "task" has the task's name if the configuration gives one.
+        """
         types = {key: (self.config.get(key) or {}).get("type") for key in METHOD}
         types["task"] = name_of_task(self.config.get("task") or {})
         types["objective"] = ((self.config.get("trainer") or {}).get("objective") or {}).get("type")
@@ -85,12 +91,15 @@ class StoredExperiment:
 
     @property
     def trained_on(self) -> str:
-        """The kind of data that its iterations train on."""
+        """The kind of data that the iterations train on."""
         return "demonstrations" if self.method.get("rollout") == "demonstrations" else "sampled answers"
 
     @property
     def expected_iterations(self) -> int | None:
-        """The number of iterations in all. Where a budget ends the run, it is estimated from those done."""
+        """The number of iterations in all; None if the configuration has none.
+
+        If a budget (`stop_after`) may end the run, the number is estimated from the finished iterations.
+        """
         most, budget = self.config.get("iterations"), self.config.get("stop_after")
         if not isinstance(most, int) or not isinstance(budget, Mapping):
             return most
@@ -101,28 +110,34 @@ class StoredExperiment:
 
     @property
     def stopped(self) -> bool:
-        """True where a sign of collapse ended the run in its last iteration, and it wasn't resumed."""
+        """Whether a sign of collapse ended the run in its last iteration, and nothing has resumed it
+        since."""
         return not self.running and bool(self.metrics) and self.metrics[-1].get("diagnostics/stop") == 1
 
     @property
     def environment(self) -> Mapping[str, Any]:
-        """The manifest's versions and machine; runs of earlier versions have them at its top."""
+        """The versions and the machine that the manifest records, in ``bits_rest_on``. Manifests of earlier
+        versions of treetune have them at their top level."""
         return self.manifest.get("bits_rest_on") or self.manifest
 
     @property
     def command(self) -> Mapping[str, Any] | None:
-        """The newest command that set the present configuration; None where none is recorded."""
+        """The newest command that set the run's present configuration: it started the run, or resumed it with
+        changes. None if no command is recorded."""
         entries = [self.manifest, *self.manifest.get("continued", ())]
         commands = [entry["command"] for entry in entries if "command" in entry]
         return commands[-1] if commands else None
 
     @functools.cached_property
     def recorded(self) -> set[str]:
-        """The keys of all iterations."""
+        """The names of all metrics that at least one iteration recorded."""
         return set().union(*self.metrics)
 
     def curve(self, key: str) -> list[tuple[float, float]]:
-        """Returns (finished iterations, value) of a metric, where it is a finite number."""
+        """Returns the points (finished iterations, value) of a metric.
+
+        Iterations in which the metric isn't a finite number are left out.
+        """
         if key not in self.cache:
             points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
             self.cache[key] = [(float(x), float(y)) for x, y in points]
@@ -130,7 +145,7 @@ class StoredExperiment:
 
 
 def _is_number(value: object) -> bool:
-    """Returns whether a value is a finite number, and not an integer that is too large for a float."""
+    """Returns whether a value is a finite number that a float can hold. True and False are no numbers."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return abs(value) <= sys.float_info.max  # false for NaN as well
@@ -139,8 +154,8 @@ def _is_number(value: object) -> bool:
 def read_experiment(path: Path) -> StoredExperiment:
     """Reads an experiment's directory.
 
-    Raises ValueError if `path` is not a directory or has no file of an experiment. Single files that can't be
-    read are named in `missing`.
+    Raises ValueError if `path` is not a directory, or if no configuration, metric or evaluation can be read
+    in it. Files that can't be read are otherwise named in `missing` of the result.
     """
     if not path.is_dir():
         raise ValueError(f"{path} is not a directory: give an experiment's, e.g. experiments/quickstart/sft")
@@ -148,6 +163,7 @@ def read_experiment(path: Path) -> StoredExperiment:
     missing: list[str] = []
 
     def read(name: str, reader: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+        """Returns what `reader` reads. If it can't, adds a message to `missing` and returns {}."""
         try:
             return reader() or {}
         except FileNotFoundError:
@@ -168,7 +184,7 @@ def read_experiment(path: Path) -> StoredExperiment:
         except ValueError as error:
             missing.append(str(error))
         else:
-            if summaries:  # otherwise the set is being measured for the first time
+            if summaries:  # without a summary, the set is still being measured for the first time
                 evaluations[label] = summaries
     if not config and not metrics and not evaluations:
         # It may be an experiment whose files are damaged, or a folder of experiments.
@@ -179,7 +195,7 @@ def read_experiment(path: Path) -> StoredExperiment:
             f"{path} is not an experiment: it has no configuration, metrics or evaluations"
             f"{damaged or (f'; experiments below it: {below}' if below else '')}"
         )
-    # These are only read so that `missing` names those that are damaged.
+    # Results of analyses are read here only to name damaged ones in `missing`.
     for label in directory.analyses():
         folder = directory.analysis(label)
         read(str((folder / RESULT).relative_to(path)), functools.partial(read_result, folder))
@@ -214,7 +230,7 @@ def _count_uncredited(metrics: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _read_metrics(directory: ExperimentDirectory, missing: list[str]) -> list[dict[str, Any]]:
-    """Returns a row for each iteration, without integers that are too large for a float.
+    """Returns the metrics of each iteration, without integers that are too large for a float.
 
     Adds a message to `missing` for each number that is left out, and for each line that can't be read.
     """
@@ -245,7 +261,9 @@ class Accuracy:
     low: float | None
     high: float | None
     iteration: int
+    """The number of finished iterations at the evaluation."""
     problems: int | None
+    """The number of problems of the set, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -254,16 +272,19 @@ class RunProgress:
 
     state: Literal["running", "waiting", "stopped", "finished"]
     why: str
-    """The reason why it stopped, or the last message of a running one."""
+    """The reason why the run stopped or waits, or the last message in the log of a running one; empty if it
+    is finished."""
     done: int
     """The number of finished iterations."""
     planned: int | None
-    """The number of iterations in all."""
+    """The number of iterations in all; None if it is unknown."""
     seconds_left: float | None
-    """None where it isn't running, or has no finished iteration."""
+    """The estimated seconds until the last iteration is finished; None if the run isn't running, or has no
+    finished iteration to estimate from."""
     wall_time: float | None
-    """The time of the newest iteration, in seconds since 1970."""
+    """The time of the newest finished iteration, in seconds since 1970."""
     method: str
+    """The types of credit and objective, such as ``monte_carlo · ppo``."""
     parts: Mapping[str, str]
     """The types of the method's components: {"credit": "monte_carlo", …}."""
     accuracies: tuple[Accuracy, ...]
@@ -272,7 +293,7 @@ class RunProgress:
 
 
 def status_of(experiment: StoredExperiment) -> RunProgress:
-    """Returns an experiment's status, from what was read of it and from the end of its log."""
+    """Returns an experiment's status, computed from the experiment as it was read and the end of its log."""
     directory = experiment.directory
     done, planned, parts = len(experiment.metrics), experiment.expected_iterations, experiment.method
     log = _end_of(directory.run_log)
@@ -291,7 +312,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
     seconds_left = None
     if experiment.running and planned is not None and done < planned and recent:
         seconds_each = sum(recent) / len(recent)
-        # The present iteration has had this time already, but not more than an iteration takes.
+        # The time since the last iteration ended was spent on the present iteration, so it is subtracted, but
+        # not more of it than an iteration takes.
         seconds_since_last = max(0.0, time.time() - experiment.metrics[-1].get("wall_time", time.time()))
         seconds_left = max(0.0, (planned - done) * seconds_each - min(seconds_since_last, seconds_each))
     newest = {label: summaries[max(summaries)] for label, summaries in experiment.evaluations.items()}
@@ -322,7 +344,8 @@ def status_of(experiment: StoredExperiment) -> RunProgress:
 def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[str]) -> str:
     """Returns the reason why an unfinished run stopped, from its last metrics and the end of its log."""
     if experiment.stopped:
-        # The last row says for each sign whether it was found. "stop" says whether signs ended the run.
+        # The last row says for each sign whether it was found. "diagnostics/stop" is not a sign: it says
+        # whether signs ended the run.
         signs = [
             key.removeprefix("diagnostics/")
             for key, value in experiment.metrics[-1].items()
@@ -340,7 +363,7 @@ def _why_stopped(experiment: StoredExperiment, log: list[str], messages: list[st
 
 
 def _end_of(log: Path) -> list[str]:
-    """Returns the lines of the last LOG_BYTES of a log; none where it can't be read."""
+    """Returns the lines in the last LOG_BYTES of a log; an empty list if the log can't be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - LOG_BYTES))

@@ -1,7 +1,8 @@
 """Notes and labels that people write on answers: a file in the run's folder for each answer and author.
 
-An answer is identified by its source, its problem and sample, and its text. When an iteration is sampled
-again and the answer changes, a note stays with the text that it was written on, which the note contains."""
+An answer is identified by its source (an iteration, or an evaluation), its problem and sample, and its text.
+If an iteration is sampled again and the answer changes, a note doesn't move to the new text. It still shows
+the text that it was written on, because the note contains that text."""
 
 from __future__ import annotations
 
@@ -30,17 +31,19 @@ from treetune.view.store.folders import Run, digest, stat_of
 from treetune.view.text import writable
 
 LONGEST_NOTE = 20_000
-"""Characters of a note."""
+"""The most characters of a note."""
 LONGEST_LABEL, MOST_LABELS = 40, 20
-"""Characters of a label, and labels of a note."""
+"""The most characters of a label, and the most labels of a note."""
 
 PATIENCE_S = 5.0
-"""How long to wait for another process that writes a note."""
+"""The seconds to wait for another process that is writing a note."""
 
 REMEDY = "delete it; the note is lost"
+"""The advice in the message about a damaged note."""
 
 FORMATS = ("parquet", "jsonl")
-"""Formats of notes as a data set."""
+"""The formats in which notes can be written as a data set."""
+# The columns of that data set, in order.
 _COLUMNS = (
     "experiment", "source", "problem", "sample", "prompt", "answer", "gold", "score", "reward", "outcome",
     "advantage", "labels", "note", "author", "time",
@@ -51,40 +54,42 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 @dataclass(frozen=True)
 class NotedAnswer:
-    """The answer of a note, as it was when the note was written.
-
-    `source` is ``i4`` for iteration 4, counted from 1, and ``e4-test`` for the evaluation of the set ``test``
-    after 4 iterations. `advantage` is the mean over the answer's trained tokens. `score` is None where the
-    answer could not be graded; other numbers are None where it has none.
-    """
+    """The answer that a note is about, as it was when the note was written."""
 
     source: str
+    """``i4`` for iteration 4, counted from 1, and ``e4-test`` for the evaluation of the set ``test`` after 4
+    iterations."""
     answer: str
+    """The answer's name in its source: ``problem#sample``."""
     problem: str
     sample: int | None
     prompt: str
     text: str
     gold: str | None = None
     score: float | None = None
+    """The score; None if the answer could not be graded."""
     reward: float | None = None
+    """The reward; None if the answer has none."""
     outcome: str | None = None
     advantage: float | None = None
+    """The mean advantage of the answer's trained tokens; None if it has no credit."""
 
     @property
     def name(self) -> str:
-        """A name that is unique in the experiment, and different for another text of the same answer."""
+        """A name that is unique in the experiment (see `answer_name`)."""
         return answer_name(self.source, self.answer, self.text)
 
 
 @dataclass(frozen=True)
 class Note:
-    """A note of an author on an answer; `written` is in seconds since 1970."""
+    """A note of an author on an answer."""
 
     about: NotedAnswer
     labels: tuple[str, ...]
     text: str
     author: str
     written: float
+    """The time when it was written, in seconds since 1970."""
 
     @property
     def version(self) -> str:
@@ -93,20 +98,26 @@ class Note:
 
     @property
     def file_name(self) -> str:
+        """The name of the note's file, from the answer's name and the author. Another author's note on the
+        same answer has another file."""
         return f"{self.about.name}.{quote(self.author, safe='')}.json"
 
 
 def answer_name(source: str, answer: str, text: str) -> str:
-    """Names an answer by where it is stored, ``problem#sample``, and its text."""
+    """Returns a name for an answer: a hash of its source, its ``problem#sample`` (`answer`), and its text.
+
+    If the same sample of a problem has another text, it has another name.
+    """
     return _hash(json.dumps([source, answer, _hash(text)]))
 
 
 def _hash(text: str) -> str:
+    # "surrogatepass": the text may contain half a character, which UTF-8 can't encode.
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def system_user() -> str:
-    """Returns the machine's name for the owner of this process; the number where it has no name."""
+    """Returns the name of this process's owner, or the owner's number if this machine has no name for it."""
     number = os.getuid()
     try:
         return pwd.getpwuid(number).pw_name
@@ -115,8 +126,10 @@ def system_user() -> str:
 
 
 def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
-    """Returns a new note of this user. Raises ValueError for labels and texts that are too long or not
-    allowed."""
+    """Returns a new note, written now by this process's owner.
+
+    Raises ValueError for a text that is too long, and for labels that `checked_labels` doesn't accept.
+    """
     lines = text.replace("\r\n", "\n").rstrip()
     if len(lines) > LONGEST_NOTE:
         raise ValueError(f"a note has at most {LONGEST_NOTE:,} characters, and this one {len(lines):,}")
@@ -124,9 +137,11 @@ def new_note(about: NotedAnswer, labels: Iterable[str], text: str) -> Note:
 
 
 def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
-    """Returns each label once, without space around it; a text may have several, separated by commas.
+    """Returns each label once, without space around it.
 
-    Raises ValueError for a label that is too long or has control characters, and for too many.
+    Each text of `labels` may have several labels, separated by commas: ["wrong, short", "wrong"] becomes
+    ("wrong", "short"). Raises ValueError for a label that is too long or has control characters, and for too
+    many labels.
     """
     parts: list[str] = []
     for text in labels:
@@ -144,10 +159,18 @@ def checked_labels(labels: Iterable[str]) -> tuple[str, ...]:
 
 
 def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
-    """Writes a note in place of its author's last one on that answer; an empty note deletes the last one.
+    """Writes a note in place of its author's earlier note on that answer.
 
-    `seen` is the version that the author has seen, empty for none. Raises NoteChanged where another version
-    is on disk, so that no note is lost, and OSError where the folder can't be written.
+    A note without text and labels deletes the earlier one.
+
+    Args:
+        directory: The experiment.
+        note: The new note.
+        seen: The version of the earlier note that the author has seen; empty if there was none.
+
+    Raises:
+        NoteChanged: Another version than `seen` is on disk. It is not overwritten, so it can't get lost.
+        OSError: The folder can't be written.
     """
     path = directory.notes / note.file_name
     with directory.locked("notes", PATIENCE_S):
@@ -159,7 +182,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
             raise NoteChanged(now)
         if note.labels or note.text:
             fields = asdict(note)
-            # Labels and text come first, for people who open the file.
+            # `about` is moved to the end, so that people who open the file see labels and text first.
             fields["about"] = fields.pop("about")
             write_record(path, fields)
         else:
@@ -167,7 +190,7 @@ def save_note(directory: ExperimentDirectory, note: Note, seen: str) -> None:
 
 
 def read_note(path: Path) -> Note:
-    """Reads a note's file. Raises Damaged where it isn't a note."""
+    """Reads a note's file. Raises Damaged if its content isn't a note."""
     row = read_record(path, REMEDY)
     try:
         about = NotedAnswer(**row["about"])
@@ -177,11 +200,15 @@ def read_note(path: Path) -> Note:
 
 
 def note_files(folder: Path) -> list[Path]:
+    """Returns the files of notes in a folder, without hidden files."""
     return [path for path in folder.glob("*.json") if not path.name.startswith(".")]
 
 
 def read_notes(folder: Path) -> list[Note]:
-    """Reads an experiment's folder of notes, oldest first. Raises Damaged for one that can't be read."""
+    """Reads all notes in an experiment's folder of notes, the oldest first.
+
+    Raises Damaged for a note that can't be read.
+    """
     return sorted(map(read_note, note_files(folder)), key=lambda note: (note.written, note.file_name))
 
 
@@ -189,16 +216,19 @@ def read_notes(folder: Path) -> list[Note]:
 
 
 class Notes:
-    """The notes of an experiment, and the answers that they are on. A file is read again when it has
-    changed."""
+    """The notes of an experiment, and the rows of the index with the answers that the notes are on.
+
+    A note's file is read once, and again when it has changed.
+    """
 
     def __init__(self, run: Run, answers: AnswerStore) -> None:
         self._folder, self._answers = run.directory.notes, answers
         self._lock = threading.Lock()
         self._read: dict[Path, tuple[object, Note | str]] = {}
-        """By file: its stat when it was read, and the note, or a message on why it can't be read."""
+        """For each file its stat when it was read, and its note, or a message on why it can't be read."""
         self._names: dict[tuple[str, str, str], tuple[int, str]] = {}
-        """By source, its mark, and answer: the answer's row, and its name."""
+        """(row in the index, name of `answer_name`) by (source, the source's mark, ``problem#sample``). The
+        mark changes when the source's files change."""
 
     def all(self) -> list[Note]:
         """Returns all notes, the newest first."""
@@ -231,17 +261,18 @@ class Notes:
             mark = marks[source]
             self._read_names(source, mark, list(answers))
             for answer in answers:
-                # A name is a hash of the answer's place and text. It is "" if the file has no such answer any
-                # more, and differs from the note's if the answer has another text now.
+                # A name is a hash of the answer's source, problem, sample and text. It is "" if the source
+                # has no such answer any more, and differs from the note's name if the answer's text has
+                # changed.
                 row, name = self._names.get((source, mark, answer), (0, ""))
                 if name in notes_by_name:
                     rows[source, row] = notes_by_name[name]
         return rows
 
     def _read_names(self, source: str, mark: str, answers: Sequence[str]) -> None:
-        """Adds the names of answers to `_names`, if they are not there yet.
+        """Adds the names of the answers ``problem#sample`` to `_names`, if they are not there yet.
 
-        A name is a hash of the answer's place and text. So each new name needs the text to be read.
+        A name is a hash that includes the answer's text, so the text is read for each new name.
         """
         unread = [answer for answer in answers if (source, mark, answer) not in self._names]
         if not unread:
@@ -255,16 +286,16 @@ class Notes:
             self._names[source, mark, row["answer"]] = row["row"], name
 
     def _read_all(self) -> list[Note | str]:
-        """Returns each file's note, or a message on why it can't be read."""
+        """Returns the note of each file, or a message on why the file can't be read."""
         with self._lock:
             stats = {path: stat_of(path) for path in note_files(self._folder)}
             self._read = {path: entry for path, entry in self._read.items() if path in stats}
             for path, stat in stats.items():
-                # A file that was deleted just now has no stat. One that hasn't changed isn't read again.
+                # The stat is None if the file has just been deleted. An unchanged file isn't read again.
                 if stat is not None and self._read.get(path, (None,))[0] != stat:
                     try:
                         self._read[path] = stat, read_note(path)
-                    except FileNotFoundError:  # it was deleted just now
+                    except FileNotFoundError:  # deleted since the stat: "" is left out below
                         self._read[path] = stat, ""
                     except (ValueError, OSError) as error:
                         self._read[path] = stat, str(error)
@@ -272,7 +303,7 @@ class Notes:
 
 
 def labels_in_use(several: Iterable[Notes]) -> list[str]:
-    """Returns the labels of these notes, the most frequent first."""
+    """Returns the labels of the notes of several experiments, the most frequent first."""
     counts: Counter[str] = Counter()
     for notes in several:
         for note in notes.all():
@@ -284,7 +315,8 @@ def labels_in_use(several: Iterable[Notes]) -> list[str]:
 
 
 def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
-    """Reads all notes of these experiments, each with its experiment's name.
+    """Reads all notes of the experiments in `paths`, and returns (name of the experiment, note) for each
+    note.
 
     Raises ValueError for an experiment without notes, and for a note that can't be read.
     """
@@ -299,8 +331,10 @@ def notes_of(paths: Sequence[Path]) -> list[tuple[str, Note]]:
 
 
 def check_format(suffix: str) -> str:
-    """Returns the format that a file's suffix names: "parquet" for ".parquet". Raises ValueError for
-    another."""
+    """Returns the format that a file's suffix names: "parquet" for ".parquet".
+
+    Raises ValueError for a suffix of another format.
+    """
     file_format = suffix.removeprefix(".")
     if file_format not in FORMATS:
         suffixes = " or ".join(f".{name}" for name in FORMATS)
@@ -309,18 +343,25 @@ def check_format(suffix: str) -> str:
 
 
 def export_notes(named: Iterable[tuple[str, Note]], path: Path) -> None:
-    """Writes notes into a file, in the format of its suffix. Raises ValueError for an unknown one."""
+    """Writes (name of the experiment, note) pairs into a file, in the format that its suffix names.
+
+    Raises ValueError for a suffix of another format.
+    """
     file_format = check_format(path.suffix)
     with whole_file(path, "wb") as file:
         write_notes(named, file, file_format)
 
 
 def write_notes(named: Iterable[tuple[str, Note]], file: IO[bytes], file_format: str) -> None:
-    """Writes a row per note, with the answer that it was written on. `time` is in UTC."""
+    """Writes a row for each (name of the experiment, note), with the answer that the note is about.
+
+    The column `time` is in UTC.
+    """
     rows: list[dict[str, Any]] = []
     for experiment, note in named:
         about = asdict(note.about)
-        about["answer"] = about.pop("text")  # in place of the answer's name, ``problem#sample``
+        # The column "answer" has the answer's text. ``problem#sample`` is left out: both have their columns.
+        about["answer"] = about.pop("text")
         texts = {"experiment": experiment, **about, "note": note.text, "author": note.author}
         row = {name: writable(value) if isinstance(value, str) else value for name, value in texts.items()}
         row["labels"] = list(map(writable, note.labels))

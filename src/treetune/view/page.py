@@ -23,7 +23,7 @@ DIGITS = 9
 
 Choice = TypeVar("Choice", bound=str)
 Form = Mapping[str, Sequence[str]]
-"""The values of each field of a form."""
+"""The values of each field of a form: {"labels": ["wrong"], "text": ["…"]}."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,22 @@ class Page:
     path: str
     title: str
     show: Callable[[PageRequest], Response]
-    """Renders the page, in a thread."""
+    """Renders the page. It is called in a thread, so it may read files."""
     place: Literal["top", "run", "both"] | None = None
-    """Where the navigation has it: always (``top``), for experiments of the address (``run``), always but for
-    these if there are any (``both``), or nowhere."""
+    """When the navigation links to the page:
+
+    * ``top``: always. The link names no experiments.
+    * ``run``: if the present page's address names experiments. The link names the same ones.
+    * ``both``: always. The link names the experiments of the present page's address, if there are any.
+    * None: never.
+    """
     key: str = ""
-    """The key that opens it, after `g`."""
+    """The key that opens the page, pressed after `g`; empty for none."""
     mark: Callable[[PageRequest], str] | None = None
-    """Returns a text that changes whenever the content does; None: the mark of the address' experiments, or
-    of all."""
+    """Returns a text that changes whenever the content does. None stands for the mark of the experiments that
+    the address names, or of all experiments if it names none."""
     save: Callable[[PageRequest, Form], Response] | None = None
-    """Saves a form that is sent to the page."""
+    """Saves a form that is sent to the page, and returns the response; None if the page takes no forms."""
 
 
 @dataclass(frozen=True)
@@ -57,24 +62,29 @@ class PageRequest:
     store: Store
     page: Page
     pages: Sequence[Page]
+    """All pages of the viewer, for the navigation."""
 
     @functools.cached_property
     def runs(self) -> list[Run]:
-        """The experiments that the address names, `?run=…&run=…`. Raises NotThere for one that isn't."""
+        """The experiments that the address names, `?run=…&run=…`. Raises NotThere if one doesn't exist."""
         return [self.store.run(name) for name in self.request.query_params.getlist("run")]
 
     @property
     def run(self) -> Run:
-        """The first of them. Raises NotThere without one."""
+        """The first experiment that the address names. Raises NotThere if it names none."""
         if not self.runs:
             raise NotThere("this page is about an experiment: choose one from the list of experiments")
         return self.runs[0]
 
     def text(self, name: str, default: str = "") -> str:
+        """Returns a field of the address, or `default` if the address doesn't have the field."""
         return self.request.query_params.get(name, default)
 
     def integer(self, name: str, default: int, *, least: int = 0) -> int:
-        """Reads a whole number of the address. Raises ValueError for another text, or a smaller number."""
+        """Returns a field of the address as a whole number, or `default` if the field is missing or empty.
+
+        Raises ValueError if the text isn't a whole number, is too long, or is a number below `least`.
+        """
         text = self.request.query_params.get(name) or str(default)
         if len(text) > DIGITS or not text.removeprefix("-").isdecimal() or int(text) < least:
             raise ValueError(
@@ -83,9 +93,10 @@ class PageRequest:
         return int(text)
 
     def choice(self, name: str, options: Sequence[Choice], default: Choice | None = None) -> Choice:
-        """Reads a field of the address with a fixed set of values; the first is the default.
+        """Returns a field of the address that must be one of `options`.
 
-        Raises ValueError for another value.
+        If it is missing or empty, returns `default`, or without one the first option. Raises ValueError for
+        any other value.
         """
         text = self.request.query_params.get(name) or default or options[0]
         if text not in options:
@@ -99,11 +110,13 @@ class PageRequest:
         return self._address(self.page.path, unchanged, changes)
 
     def address(self, path: str, **query: Any) -> str:
-        """Returns another page's address. A list becomes several values."""
+        """Returns another page's address. A field with a list is repeated for each item: ``?run=a&run=b``."""
         return self._address(path, [], query)
 
     @staticmethod
     def _address(path: str, pairs: list[tuple[str, str]], query: Mapping[str, Any]) -> str:
+        """Returns a path with the fields `pairs` and then those of `query`, whose None values are left
+        out."""
         for name, value in query.items():
             values = value if isinstance(value, list | tuple) else [value]
             pairs += [(name, str(item)) for item in values if item is not None]
@@ -117,7 +130,7 @@ class PageRequest:
         return self.store.mark(self.runs or self.store.runs())
 
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
-        """Renders a template with `view` as this request."""
+        """Renders a template, in which `view` is this request, as a response."""
         text = templates.render(template, view=self, **values)
         if base := self.request.scope["base"]:
             # Adds the proxy's prefix to links. Text of runs can't match, because its quotes are escaped.
@@ -128,16 +141,20 @@ class PageRequest:
 
 @dataclass(frozen=True)
 class Paged:
-    """A page of a list: number `number` of `pages`, of `total` rows in all."""
+    """A part of a long list that is shown on one page."""
 
     rows: Sequence[Any]
+    """The rows on this page."""
     total: int
+    """The number of rows of the whole list."""
     number: int
+    """The number of this page, counted from 1."""
     pages: int
+    """The number of pages, at least 1."""
 
 
 def paged(view: PageRequest, rows: Sequence[Any], size: int) -> Paged:
-    """Returns the rows of the page that the address names, `?page=`."""
+    """Returns the page of a list that the address names by `?page=`, with at most `size` rows."""
     number = view.integer("page", 1, least=1)
     pages = max(1, math.ceil(len(rows) / size))
     return Paged(rows[(number - 1) * size : number * size], len(rows), number, pages)

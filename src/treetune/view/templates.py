@@ -1,5 +1,7 @@
-"""Pages and their parts from templates, for the viewer, reports and tables; what is put into them is
-escaped."""
+"""Makes pages and their parts from templates, for the viewer, reports and tables.
+
+Values that are put into a template are escaped.
+"""
 
 from __future__ import annotations
 
@@ -26,42 +28,49 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 ASSETS = FOLDER / "assets"
 LOOK, DRAWINGS = ASSETS / "look.css", ASSETS / "drawings.css"
-"""Style sheets that the report and the viewer share: colours, type and tables; how answers are drawn."""
+"""Style sheets that the report and the viewer share: `LOOK` for colours, type and tables, and `DRAWINGS` for
+drawn answers."""
 
 FULL = 10
-"""The strongest of the shades that drawings.css has."""
+"""The number of the strongest shade in ``drawings.css``."""
 
 _COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 
 
 def colour_of(position: int) -> str:
-    """Returns the colour of an experiment on a page, or of a row in a table."""
+    """Returns the name of the colour, ``c0`` to ``c11``, of the experiment at this position on a page, or of
+    a row of a table. After the last colour, they begin again."""
     return f"c{position % N_COLOURS}"
 
 
 @functools.cache
 def palette(theme: Literal["light", "dark"] = "light") -> dict[str, str]:
-    """Returns the colours of the style sheet by name, as ``#rrggbb``."""
+    """Returns the colours of the style sheet by name: {"c0": "#rrggbb", …}."""
     return {
         name: light if theme == "light" else dark for name, light, dark in _COLOUR.findall(LOOK.read_text())
     }
 
 
 def render(template: str, **values: Any) -> str:
-    """Fills in the template. What holds HTML already is marked `safe` there."""
+    """Returns a template filled in with values, as HTML.
+
+    Values are escaped, except those that the template marks with `safe` because they are HTML already.
+    """
     return environment().get_template(template).render(values)
 
 
 def page(template: str, title: str, **values: Any) -> str:
-    """Returns a whole document with its style sheet: it needs nothing else to be read."""
+    """Returns a whole HTML document that contains its style sheets, so it can be read without other files."""
     style = "".join(path.read_text() for path in (LOOK, DRAWINGS, ASSETS / "report.css"))
     return render(template, title=title, style=style, **values) + "\n"
 
 
 @functools.cache
 def environment() -> Environment:
-    """Returns Jinja's environment, with the filters and tests of all templates. A value that a template lacks
-    is an error."""
+    """Returns Jinja's environment, with the filters, tests and functions that templates use.
+
+    If a template uses a value that it wasn't given, Jinja raises an error (`StrictUndefined`).
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     jinja = Environment(
@@ -100,18 +109,24 @@ def earned_by_each(rewards: Iterable[float | None]) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """Writes a short time in three digits: ``5.11 s``, ``44 ms``, ``0.0026 ms``."""
+    """Formats a short time with three digits: ``5.11 s``, ``44 ms``, ``0.0026 ms``."""
     return f"{number(1000 * seconds)} ms" if seconds < 0.1 else f"{number(seconds)} s"
 
 
 def shade(value: float, scale: float) -> str:
-    """Returns the classes that colour a value: its direction, and its strength, full from `scale` on."""
+    """Returns the CSS classes that colour a value by its sign and size, such as ``up s4`` or ``down s10``.
+
+    The colour is full (``s10``) from the absolute value `scale` on.
+    """
     strength = round(FULL * min(1.0, abs(value) / scale))
     return f"{'down' if value < 0 else 'up'} s{strength}"
 
 
 def coloured(tokens: Sequence[str], advantages: Sequence[float], scale: float) -> str:
-    """Returns tokens as HTML, coloured by advantage; neighbours of one advantage share a span."""
+    """Returns tokens as HTML, coloured by advantage.
+
+    Neighbours with the same advantage share a span. `scale` is the absolute advantage with the full colour.
+    """
     parts = []
     for advantage, pairs in groupby(zip(tokens, advantages), key=lambda pair: round(pair[1], 4)):
         text = plain(token for token, _ in pairs)
@@ -127,5 +142,6 @@ def injected(tokens: Iterable[str]) -> str:
 
 
 def plain(tokens: Iterable[str]) -> str:
-    """Escapes text; ends of lines, and what else can't be seen, are visible."""
+    """Returns the text of tokens as escaped HTML, in which ends of lines and other invisible characters are
+    made visible."""
     return escape(visible("".join(tokens))).replace("\n", "↵\n")

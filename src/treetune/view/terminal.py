@@ -1,7 +1,7 @@
-"""`treetune watch`: the status of experiments in a terminal, and one of them in detail, every two seconds; or
-a single printed page. It only reads.
+"""`treetune watch` shows experiments in a terminal: a list with the status of each, or a page about one.
 
-All text from files goes through `line_of` or `visible`, so that control characters and markup have no effect.
+It reads the files again every two seconds, or prints a single page and ends. It writes nothing. All text from
+files goes through `line_of` or `visible`, so that control characters and markup have no effect.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ from treetune.view.text import cut, one_line, visible
 
 REFRESH_S = 2.0
 TERMINATED = 128 + signal.SIGTERM
+"""The exit status after SIGTERM, by the convention of shells."""
 
+# The bytes that terminals send for each key.
 KEYS = {
     b"\x1b[A": "up", b"\x1bOA": "up", b"k": "up", b"\x1b[B": "down", b"\x1bOB": "down", b"j": "down",
     b"\x1b[5~": "page up", b"b": "page up", b"\x1b[6~": "page down", b" ": "page down",
@@ -60,6 +62,7 @@ KEYS = {
     b"n": "next", b"p": "previous", b"a": "answers", b"q": "quit", b"\x04": "quit", b"?": "help",
 }  # fmt: skip
 
+# A key: an escape sequence, such as that of an arrow, or else a single byte.
 _KEY = re.compile(rb"\x1b[\[O][0-9;]*[~A-Za-z]|.", re.DOTALL)
 
 HELP = """\
@@ -78,31 +81,39 @@ STATES = {
     "stopped": ("✗", "red"),
     "finished": ("✓", "cyan"),
 }
-"""The sign and the colour of each state. The state's name is next to them, for people who see neither."""
+"""The sign and the colour of each state. The state's name is written next to the sign, for people who can't
+tell signs or colours apart."""
 
 LONGEST = 400
 """The most characters of a text on one line."""
 NARROW, WIDE = 66, 110
-"""Below the first width, the list has only the most important columns; from the second on, all."""
+"""Two widths in characters: a screen narrower than `NARROW` has only the most important columns of the list,
+and one of at least `WIDE` has all."""
 HEIGHT = 4
 """The number of lines of a curve."""
 TWO_CURVES = 88
-"""The width from which on two curves are next to each other."""
+"""The least width, in characters, at which two charts are next to each other."""
 CURVES, EVENTS, ANSWERS = 4, 5, 5
+"""The most charts, events and answers on an experiment's page."""
 WHOLE = 4000
-"""The most characters of an answer that is shown in all of its lines."""
+"""The most characters that are shown of an answer if all its lines are shown."""
 
 BETTER = {"up": "higher is better", "down": "lower is better", "": ""}
 
 DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""Dots of a braille pattern, by row and column."""
+"""The number that each dot adds to the code of a braille character: four rows of two columns."""
 BRAILLE = 0x2800
+"""The code of the braille character without dots."""
 
 CurvePoints = Sequence[tuple[float, float]]
+"""(x, y) by rising x."""
 
 
 def line_of(text: object, style: str = "") -> Text:
-    """Returns text of files on one line, without markup, with control characters made visible."""
+    """Returns a text from a file as one line of at most LONGEST characters.
+
+    Markup in it has no effect, and control characters are made visible.
+    """
     return Text(one_line(str(text), LONGEST), style=style)
 
 
@@ -129,7 +140,10 @@ def _title(text: str) -> Text:
 
 
 def _statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
-    """Returns all experiments by name, each with its status, or with a message on why it can't be read."""
+    """Returns (experiment, status) for each experiment, in the order of names.
+
+    The status is a message if the experiment can't be read.
+    """
     rows: list[tuple[Run, RunProgress | str]] = []
     for run in store.runs():
         if run.files:  # another program's run has no status
@@ -144,8 +158,10 @@ def _statuses(store: Store) -> list[tuple[Run, RunProgress | str]]:
 def _experiments_table(
     rows: Sequence[tuple[Run, RunProgress | str]], width: int, selected: int | None = None
 ) -> Table:
-    """Returns a table with a line for each experiment; the `selected` one is marked by a sign and by
-    style."""
+    """Returns a table with a line for each experiment.
+
+    The row number `selected` is marked by a sign and inverted colours; None marks no row.
+    """
     is_narrow, is_wide = width < NARROW, width >= WIDE
     heads = ["state", "done", *(["method"] if is_wide else []), "pass@1", *([] if is_narrow else ["left"])]
     rows_of_cells = []
@@ -178,13 +194,13 @@ def _experiments_table(
 
 
 def _accuracy_cell(status: RunProgress, *, bounds: bool, label: bool) -> Text:
-    """Returns the accuracy on the set called test where there is one, else on the first set.
+    """Returns the accuracy on the evaluation set called test or, without such a set, on the first set.
 
     Args:
         bounds: Whether the interval of the accuracy is shown.
         label: Whether the name of the set is shown.
     """
-    # False comes before True, so that the set called test is the first.
+    # False is sorted before True, so the set called test comes first.
     accuracies = sorted(status.accuracies, key=lambda accuracy: accuracy.label != "test")
     if not accuracies:
         return Text("–", style="dim")
@@ -195,7 +211,8 @@ def _accuracy_cell(status: RunProgress, *, bounds: bool, label: bool) -> Text:
 
 
 def _reason(status: RunProgress | str) -> Text:
-    """Returns an experiment's last message, the reason why it stopped, or why it can't be read."""
+    """Returns the remark on an experiment's state: its last message, or the reason why it stopped or can't be
+    read."""
     if isinstance(status, str):
         return line_of(status, "red")
     return line_of(status.why, "red" if status.state == "stopped" else "dim")
@@ -216,10 +233,15 @@ def run_page(
     """Returns a page about an experiment: status, curves, time by phase, events and a few answers.
 
     Args:
-        metrics: the metrics whose curves are drawn; empty for default ones.
-        whole: shows all lines of answers.
+        store: the store of the experiment.
+        run: the experiment.
+        width: the width of the screen in characters.
+        metrics: the metrics whose curves are drawn. If there are none, the first of the usual curves are.
+        braille: draws curves with Unicode's braille patterns, and else with stars.
+        whole: shows all lines of answers instead of the first.
 
-    Raises ValueError for files that can't be read and for a metric that was not recorded.
+    Raises:
+        ValueError: The experiment's files can't be read, or a metric was not recorded.
     """
     experiment, status = store.experiment(run), store.status(run)
     time_left = f", {duration(status.seconds_left)} left" if status.seconds_left is not None else ""
@@ -257,7 +279,7 @@ def run_page(
                 Text(phase),
                 Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
                 Text(f"{number(seconds / len(phase_bars)) + ' s each':>12}"),
-                # The other columns take 40 characters at most.
+                # The bar gets the width that the other columns leave: they take 40 characters at most.
                 Text(bar(share, max(6, width - 40), braille=braille), no_wrap=True),
             )
         parts += [_title("time by phase"), times]
@@ -281,10 +303,10 @@ def run_page(
 
 
 def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Chart]:
-    """Returns charts of the metrics; if none are named, of accuracy and of the first usual metrics.
+    """Returns charts of the metrics in `metrics` or, if it is empty, of accuracy and the first usual metrics.
 
-    If none are named, at most `CURVES` charts are drawn. With many charts of accuracy, the limit is higher,
-    so that there is room for two other charts.
+    If `metrics` is empty, there are at most `CURVES` charts. With many charts of accuracy the limit is
+    higher, so that two other charts follow them. Raises ValueError for a metric that was not recorded.
     """
     bunches = [Bunch(experiment.name, 0, [experiment])]
     if not metrics:
@@ -300,12 +322,17 @@ def _charts_of(experiment: StoredExperiment, metrics: Sequence[str]) -> list[Cha
 
 
 def _chart(chart: Chart, width: int, braille: bool) -> Group:
+    """Returns a chart: its title, its curves, and a line with its range of x and its last values.
+
+    Infinite and missing values are left out. A chart whose values are all equal is one line of text.
+    """
     drawn = []
     for series in chart.series:
         curve = [(x, y) for x, y in series.points if math.isfinite(y)]
         if curve:
             drawn.append(curve)
-    # After the colon a title says which metric's line is dashed; lines of dots have no dashes.
+    # After its colon, the title of several curves says which of them is dashed. That is left out, because
+    # curves of characters have no dashes.
     title = line_of(chart.title.partition(":")[0] if len(chart.series) > 1 else chart.title, "bold")
     title.append(f"  {BETTER[chart.better]}" if chart.better else "", style="dim")
     if not drawn:
@@ -324,7 +351,8 @@ def _chart(chart: Chart, width: int, braille: bool) -> Group:
     lines = [Text(f"{label:>{margin}} {line}") for label, line in zip(labels, dots, strict=True)]
     newest = []
     for series in chart.series:
-        # Without the experiment's name, which the page has at its top.
+        # The name of a curve is "experiment: metric". The experiment's name is already at the top of the
+        # page.
         name = f"{series.name.rpartition(': ')[2]} " if len(chart.series) > 1 else ""
         x, y = series.points[-1]
         bounds = series.interval.get(x)
@@ -339,14 +367,17 @@ class NewestAnswer(NamedTuple):
 
     name: str
     score: float | None
-    """None where it could not be graded."""
+    """None if the answer could not be graded."""
     outcome: str
     text: str
 
 
 def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
-    """Returns an answer in one line with its score; with `whole` its text follows in lines of its own, up to
-    WHOLE characters."""
+    """Returns an answer with its score.
+
+    It is a single line that the screen may cut off. With `whole`, the answer's text has all its lines, up to
+    WHOLE characters.
+    """
     score_text = "?" if answer.score is None else number(answer.score)
     remark = "" if answer.outcome in ("ok", "") else f" {answer.outcome}"
     head = line_of(f"{score_text:>4}{remark}  {answer.name}  ", "bold")
@@ -360,17 +391,19 @@ def _answer_text(answer: NewestAnswer, whole: bool) -> Text:
 
 
 def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
-    """Returns a title and a few answers of the newest iteration, or else of the newest evaluation.
+    """Returns a title and at most `most` answers of the newest iteration or, before the first iteration, of
+    the newest evaluation.
 
-    The answers are read from the beginning of the file, one for each problem. Raises ValueError for a damaged
-    file.
+    The answers are read from the beginning of the file, and the first answer to each problem is taken. Raises
+    ValueError for a damaged file.
     """
     all_sources = sources(run)
     if not all_sources:
         return "", []
     iterations = [source for source in all_sources if source.kind == "iteration"]
     chosen = (iterations or all_sources)[-1]
-    # By problem. At most a thousand lines, or one batch, are read: usually enough for a few problems.
+    # The first answer to each problem. Only a thousand lines, or one batch, are read: they usually have
+    # enough problems.
     first: dict[str, NewestAnswer] = {}
     if chosen.kind == "evaluation":
         verify_answers(chosen.path)
@@ -386,7 +419,8 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
             for row in batch.to_pylist():
                 problem, sample, text = row.get("group") or "", 0, row.get("text") or ""
                 score, outcome = row.get("reward"), ""
-                if "problem" in row:  # else it is an episode of demonstrations
+                # A row with a problem is a trajectory. A row without one is an episode of demonstrations.
+                if "problem" in row:
                     problem, sample, outcome = row["problem"]["id"], row["sample"], row["grade"]["outcome"]
                     score = None if outcome == "unavailable" else row["grade"]["reward"]
                 first.setdefault(problem, NewestAnswer(f"{problem}#{sample}", score, outcome, text))
@@ -397,10 +431,11 @@ def newest_answers(run: Run, most: int) -> tuple[str, list[NewestAnswer]]:
 
 
 def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: bool = True) -> list[str]:
-    """Returns `height` lines of `width` characters with all curves (x rising) over shared axes: dots of
-    Unicode's braille patterns, eight to a character, or stars.
+    """Draws all curves over shared axes, and returns `height` lines of `width` characters.
 
-    Points are joined; a curve of one point is a dot. There must be a point, and all must be finite.
+    Curves are drawn with Unicode's braille patterns, which have eight dots to a character, or without
+    `braille` with stars. Neighbouring points of a curve are joined, and a single point is a dot. There must
+    be at least one point, and all values must be finite.
     """
     across, down = (2, 4) if braille else (1, 1)
     columns, rows = width * across, height * down
@@ -412,6 +447,7 @@ def plot(curves: Sequence[CurvePoints], width: int, height: int, *, braille: boo
     grid = [[False] * columns for _ in range(rows)]
 
     def dot(x: float, y: float) -> tuple[int, int]:
+        """Returns the column and the row of the dot at a point."""
         column = round((x - min(xs)) / span * (columns - 1)) if span else columns // 2
         return column, round((high - y) / (high - low) * (rows - 1))
 
@@ -442,16 +478,17 @@ def _braille_character(grid: Sequence[Sequence[bool]], top: int, left: int) -> s
 
 
 def _bounds(curves: Sequence[CurvePoints]) -> tuple[float, float]:
-    """Returns the limits of the axis of y: the lowest and the highest value, so that no line is wasted."""
+    """Returns the limits of the y axis: the lowest and the highest value, without room around them, because
+    there are only a few lines."""
     values: list[float] = []
     for curve in curves:
         values += [y for _, y in curve]
     low, high = min(values), max(values)
-    return (low, high) if low < high else limits(values)  # an axis of one value needs room around it
+    return (low, high) if low < high else limits(values)  # the axis of a single value needs some length
 
 
 def bar(share: float, width: int, *, braille: bool = True) -> str:
-    """Returns a bar as long as a share of `width`; what is above 0 can be seen."""
+    """Returns a bar whose length is a share of `width`. Every share above 0 can be seen."""
     if not braille:
         return "#" * max(round(share * width), 1 if share > 0 else 0)
     whole, fraction = divmod(max(0.0, min(1.0, share)) * width, 1)
@@ -463,22 +500,26 @@ def bar(share: float, width: int, *, braille: bool = True) -> str:
 
 
 class TerminalView:
-    """The state of the screen: the list of experiments with the `selected` one, or the `open` experiment from
-    the line `top` on. Draws pages and handles keys."""
+    """The state of the screen, which draws pages and handles keys.
+
+    The screen shows the list of experiments, with the row `selected` marked, or the page of the experiment
+    `open` from its line `top` on.
+    """
 
     def __init__(self, store: Store, console: Console, metrics: Sequence[str]) -> None:
         self.store, self.console, self.metrics = store, console, metrics
         self.braille = (console.encoding or "").lower().startswith("utf")
         self.open: Run | None = None
-        """The experiment whose page is shown; None: the list of experiments is shown."""
+        """The experiment whose page is shown; None if the list of experiments is shown."""
         self.selected = self.top = 0
-        """The row that is selected in the list, and the first line that is shown of another page."""
+        """`selected` is the selected row of the list, and `top` the first line that is shown of a page."""
         self._listed: list[Run] = []
+        """The experiments of the list as it was last drawn, by row."""
         self.whole = self.helping = False
         """Whether all lines of answers are shown, and whether the page of help is shown."""
 
     def page(self) -> RenderableType:
-        """Returns the whole page, as long as it is."""
+        """Returns the whole page, which may be longer than the screen."""
         width = self.console.width
         if self.open is not None:
             return run_page(
@@ -491,7 +532,7 @@ class TerminalView:
         return Group(_experiments_table(rows, width), Text(), *reasons)
 
     def frame(self) -> Group:
-        """Returns what fits: a heading, lines from `top` on, and the keys."""
+        """Returns what the screen shows: a heading, as many lines as fit from `top` on, and the keys."""
         console = self.console
         room = max(1, console.height - 2)
         try:
@@ -507,10 +548,10 @@ class TerminalView:
         return Group(heading, *lines, *[Text("")] * (room - len(seen)), footer)
 
     def _body(self, room: int) -> list[list[Segment]]:
-        """Returns the lines between heading and keys.
+        """Returns the lines between the heading and the keys.
 
-        Of the list of experiments, these are only the lines that fit into `room`. Of any other page, these
-        are all lines, and `top` is the first line that is shown.
+        For the list of experiments, it returns only the lines that fit into `room`. For any other page it
+        returns all lines, of which `frame` shows those from `top` on.
         """
         if self.helping:
             return self._lines(Text(HELP))
@@ -524,8 +565,8 @@ class TerminalView:
             return self._lines(self._nothing())
         table = self._lines(_experiments_table(rows, self.console.width, self.selected))
         heading, row_lines = table[0], table[1:]
-        # The last lines give the reason for the status of the selected experiment. On a low screen, the
-        # list needs these lines.
+        # The last lines give the reason for the state of the selected experiment. A low screen doesn't have
+        # them: it needs its lines for the list.
         reason: list[list[Segment]] = []
         if room > 6:
             reason = self._lines(_reason(rows[self.selected][1]))[:2]
@@ -538,15 +579,18 @@ class TerminalView:
         return [heading, *row_lines[first : first + n_shown], *reason]
 
     def _lines(self, page: RenderableType) -> list[list[Segment]]:
+        """Returns the lines of a page at the screen's width, each as rich's segments."""
         return self.console.render_lines(page, self.console.options.update(height=None), pad=False)
 
     def _nothing(self) -> Text:
         return line_of(f"no experiments yet in {', '.join(map(str, self.store.folders))}")
 
     def press(self, key: str) -> bool:
-        """Handles a key, and returns False for the key that quits."""
-        page = max(1, self.console.height - 3)  # all lines but heading and keys, and one that stays in view
-        # Steps beyond the first and the last line, such as those to top and end, are cut off when drawn.
+        """Handles a key (one of the values of `KEYS`). Returns False for the key that quits, and else
+        True."""
+        # A page down moves by all lines but the heading, the keys, and one line that stays in view.
+        page = max(1, self.console.height - 3)
+        # A step may lead beyond the first or the last line, as those to top and end do. Drawing corrects it.
         steps = {"up": -1, "down": 1, "page up": -page, "page down": page, "top": -(10**6), "end": 10**6}
         if key == "quit":
             return False
@@ -557,8 +601,8 @@ class TerminalView:
         elif key == "answers":
             self.whole = not self.whole
         elif key in ("next", "previous") or (key == "open" and self.open is None):
-            # The experiment that the list showed in this row is opened, even if others have come or gone
-            # since.
+            # Opens the experiment that the list showed in this row when it was last drawn, even if other
+            # experiments have come or gone since.
             if not self._listed:
                 self._list(self.store.runs())
             if self._listed:
@@ -572,7 +616,7 @@ class TerminalView:
         return True
 
     def _list(self, runs: Sequence[Run]) -> None:
-        """Replaces the list of runs. The selected run stays selected, even if its row is another now."""
+        """Replaces the list of runs. The selected run stays selected, even if it is in another row now."""
         selected_run = None
         if self._listed:
             last = len(self._listed) - 1
@@ -583,16 +627,24 @@ class TerminalView:
 
 
 def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], once: bool) -> None:
-    """Shows pages until the user quits, or with `once` prints a single one.
+    """Shows pages until the user quits, or with `once` prints a single page.
 
-    Raises ValueError for an experiment that doesn't exist, and without `once` where there is no terminal.
+    Args:
+        folders: Folders with experiments.
+        name: The experiment that is open at first; None for the list.
+        metrics: The metrics whose curves a page has; empty for the usual ones.
+        once: Whether to print one page and end.
+
+    Raises:
+        ValueError: The experiment `name` doesn't exist, or input or output isn't a terminal and `once` isn't
+            set.
     """
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack characters of answers
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)
     if not once and not (sys.stdin.isatty() and console.is_terminal and not console.is_dumb_terminal):
         raise ValueError("standard input or output is not a terminal: use --once to print a single page")
-    # The store needs a folder for indexes of answers. No page here makes an index.
+    # The store needs a folder for indexes of answers, but no page in a terminal makes an index.
     with TemporaryDirectory() as cache:
         store = Store(folders, Path(cache))
         watched, runs = TerminalView(store, console, metrics), store.runs()
@@ -615,21 +667,23 @@ def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], 
                 keys = read(REFRESH_S)
                 if console.size != size:
                     size = console.size
-                    console.clear()  # what a larger page left at the edges
+                    console.clear()  # removes what the former size left at the edges
 
 
 def keys_in(data: bytes) -> list[str]:
-    """Returns the names of the keys in bytes from the terminal, without unknown ones."""
+    """Returns the names of the keys in bytes from the terminal, without unknown keys.
+
+    Example: ``keys_in(b"j\\x1b[A")`` is ``["down", "up"]``.
+    """
     return [KEYS[key] for key in _KEY.findall(data) if key in KEYS]
 
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], list[str]]]:
-    """Yields a function that waits for keys and returns their names.
+    """Yields a function that waits for keys and returns their names, without the need to press Enter.
 
-    The function's argument is the longest wait in seconds.
-
-    Restores the terminal's mode afterwards, also after SIGTERM.
+    The function's argument is the longest wait in seconds. At the end of the block, and also after SIGTERM,
+    the terminal gets back the mode that it had before.
     """
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)

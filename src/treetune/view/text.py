@@ -1,10 +1,11 @@
-"""Prepares text that models wrote for a page: makes invisible characters visible, and allows no markup or
-link.
+"""Prepares text that models wrote for a page, in which invisible characters become visible and neither markup
+nor links have an effect.
 
-Templates escape everything; `visible` handles characters that do harm without being markup. `rendered`
-renders mathematics, code, tables and bold type, and leaves everything else as it was written, line by line:
-in a calculation, Markdown's other marks mean something else (``12*3``, ``#### 72``, ``- 5``). markdown-it
-escapes all text. Formulas are marked for KaTeX, which the browser runs on each of them."""
+Templates escape everything; `visible` replaces characters that do harm without being markup. `rendered` sets
+mathematics, code, tables and bold type, and leaves everything else as it was written, line by line: in a
+calculation, Markdown's other marks mean something else (``12*3``, ``#### 72``, ``- 5``). markdown-it escapes
+all text. Formulas are marked, and KaTeX renders each of them in the browser.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +25,24 @@ SHOWN = 20_000
 """The number of characters of a text that a page shows at first."""
 
 MARKS = 4
-"""The most combining marks (accents, vowel points) on a character: hundreds would cover other lines."""
+"""The most combining marks (accents, vowel points) that are shown on a character. Hundreds of marks would
+cover other lines."""
 
 LONGEST_FORMULA = 2000
 """The most characters of a formula; a longer one stays text."""
 
 DEEPEST_FORMULA = 20
-"""The most nested groups of a formula: hundreds crash a browser's tab. A deeper one stays text."""
+"""The deepest nesting of groups in a formula, because hundreds crash a browser's tab. A formula with deeper
+nesting stays text."""
 
+# The usual abbreviations of invisible characters.
 _NAMES = {
     "\u061c": "ALM", "\u200b": "ZWSP", "\u200c": "ZWNJ", "\u200d": "ZWJ", "\u200e": "LRM", "\u200f": "RLM",
     "\u202a": "LRE", "\u202b": "RLE", "\u202c": "PDF", "\u202d": "LRO", "\u202e": "RLO", "\u2028": "LS",
     "\u2029": "PS", "\u2060": "WJ", "\u2066": "LRI", "\u2067": "RLI", "\u2068": "FSI", "\u2069": "PDI",
     "\ufeff": "BOM", "\u00ad": "SHY",
 }  # fmt: skip
+# Characters outside of the ranges that can always be seen. `_named` decides which of them are replaced.
 _ODD = re.compile(
     r"[^\n\t\x20-\x7e\u00a1-\u00ac\u00ae-\u060f\u0620-\u200a\u2010-\u2027\u2030-\u205f\u2070-\ud7ff]"
 )
@@ -45,11 +50,15 @@ _ODD = re.compile(
 _DEFINES = re.compile(
     r"\\(?:[gex]?def|let|futurelet|global|long|(?:re)?newcommand|providecommand)(?![a-zA-Z])"
 )
-"""A formula that defines something can grow without end in the browser: it stays text."""
+"""Commands that define a macro. A formula with one stays text, because a macro can make it grow without end
+in the browser."""
 
+# What opens or closes a group of a formula. Escaped braces and backslashes are matched so that they aren't
+# taken for a group.
 _GROUPS = re.compile(r"\\\\|\\[{}]|[{}]|\\(?:left|right|begin|end)(?![a-zA-Z])")
 
-# A formula that nothing closes is looked through up to the longest that would be set, not to the text's end.
+# The content of a formula. Its length is limited, so the search for the end of a formula that isn't closed
+# doesn't go on to the end of the text.
 _INSIDE = rf".{{1,{LONGEST_FORMULA}}}?"
 _MATH = re.compile(
     rf"\$\$(?P<a>{_INSIDE})\$\$|\\\[(?P<b>{_INSIDE})\\\]|\\\((?P<c>{_INSIDE})\\\)"
@@ -59,10 +68,11 @@ _MATH = re.compile(
 
 
 def visible(text: object) -> str:
-    """Makes invisible characters visible: controls, direction marks, zero-width characters, surrogates.
+    """Returns a text with its invisible characters made visible.
 
-    "a\\u200bb" becomes "a⟨ZWSP⟩b". A character keeps its first `MARKS` combining marks. The number of further
-    marks is written in their place.
+    These are controls, direction marks, zero-width characters and surrogates: "a\\u200bb" becomes
+    "a⟨ZWSP⟩b". If a character has more than `MARKS` combining marks, the further marks are replaced by their
+    number: "⟨96 more marks⟩".
     """
     characters = str(text)
     if not characters.isascii():
@@ -71,12 +81,13 @@ def visible(text: object) -> str:
 
 
 def _named(match: re.Match[str]) -> str:
+    """Returns what is shown for a character that `_ODD` matched, which may be the character itself."""
     character = match[0]
     if character in _NAMES:
         return f"⟨{_NAMES[character]}⟩"
     code = ord(character)
     if code < 0x20 or code == 0x7F:
-        return chr(0x2400 + code) if code < 0x20 else "␡"  # the picture that Unicode has of a control
+        return chr(0x2400 + code) if code < 0x20 else "␡"  # Unicode's picture of the control, such as ␀
     # Shown by number: other controls, format characters (tags among them), surrogates, characters that aren't
     # assigned or are private, and separators of lines and paragraphs.
     if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"):
@@ -86,7 +97,10 @@ def _named(match: re.Match[str]) -> str:
 
 @functools.cache
 def _heaps() -> re.Pattern[str]:
-    """Matches a character's marks beyond those that are shown."""
+    """Returns a pattern for a heap: more combining marks in a row than are shown.
+
+    Its first group has the marks that are shown, and its second group has the further ones.
+    """
     marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
     # Consecutive codes become ranges, so that the pattern is short.
     ranges, begin = [], marks[0]
@@ -99,25 +113,25 @@ def _heaps() -> re.Pattern[str]:
 
 
 def ends_in_a_heap(text: str) -> bool:
-    """Returns whether the last character has more marks than are shown."""
+    """Returns whether the last character of a text has more combining marks than are shown."""
     return not text.isascii() and any(heap.end() == len(text) for heap in _heaps().finditer(text))
 
 
 def cut(text: str, most: int = SHOWN) -> tuple[str, int]:
-    """Returns the beginning of a text, and how many characters were left out."""
+    """Returns the first `most` characters of a text, and how many characters were left out."""
     return text[:most], max(0, len(text) - most)
 
 
 def one_line(text: str, most: int = 200) -> str:
-    """Returns the beginning of a text on one line, for a table."""
+    """Returns the beginning of a text on one line, for a table. Ends of lines and tabs are shown as signs."""
     beginning = visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
     return beginning[:most] + "…" if len(text) > most else beginning
 
 
 def one_line_with_end(text: str, most: int = 200) -> str:
-    """Returns a text on one line, for a table. A text of more than `most` characters loses its middle.
+    """Returns a text on one line, for a table. If it has more than `most` characters, its middle is left out.
 
-    Its end is kept, because prompts with solved examples begin alike and differ at their ends.
+    The end is kept, because prompts with solved examples begin alike and differ at their ends.
     """
     if len(text) <= most:
         return one_line(text, most)
@@ -126,13 +140,15 @@ def one_line_with_end(text: str, most: int = 200) -> str:
 
 
 def writable(text: str) -> str:
-    """Replaces lone surrogates (halves of characters) by U+FFFD. Models write them, and UTF-8 can't encode
-    them."""
+    """Returns a text in which U+FFFD replaces each lone surrogate (half a character).
+
+    Models write lone surrogates, and UTF-8 can't encode them.
+    """
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def rendered(text: str) -> Markup:
-    """Returns the text as HTML with mathematics, code, tables and bold type set."""
+    """Returns a text as HTML, in which mathematics, code, tables and bold type are set."""
     from markupsafe import Markup
 
     return Markup(_markdown().render(visible(text)))
@@ -140,11 +156,11 @@ def rendered(text: str) -> Markup:
 
 @functools.cache
 def _markdown() -> MarkdownIt:
-    """Returns the renderer of Markdown, without the marks that mean something else in a calculation."""
+    """Returns a renderer of the part of Markdown whose marks don't mean something else in a calculation."""
     from markdown_it import MarkdownIt
 
     def cell(renderer: Any, tokens: Any, index: int, options: Any, env: Any) -> str:
-        # The style says how the column is aligned, and pages forbid styles.
+        # markdown-it aligns a column by a `style` attribute, which the pages' security policy forbids.
         tokens[index].attrs.pop("style", None)
         return renderer.renderToken(tokens, index, options, env)
 
@@ -172,8 +188,8 @@ def _bold(state: StateInline, silent: bool) -> bool:
         return False
     stars = state.scanDelims(state.pos, False)
     for _ in range(stars.length):
-        # Each star is text at first. Later markdown-it makes bold type between two opening and two closing
-        # delimiters.
+        # Each star is a token of text at first. Where two opening delimiters meet two closing ones,
+        # markdown-it replaces them by bold type later.
         state.push("text", "", 0).content = "*"
         if stars.length == 2:
             token_index = len(state.tokens) - 1
@@ -187,8 +203,10 @@ def _bold(state: StateInline, silent: bool) -> bool:
 
 
 def _mathematics(state: StateInline, silent: bool) -> bool:
-    """Reads a formula at markdown-it's position; with `silent` it only moves on. Returns whether there is
-    one."""
+    """Reads a formula at markdown-it's present position, and returns whether there is one.
+
+    With `silent`, it moves past the formula without adding a token.
+    """
     character, before = state.src[state.pos], state.src[max(0, state.pos - 1)]
     if character not in "$\\":
         return False

@@ -1,6 +1,6 @@
 """Credits the answers in a log of another program, and stores them as an experiment that the viewer shows.
 
-| file | what it has |
+| file | contents |
 |---|---|
 | `commands.py` | the command `treetune credit` |
 | `credit_log.py` | the algorithm: each file of the log is read, credited and stored |

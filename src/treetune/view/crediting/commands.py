@@ -44,8 +44,8 @@ def credit(options: Options) -> int:
 def read_part(text: str, key: str) -> dict[str, Any]:
     """Returns the configuration of a part that is given by its name, as Jsonnet, or in a file.
 
-    Examples: "rloo", "{type: 'monte_carlo', samples: 9}", and "configs/credit/spo_chain.jsonnet", which has
-    the part under `key`.
+    Examples: "rloo", "{type: 'monte_carlo', samples: 9}", and "configs/credit/spo_chain.jsonnet". A file has
+    the part under `key`, or has only the part itself. `key` is also the option's name in messages.
     """
     if text.endswith(CONFIGURATION_SUFFIXES):
         from treetune.config.jsonnet import load
@@ -72,7 +72,7 @@ def read_grader(text: str) -> dict[str, Any]:
 
 
 def _evaluate(text: str, key: str) -> dict[str, Any]:
-    """Returns the object of the option `--key`, which is given in Jsonnet."""
+    """Returns the object that the Jsonnet `text` of an option evaluates to. `key` is the option's name."""
     from treetune.config.jsonnet import sum_of
     from treetune.config.layers import Layer
 

@@ -5,9 +5,9 @@
                                                    │
                               every continuation ──┴──> the iteration's journal
 
-One file is one call, as one iteration of a run is, since some credits read all answers of an iteration. A
-killed command loses nothing that was sampled: the next start finds credited files in the folder, and the
-continuations of the file that it was at in the journal.
+A file is credited in one call, like an iteration of a run, because some credits read all answers of an
+iteration. A killed command loses nothing that was sampled: the next start finds the credited files in the
+folder, and the continuations of an unfinished file in the journal of its iteration.
 """
 
 from __future__ import annotations
@@ -47,36 +47,44 @@ from treetune.view.experiment import CREDITED_LOG, LOG_CREDITED, LOG_ROWS
 from treetune.vocabulary import Episode, Grade, Message, Metrics, Problem, Segment, Trajectory
 
 NO_CONTINUATION = "without a continuation of its prompt that could be graded"
+"""A reason why an answer isn't credited, as a message has it after a count or "not credited:"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CreditOfLog:
-    """The settings of the command. Example: ``CreditOfLog(log=Path("rollouts"), output=Path("credited"),
-    credit={"type": "rloo"}, tokenizer="models/qwen")``."""
+    """The settings of the command ``treetune credit``.
+
+    Example: ``CreditOfLog(log=Path("rollouts"), output=Path("credited"), credit={"type": "rloo"},
+    tokenizer="models/qwen")``.
+    """
 
     log: Path
+    """The log: a folder or a file."""
     output: Path
+    """The folder for the credited answers."""
     credit: Mapping[str, Any]
     """The configuration of a credit."""
     engine: str | Mapping[str, Any] | None = None
-    """A folder with the weights that sampled the answers, the address of a server that has them, or the
-    configuration of servers."""
+    """A folder with the weights that sampled the answers, the address of a server with these weights, or the
+    configuration of servers. None if the credit needs no engine."""
     grader: Mapping[str, Any] | None = None
     """The configuration of a grader of continuations."""
     tokenizer: str | None = None
-    """The folder of the tokenizer; None: the engine's folder."""
+    """The folder of the tokenizer; None for the engine's folder."""
     sampling: Mapping[str, Any] | None = None
-    """The fields of `SamplingParams`, as the answers were sampled."""
+    """The parameters with which the answers were sampled, as fields of `SamplingParams`."""
     steps: Mapping[str, Any] | None = None
-    """The configuration of the rule that splits answers into steps; None: the library's default."""
+    """The configuration of the rule that splits answers into steps; None for the library's default."""
     context_length: int | None = None
+    """The most tokens of a prompt and its answer together; None for the longest prompt's tokens and as many
+    as an answer may have."""
     grade_unfinished: bool = False
-    """Whether continuations that were cut off are graded; otherwise they earn 0."""
+    """Whether continuations that were cut off are graded. If not, they earn 0."""
     seed: int = 0
     budget: int | None = None
     """The largest number of sampled tokens, over all starts."""
     deadline: float | None = None
-    """Seconds until this start is given up."""
+    """The seconds after which this start of the command stops."""
 
 
 def credit_log(
@@ -91,8 +99,8 @@ def credit_log(
     Args:
         settings: The settings of the command.
         say: Prints a line.
-        engine: Takes the place of `settings.engine`; the caller closes it.
-        tokenizer: Takes the place of `settings.tokenizer`.
+        engine: An engine to use instead of `settings.engine`; the caller closes it.
+        tokenizer: A tokenizer to use instead of that of the settings.
 
     Raises:
         ValueError: A setting or the log is wrong, or no answer could be credited.
@@ -105,7 +113,7 @@ def credit_log(
     deadline = None if settings.deadline is None else time.monotonic() + settings.deadline
     credit = build(Credit, dict(settings.credit), key=("credit",))
     _check(settings, credit, has_engine=engine is not None)
-    # Built before anything is written, so that a wrong configuration leaves no folder.
+    # The parts are built before anything is written, so a wrong configuration leaves no folder behind.
     grader = None if settings.grader is None else build(Grader, dict(settings.grader), key=("grader",))
     steps = None if settings.steps is None else build(StepSplitter, dict(settings.steps), key=("steps",))
     sampling = None if settings.sampling is None else read_sampling(settings.sampling)
@@ -120,7 +128,7 @@ def credit_log(
             folder.write_tokens(tokenizer.codec, tokenizer.vocabulary_size)
         results = folder.results_of(files)
         if results:
-            folder.write_metrics(results)  # a killed command may not have written the last line
+            folder.write_metrics(results)  # a killed command may lack the line of its last credited file
             say(f"{len(results)} of {len(files)} files were credited before")
         if len(results) < len(files):
             crediting = _Crediting(
@@ -141,7 +149,8 @@ def credit_log(
 
 def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
     """Raises ValueError for a credit that can't be assigned to a log, or that needs further options."""
-    # First whether it can be assigned with all options, and then which of the needed ones are missing.
+    # First checks whether the credit can be assigned to a log if all options are given. Then finds which of
+    # the options that it needs are missing.
     check_credit(credit, has_engine=True, engine_scores=True, has_grader=True, has_sampling=True)
     missing = []
     if credit.needs_engine and settings.engine is None and not has_engine:
@@ -157,7 +166,11 @@ def _check(settings: CreditOfLog, credit: Credit, *, has_engine: bool) -> None:
 
 
 def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | None:
-    """Returns the tokenizer that is given, or that of the engine's folder; None if there is neither."""
+    """Returns the tokenizer of the settings, or else that of the engine's folder; None if there is neither.
+
+    Raises ValueError if the engine's folder doesn't exist, or if the engine is a server and the credit needs
+    it, because a tokenizer must then be given.
+    """
     if settings.tokenizer is not None:
         return open_tokenizer(settings.tokenizer)
     if isinstance(settings.engine, str) and not is_address(settings.engine):
@@ -172,7 +185,10 @@ def _open_tokenizer(settings: CreditOfLog, credit: Credit) -> LogTokenizer | Non
 
 
 def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
-    """Returns sampling parameters. Raises ValueError for an unknown name, and without `max_tokens`."""
+    """Returns the sampling parameters of a configuration. ``stop`` may be a single text.
+
+    Raises ValueError for an unknown name, and if `max_tokens` is missing.
+    """
     names = ("max_tokens", "temperature", "top_p", "top_k", "stop")
     unknown = [name for name in settings if name not in names]
     if unknown or not isinstance(settings.get("max_tokens"), int):
@@ -185,10 +201,11 @@ def read_sampling(settings: Mapping[str, Any]) -> SamplingParams:
 def _config(
     settings: CreditOfLog, sampling: SamplingParams | None, files: Sequence[LoggedFile]
 ) -> dict[str, Any]:
-    """Returns the configuration of the folder, which the viewer reads."""
+    """Returns the configuration of the credited folder. The viewer reads it like that of a run."""
     rollout = None
     if sampling is not None:
-        # The viewer finds the continuations of a state by the settings of the rollout.
+        # A journal identifies continuations by their sampling parameters, too. The viewer looks for them
+        # under the parameters that it finds in the settings of the rollout.
         rollout = {"type": "single_turn", **asdict(sampling)}
         del rollout["stop_ids"]  # rollouts have no such setting: engines derive them from `stop`
     return {
@@ -211,14 +228,15 @@ def _config(
 
 
 def _resolve(source: str | Mapping[str, Any] | None) -> Any:
-    """Returns the absolute path of a folder. An address and a configuration stay as they are."""
+    """Returns the absolute path if `source` is a folder. An address or a configuration is returned as it
+    is."""
     is_folder = isinstance(source, str) and Path(source).is_dir()
     return str(Path(str(source)).resolve()) if is_folder else source
 
 
 @dataclass(frozen=True)
 class _Crediting:
-    """What the files of a log have in common while they are credited."""
+    """The objects that all files of a log are credited with, and the results so far."""
 
     settings: CreditOfLog
     folder: CreditedFolder
@@ -228,10 +246,11 @@ class _Crediting:
     steps: StepSplitter | None
     sampling: SamplingParams | None
     deadline: float | None
-    """The time by `time.monotonic` at which the command is given up."""
+    """The time of `time.monotonic` at which the command stops; None for no deadline."""
     results: dict[int, CreditedFile]
-    """The results so far, by the number of the file's iteration."""
+    """The results so far, by the number of the file's iteration, counted from 1."""
     say: Callable[[str], None]
+    """Prints a line."""
 
     def open_assigner(self, credit: Credit, engine: Any) -> CreditAssigner:
         """Returns the library's assigner, which the caller closes.
@@ -248,14 +267,16 @@ class _Crediting:
             sampling=self.sampling,
             steps=self.steps,
             context_length=self.settings.context_length,
-            # None: continuations that were cut off are graded like others.
+            # None makes the assigner grade continuations that were cut off like all others.
             unfinished_reward=None if self.settings.grade_unfinished else 0.0,
             seed=self.settings.seed,
         )
 
     def credit_file(self, file: LoggedFile, assigner: CreditAssigner) -> None:
         """Credits the answers of a file and stores them."""
-        mark = mark_of(file)  # before it is read, so that a change during the reading is noticed
+        # The mark is taken before the file is read. If the file changes while it is read, the mark is then
+        # outdated, and the next start credits the file again.
+        mark = mark_of(file)
         max_tokens = None if self.sampling is None else self.sampling.max_tokens
         logged = read_answers_of(file.path, assigner.credit, self.tokenizer, max_tokens)
         assigned = None
@@ -272,14 +293,14 @@ class _Crediting:
     def _assign(
         self, file: LoggedFile, assigner: CreditAssigner, answers: Sequence[GradedAnswer]
     ) -> CreditedTrees:
-        """Assigns credit to a file's answers, with what is left of the budget and of the time.
+        """Assigns credit to a file's answers within the tokens and the time that are left.
 
-        Raises CreditLimitReached if that is not enough.
+        Raises CreditLimitReached if the tokens or the time are not enough.
         """
         budget = seconds_left = None
         if self.settings.budget is not None:
-            # A killed command's samples of this file are read from the journal, and count towards the budget
-            # like new ones.
+            # Samples that a killed command made for this file are read from the journal. The library counts
+            # them towards the budget like new samples.
             budget = self.settings.budget - sum(result.cost.tokens for result in self.results.values())
             if budget < 1:
                 raise self._limit_reached(f"before {file.source.title}", "budget")
@@ -288,8 +309,9 @@ class _Crediting:
             if seconds_left <= 0:
                 raise self._limit_reached(f"before {file.source.title}", "deadline")
 
-        # Files are numbered from 1, and the library's iterations from 0.
+        # `file.number` counts from 1, and the library counts iterations from 0.
         def with_journal(engine: Engine) -> Engine:
+            """Returns the engine with the journal of this file's iteration."""
             return FileJournal(engine, self.folder.iteration(file), file.number - 1)
 
         try:
@@ -306,6 +328,7 @@ class _Crediting:
     def _limit_reached(
         self, where: str, limit: Literal["budget", "deadline", "cancelled"]
     ) -> CreditLimitReached:
+        """Returns the error for a limit that was reached at a place, such as "in 10.jsonl"."""
         what = f"the budget of {self.settings.budget} tokens is used up"
         if limit == "deadline":
             what = f"the deadline of {self.settings.deadline:g} s has passed"
@@ -318,7 +341,8 @@ class _Crediting:
     def _result(
         self, file: LoggedFile, mark: list[int], logged: LoggedAnswers, assigned: CreditedTrees | None
     ) -> CreditedFile:
-        """Returns the result for a file; `assigned` is None where it has no answer to credit."""
+        """Returns the result for a file. `assigned` is None if the file has no answer that can be
+        credited."""
         reasons = logged.reasons.copy()
         credited = 0
         cost = CreditCost(samples=0, tokens=0, seconds=0.0)
@@ -340,9 +364,10 @@ class _Crediting:
 
 
 def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[list[Trajectory], list[Episode]]:
-    """Returns the answers of a file and their training rows, in the order of the log.
+    """Returns the answers of a file as trajectories, and the training rows of those with credit as episodes.
 
-    Answers that aren't credited are among the trajectories, with the reason as the message of their grade.
+    Both are in the order of the log. Answers that aren't credited are among the trajectories, and the message
+    of their grade has the reason.
     """
     credited_by_id = {}
     episode_by_id = {}
@@ -350,7 +375,8 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         credited_by_id = {trajectory.id: trajectory for trajectory in answers_of(assigned.trees)}
         episode_by_id = {episode.trajectory: episode for episode in assigned.episodes}
     problems: dict[str, Problem] = {}
-    # The library got only the answers to credit, and numbered those of each group from 0 in the log's order.
+    # The library got only the answers to credit, and numbered the answers of each group from 0, in the log's
+    # order. `credited_counts` has the number of each group's next answer, to find it by its id.
     credited_counts: Counter[str] = Counter()
     further_counts = Counter(str(item.answer.group) for item in logged.to_credit)
     trajectories, episodes = [], []
@@ -358,7 +384,7 @@ def _rows_of(logged: LoggedAnswers, assigned: CreditedTrees | None) -> tuple[lis
         group = str(item.answer.group)
         problem = problems.setdefault(group, _problem_of(item))
         if item.reason:
-            # Numbers after those of the group's credited answers.
+            # Uncredited answers get the numbers that follow those of the group's answers to credit.
             trajectories.append(_uncredited(item, problem, further_counts[group]))
             further_counts[group] += 1
             continue
@@ -388,7 +414,7 @@ def _problem_of(item: LoggedAnswer) -> Problem:
 
 
 def _grade_of(item: LoggedAnswer, message: str | None) -> Grade:
-    """Returns the log's grade of an answer. `message` comes before the message that the log has."""
+    """Returns the grade that an answer has in the log. `message` is put before the log's own message."""
     line = item.line
     messages = [text for text in (message, line["message"]) if text]
     return Grade(
@@ -400,7 +426,7 @@ def _grade_of(item: LoggedAnswer, message: str | None) -> Grade:
 
 
 def _numbers_of(item: LoggedAnswer) -> dict[str, float]:
-    """Returns the further numbers of the row, such as the advantage that TRL computed."""
+    """Returns the further numbers of an answer's row in the log, such as the advantage that TRL computed."""
     return {f"log/{name}": number for name, number in item.line["numbers"].items()}
 
 

@@ -6,8 +6,8 @@
     iterations/0009/             a file of the log, such as verl's 10.jsonl
       trajectories.arrow           its answers, as an iteration of a run stores them
       episodes.arrow               their values and advantages
-      credited.json                written last: the rows, the reasons of those without credit, and the cost
-      journal/                     every continuation that was sampled, so that none is sampled again
+      credited.json                written last: how many rows got credit, the reasons of the others, the cost
+      journal/                     every continuation that was sampled, so none is sampled again
 
 The viewer, the report and `treetune.open` read it as they read a run's folder.
 """
@@ -37,7 +37,8 @@ from treetune.view.store.folders import stat_of
 from treetune.vocabulary import Episode, Metrics, TextCodec, Trajectory
 
 RECORD = "credited.json"
-"""In an iteration's folder: the `CreditedFile`. It says that the file is credited."""
+"""The name of the file with the `CreditedFile` in an iteration's folder. If it is there, the log's file is
+credited."""
 
 MAY_CHANGE = ("iterations", "titles", "experiment_name", "directory")
 """Keys of the configuration that may differ when the folder is continued."""
@@ -56,7 +57,9 @@ class CreditedFile:
     stat: list[int]
     """The time of the file's last change in nanoseconds, and its size."""
     rows: int
+    """The number of all rows."""
     credited: int
+    """The number of rows with credit."""
     reasons: Mapping[str, int]
     """The number of rows without credit, by the reason."""
     cost: CreditCost
@@ -64,21 +67,25 @@ class CreditedFile:
 
 
 class CreditedFolder:
-    """The folder that a command writes and continues."""
+    """The folder with credited answers that a command writes, and that a later start continues.
+
+    `path` is the folder, and `log` is the folder of the log.
+    """
 
     def __init__(self, path: Path, log: Path) -> None:
         self.path, self._log = path, log
         self.directory = ExperimentDirectory(path)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Holds the folder's lock for a block. Raises ValueError if another process has it."""
+        """Holds the folder's lock during a `with` block. Raises ValueError if another process has the
+        lock."""
         return self.directory.locked()
 
     def begin(self, config: Mapping[str, Any]) -> None:
         """Writes the configuration.
 
         Raises:
-            ValueError: The folder has something else, or was credited with other settings.
+            ValueError: The folder has other contents than a credited log, or one with other settings.
         """
         path = self.directory.config_file
         if path.is_file():
@@ -91,22 +98,25 @@ class CreditedFolder:
                 )
         elif any(entry.name != ".lock" for entry in self.path.iterdir()):
             raise ValueError(f"{self.path} is not empty: choose another folder with --output")
-        # The configuration is written first. After a kill, a folder with other files and without it would be
-        # refused as not empty.
+        # The configuration is the first file of the folder. If the command were killed after it had written
+        # another file first, the next start would refuse the folder as not empty.
         write_json(path, config)
         manifest = {"config": config_hash(config), "seed": config["seed"], "command": command_line()}
         write_record(self.directory.manifest_file, manifest)
 
     def write_tokens(self, codec: TextCodec, count: int) -> None:
-        """Writes the texts of the first `count` tokens, which the viewer shows."""
+        """Writes the texts of the first `count` tokens of the vocabulary, for the viewer, if they are not
+        there yet."""
         if count and not (self.path / TOKENS).is_file():
             write_tokens(self.path / TOKENS, codec, count)
 
     def iteration(self, file: LoggedFile) -> Path:
+        """Returns the folder of a file's iteration."""
         return self.directory.iteration(file.number - 1)
 
     def results_of(self, files: Sequence[LoggedFile]) -> dict[int, CreditedFile]:
-        """Returns the results for the files that are credited, by the numbers of their iterations."""
+        """Returns the results for the files that are already credited, by the number of each file's
+        iteration, counted from 1."""
         results = {}
         for file in files:
             result = self._result_of(file)
@@ -115,7 +125,8 @@ class CreditedFolder:
         return results
 
     def _result_of(self, file: LoggedFile) -> CreditedFile | None:
-        """Returns the result for a file; None for one that isn't credited, or that has changed since."""
+        """Returns the stored result for a file. Returns None if the file isn't credited yet, or has changed
+        since then."""
         path = self.iteration(file) / RECORD
         if not path.is_file():
             return None
@@ -125,6 +136,7 @@ class CreditedFolder:
         return result if is_same else None
 
     def name_of(self, file: LoggedFile) -> str:
+        """Returns the file's path below the log."""
         return str(file.path.relative_to(self._log))
 
     def write(
@@ -135,7 +147,7 @@ class CreditedFolder:
         episodes: Sequence[Episode],
         codec: TextCodec | None,
     ) -> None:
-        """Stores the answers of a file of the log with their credit, as an iteration of a run."""
+        """Stores the answers of a file of the log with their credit, as a run stores an iteration."""
         folder = self.iteration(file)
         iteration = file.number - 1  # on disk, iterations count from 0
         # If the file has changed since it was credited, the folder has the results of its former contents.
@@ -155,25 +167,28 @@ class CreditedFolder:
         """
         lines = []
         for number, result in sorted(results.items()):
-            # `stat[0]` is the time of the log file's last change, in nanoseconds. With the present time
-            # instead, the same log would give other lines each time.
+            # The line's time is `stat[0]`, the time of the log file's last change in nanoseconds. With the
+            # present time instead, the lines would differ each time that they are written.
             row = metrics_row(number - 1, result.stat[0] / 1e9, result.metrics)
             lines.append(json.dumps(sealed(row)) + "\n")
         write_text(self.directory.metrics, "".join(lines))
 
 
 def mark_of(file: LoggedFile) -> list[int]:
-    """Returns the time of the file's last change, and its size."""
+    """Returns the time of the file's last change in nanoseconds, and its size in bytes."""
     stat = stat_of(file.path)
     assert isinstance(stat, tuple), "a file that was just found"
     return [stat[0], stat[1]]  # a list, as a record gives it back
 
 
 def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """Returns the settings that differ: "seed was 0 and is 1"."""
+    """Returns a message for each setting that differs: ["seed was 0 and is 1"].
+
+    Settings in MAY_CHANGE are not compared.
+    """
     if stored.get("type") != CREDITED_LOG:
         return [f"it holds a configuration of type {stored.get('type')!r}, not a credited log"]
-    plain = json.loads(json.dumps(config))  # tuples become lists, as in the stored one
+    plain = json.loads(json.dumps(config))  # tuples become lists, as in the stored configuration
     changes = []
     for name in plain:
         if name not in MAY_CHANGE and stored.get(name) != plain[name]:
@@ -184,8 +199,9 @@ def describe_changes(stored: Mapping[str, Any], config: Mapping[str, Any]) -> li
 class FileJournal(JournaledEngine):
     """Stores the samples of one file of the log in its iteration's folder, and reads them from there.
 
-    The viewer looks for the continuations of an answer under the version of the policy that sampled it, which
-    is the iteration's where the answer has none.
+    A journal stores continuations with the version of the policy. The viewer looks for an answer's
+    continuations under the version that sampled the answer or, if the answer has no version, under the number
+    of its iteration. Answers of a log have none, so the version here is the iteration's number.
     """
 
     def __init__(self, engine: Engine, folder: Path, iteration: int) -> None:

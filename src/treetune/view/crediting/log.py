@@ -41,7 +41,8 @@ def find_log(path: Path) -> Run:
     """Returns the log in a folder, or in a single file.
 
     Raises:
-        ValueError: There are no answers, several logs, or an experiment of treetune.
+        ValueError: There is nothing at `path`, or there are no answers or several logs, or the folder is an
+            experiment of treetune.
     """
     if path.is_file():
         if not holds_answers(path):
@@ -78,6 +79,7 @@ def find_log(path: Path) -> Run:
 
 
 def _files_with_answers(folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
+    """Returns the files with answers among the entries `names` of a folder, without hidden files."""
     paths = [folder / name for name in sorted(names) if not name.startswith(".")]
     return tuple(path for path in paths if path.is_file() and holds_answers(path))
 
@@ -98,10 +100,10 @@ class LoggedFile:
 
 
 def files_of_log(log: Run) -> list[LoggedFile]:
-    """Returns the files of a log in their order.
+    """Returns the files of a log in their order, each with the number of its iteration.
 
-    Iterations have the numbers of the program's steps where each file has its own step: the steps themselves,
-    or the steps plus 1 where they begin with 0. Otherwise files are numbered in their order.
+    If each file has a different step of the program in its path, its number is this step (or the step plus 1
+    if steps begin with 0). If not, files are numbered from 1 in their order.
     """
     files = sources(log)
     steps = [step_of(file.path, log.path).number for file in files]
@@ -118,23 +120,25 @@ class LoggedAnswer:
 
     answer: GradedAnswer
     line: Mapping[str, Any]
-    """The row as a line of an evaluation."""
+    """The row, in the form of a line of an evaluation's file."""
     reason: str = ""
-    """The reason why it isn't credited; empty for an answer that will be."""
+    """The reason why the answer isn't credited; empty if it can be credited."""
 
 
 @dataclass
 class LoggedAnswers:
-    """The answers of a file."""
+    """The answers of a file, and the reasons why rows of it aren't credited."""
 
     answers: list[LoggedAnswer] = field(default_factory=list)
+    """The rows with token ids. Those that can't be credited have a reason."""
     rows: int = 0
-    """All rows of the file."""
+    """The number of all rows of the file."""
     reasons: Counter[str] = field(default_factory=Counter)
     """The number of rows that aren't credited, by the reason: {"without a reward": 3}."""
 
     @property
     def to_credit(self) -> list[LoggedAnswer]:
+        """The answers that can be credited."""
         return [logged for logged in self.answers if not logged.reason]
 
 
@@ -145,9 +149,9 @@ def read_answers_of(
 
     Args:
         path: A file that a reader of `treetune.view.store.foreign` reads.
-        credit: Says what it needs of an answer and of its group.
-        tokenizer: None if the log has token ids and the credit needs no text.
-        max_tokens: The largest number of tokens of an answer; None: unknown.
+        credit: The credit. It decides whether answers need log-probs, and how many answers a group needs.
+        tokenizer: Encodes rows without token ids; None if the log has token ids.
+        max_tokens: The largest number of tokens of an answer; None if it is unknown.
 
     Raises:
         ValueError: The file can't be read, or needs a tokenizer.
@@ -168,21 +172,24 @@ def read_answers_of(
         logged.reasons[UNREADABLE] += unread
     if reads_logprobs(credit):
         logged.answers = list(_without_missing_logprobs(logged.answers))
-    # Last, because a group is only as large as the number of its answers that get credit.
+    # Groups are checked last, because only answers that no other check has ruled out count in their group.
     logged.answers = list(_without_small_groups(logged.answers, answers_needed(credit)))
     logged.reasons.update(answer.reason for answer in logged.answers if answer.reason)
     return logged
 
 
 class _NotCredited(Exception):
-    """A row can't become an answer; the message is the reason, as it is counted."""
+    """A row can't become an answer. The message is the reason, by which such rows are counted."""
 
 
 def _answer_of(
     mapped: MappedRow, tokenizer: LogTokenizer | None, max_tokens: int | None, groups: dict[str, TokenIds]
 ) -> LoggedAnswer:
-    """Returns the answer of a row. Raises _NotCredited for a row without token ids, and ValueError where a
-    tokenizer is missing."""
+    """Returns the answer of a row.
+
+    Raises _NotCredited if the row can't become an answer, for example if its texts can't be encoded, and
+    ValueError if it has no token ids and there is no tokenizer.
+    """
     line = mapped.line
     if mapped.why_unmapped:
         raise _NotCredited(mapped.why_unmapped)
@@ -199,7 +206,8 @@ def _answer_of(
             response_ids = tokenizer.encode_answer(line["text"])
         except ValueError as error:
             raise _NotCredited(str(error)) from error
-        # Most trainers don't store why an answer ended. One with as many tokens as it may have was cut off.
+        # Most trainers don't store why an answer ended. An answer of at least `max_tokens` tokens was cut
+        # off.
         was_cut_off = was_cut_off or (max_tokens is not None and len(response_ids) >= max_tokens)
         if not was_cut_off:
             response_ids = tokenizer.add_end(response_ids)
@@ -222,7 +230,7 @@ def _answer_of(
 
 
 def _reason_without_credit(line: Mapping[str, Any], tokens: StoredTokens, max_tokens: int | None) -> str:
-    """Returns the reason why an answer isn't credited; empty for an answer that will be."""
+    """Returns the reason why an answer can't be credited; empty if there is none so far."""
     if line["outcome"] == "error":
         return FAILED
     if line["reward"] is None:
@@ -238,10 +246,12 @@ def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -
     """Returns the name of an answer's group, which is the name of its problem.
 
     Answers to one problem may have different prompt ids, for example from different chat templates. Each
-    further prompt is a group of its own, such as ``gsm8k/17 prompt 2``.
+    further prompt of a problem is a separate group, such as ``gsm8k/17 prompt 2``.
 
     Args:
-        groups: The prompt ids of each group so far. A new group is added.
+        problem: The name of the problem.
+        prompt_ids: The prompt of the answer.
+        groups: The prompt ids of each group so far. If the answer's group is new, it is added.
     """
     name, further = problem, 1
     while name in groups and groups[name].tolist() != prompt_ids.tolist():
@@ -252,21 +262,23 @@ def _group_of(problem: str, prompt_ids: TokenIds, groups: dict[str, TokenIds]) -
 
 
 def _data_of(row: Any) -> dict[str, Any]:
-    """Returns the fields with the name of the problem's task, which some reward functions read."""
+    """Returns those fields of a row that name the problem's task (`NAMES`), which some reward functions
+    read."""
     if not isinstance(row, Mapping):
         return {}
     return {name: row[name] for name in NAMES["task"] if isinstance(row.get(name), str)}
 
 
 def _without_missing_logprobs(answers: Sequence[LoggedAnswer]) -> Iterator[LoggedAnswer]:
-    """Yields the answers; those without log-probs aren't credited."""
+    """Yields all answers. An answer without log-probs gets this as the reason why it isn't credited."""
     for logged in answers:
         is_missing = not logged.reason and logged.answer.logprobs is None
         yield replace(logged, reason="without log-probs of its tokens") if is_missing else logged
 
 
 def _without_small_groups(answers: Sequence[LoggedAnswer], needed: int) -> Iterator[LoggedAnswer]:
-    """Yields the answers; those of groups with fewer answers than the credit needs aren't credited."""
+    """Yields all answers. An answer in a group that has fewer answers than `needed` gets this as the reason
+    why it isn't credited."""
     sizes = Counter(logged.answer.group for logged in answers if not logged.reason)
     for logged in answers:
         is_small = not logged.reason and sizes[logged.answer.group] < needed

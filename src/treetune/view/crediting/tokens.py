@@ -1,7 +1,7 @@
-"""Makes token ids of the prompts and answers in a log that has texts alone.
+"""Makes token ids of the prompts and answers in a log that has only texts.
 
-An answer's text is encoded with the tokenizer of the model, and the end token is added where the answer was
-not cut off, since trainers store texts without it. The ids may differ from those that were sampled.
+An answer's text is encoded with the tokenizer of the model. If the answer was not cut off, the end token is
+added, because trainers store texts without it. The ids may differ from those that were sampled.
 
 verl and TRL also store the prompts without special tokens. A prompt in the form of the chat template gets
 them back if the result, decoded without special tokens, is exactly the stored text::
@@ -23,7 +23,7 @@ from treetune.credit.library.assigner import load_tokenizer
 from treetune.vocabulary import Message, TextCodec, TokenIds, joined, token_array
 
 SYSTEM_MARK, USER_MARK = "⟦the system's text⟧", "⟦the user's text⟧"
-"""Texts with which the form of a chat template is found."""
+"""Messages that are encoded by a chat template, to find the text that the template writes around them."""
 
 EXAMPLE_CHARACTERS = 60
 """The number of characters that a warning shows of a text."""
@@ -31,18 +31,19 @@ EXAMPLE_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The text of a prompt by the chat template, without special tokens, around the texts of its messages.
+    """The text, without special tokens, that a chat template writes around the messages of a prompt.
 
-    Example: ``ChatForm(("user",), ("user\\n", "\\nassistant\\n"))``.
+    Example: ``ChatForm(("user",), ("user\\n", "\\nassistant\\n"))`` is the form of the prompt
+    "user\\n2+2=?\\nassistant\\n".
     """
 
     roles: tuple[str, ...]
     """The roles of the messages."""
     texts: tuple[str, ...]
-    """The texts before, between and after those of the messages."""
+    """The texts before, between and after the messages: one text more than there are roles."""
 
     def messages_of(self, prompt: str) -> list[Message] | None:
-        """Returns the messages of a prompt in this form; None for a prompt that isn't."""
+        """Returns the messages of a prompt in this form, and None if the prompt doesn't have this form."""
         beginning, *between, end = self.texts
         if not prompt.startswith(beginning) or not prompt.endswith(end):
             return None
@@ -58,9 +59,12 @@ class ChatForm:
 
     def may_have_more_turns(self, messages: Sequence[Message]) -> bool:
         """Returns whether the user's message contains the beginning of an answer, such as "\\nassistant\\n".
-        Then the stored prompt may have had several turns."""
-        # `texts[-1]` is what the template writes after the last message: the beginning of an answer. Its
-        # first line names the role. Templates may begin answers with more text, such as "<think>".
+
+        If it does, the stored prompt may have had several turns.
+        """
+        # `texts[-1]` is what the template writes after the last message: the beginning of an answer. Only its
+        # first line, which names the role, is looked for, because templates may begin the answer to the last
+        # message with more text, such as "<think>".
         beginning = re.match(r"\s*\S[^\n]*\n", self.texts[-1])
         has_role = beginning is not None and any(map(str.isalpha, beginning[0]))
         return beginning is not None and has_role and beginning[0] in messages[-1].content
@@ -68,46 +72,51 @@ class ChatForm:
 
 @dataclass
 class LogTokenizer:
-    """Encodes texts of a log, and counts texts whose ids may differ from the sampled ones.
-
-    `codec` encodes texts as they are, and `chat` conversations by the chat template.
-    """
+    """Encodes texts of a log, and counts texts whose ids may differ from the sampled ids."""
 
     codec: TextCodec
+    """Encodes texts as they are."""
     chat: TextCodec | None = None
-    """None for a tokenizer without a chat template."""
+    """Encodes conversations by the chat template; None if they can't be encoded."""
     vocabulary_size: int = 0
-    """The number of the tokenizer's tokens, whose texts the viewer needs; 0: they aren't stored."""
+    """The number of the tokenizer's tokens. The text of each is stored for the viewer; with 0, none is."""
     why_no_chat: str = ""
     """The reason why conversations can't be encoded."""
     tokenizer: Any = None
     """The tokenizer of transformers; None if there is only a codec."""
     counts: Counter[str] = field(default_factory=Counter)
-    """The number of such texts, by kind: ``encoded``, ``restored``, ``ambiguous`` and ``changed``."""
+    """The number of texts of each kind. `warnings` explains the kinds:
+
+    * ``encoded``: answers that were encoded from their text.
+    * ``restored``: prompts that got their special tokens back.
+    * ``ambiguous``: prompts that may have several turns.
+    * ``changed``: texts that their ids don't decode to.
+    """
     changed_example: tuple[str, str] | None = None
-    """The first text that differs from its decoded ids, and the latter."""
+    """The first text of the kind ``changed``, and the text that its ids decode to, both from the first
+    difference on."""
 
     def __post_init__(self) -> None:
         self._forms = [] if self.chat is None else _forms_of(self.chat, self.codec)
 
     @property
     def source(self) -> Any:
-        """The tokenizer as the library takes it."""
+        """The tokenizer in a form that the library accepts."""
         return self.codec if self.tokenizer is None else self.tokenizer
 
     def encode_prompt(self, text: str, messages: Sequence[Mapping[str, str]]) -> TokenIds:
         """Returns the ids of a prompt.
 
         Args:
-            text: The prompt, if it is a text.
-            messages: The messages of a conversation; empty for a text.
+            text: The prompt. It is used only if there are no messages.
+            messages: The messages, if the prompt is a conversation, and otherwise empty.
 
         Raises:
             ValueError: The prompt can't be encoded. The message says what kind of prompt it is.
         """
         if messages:
             return self._encode_conversation([Message(turn["role"], turn["content"]) for turn in messages])
-        # The text may be a conversation by the chat template whose special tokens were left out.
+        # The text may be a conversation that the chat template wrote, stored without its special tokens.
         restored_ids = self._restore_chat(text)
         if restored_ids is not None:
             self.counts["restored"] += 1
@@ -137,13 +146,13 @@ class LogTokenizer:
         return ids
 
     def add_end(self, ids: TokenIds) -> TokenIds:
-        """Returns an answer's ids with the end token, which is added where it is missing."""
+        """Returns an answer's ids with the end token, which is added if the ids don't end with it."""
         if ids[-1:].tolist() == [self.codec.eos_id]:
             return ids
         return joined([ids, token_array([self.codec.eos_id])])
 
     def warnings(self) -> list[str]:
-        """Returns messages on texts whose ids may not be those of the log's model."""
+        """Returns messages on texts whose ids may differ from those that the log's model sampled or read."""
         messages = []
         if encoded := self.counts["encoded"]:
             messages.append(
@@ -168,6 +177,8 @@ class LogTokenizer:
         return messages
 
     def _encode_conversation(self, messages: Sequence[Message]) -> TokenIds:
+        """Returns the ids of a conversation by the chat template. Raises ValueError if it can't be
+        encoded."""
         if self.chat is None:
             raise ValueError(f"a prompt that is a conversation: {self.why_no_chat}")
         try:
@@ -176,10 +187,12 @@ class LogTokenizer:
             raise ValueError("a prompt that the chat template refuses") from error
 
     def _restore_chat(self, text: str) -> TokenIds | None:
-        """Returns the token ids of a prompt whose text lacks its special tokens. Returns None for any other
-        text, and for a prompt that may have several turns."""
+        """Returns the token ids, with special tokens, of a prompt that was stored without special tokens.
+
+        Returns None for any other text, and for a prompt that may have several turns.
+        """
         is_ambiguous = False
-        # A form is what the chat template writes around one or two messages, without special tokens.
+        # A form has the text that the chat template writes around one or two messages.
         for form in self._forms:
             messages = form.messages_of(text)
             if messages is None:
@@ -227,7 +240,7 @@ def open_tokenizer(source: str | Path) -> LogTokenizer:
 
 
 def _chat_codec(tokenizer: Any) -> tuple[TextCodec | None, str]:
-    """Returns the codec with the tokenizer's chat template, or the reason why there is none."""
+    """Returns (codec with the tokenizer's chat template, ""), or (None, the reason why there is none)."""
     from treetune.models.chat import Chat
     from treetune.models.tokenizer import codec_of
 
@@ -240,13 +253,14 @@ def _chat_codec(tokenizer: Any) -> tuple[TextCodec | None, str]:
 
 
 def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
-    """Returns the forms of prompts with a user's message, and with a system's message before it.
+    """Returns the forms of two kinds of prompts: a user's message, and a system's and a user's message.
 
-    A form has the texts that the chat template writes around the messages.
+    A kind is left out if the template or the tokenizer doesn't support it.
 
     Args:
         chat: Encodes conversations.
-        codec: Decodes conversations without special tokens. Turn markers that aren't special tokens stay.
+        codec: Decodes conversations. It leaves out special tokens, but not markers of turns that are plain
+        text.
     """
     forms = []
     for messages in (
@@ -262,20 +276,24 @@ def _forms_of(chat: TextCodec, codec: TextCodec) -> list[ChatForm]:
             before, mark, text = text.partition(message.content)
             if mark:
                 texts.append(before)
-        # Without text between the messages, their border can't be found.
+        # If the template writes no text between two messages, a prompt can't be split into them.
         if len(texts) == len(messages) and all(texts[1:]):
             forms.append(ChatForm(tuple(message.role for message in messages), (*texts, text)))
     return forms
 
 
 def _encode_chat(chat: TextCodec, messages: Sequence[Message]) -> TokenIds:
-    """Returns the ids of a conversation, up to the beginning of the next answer. Raises ValueError."""
+    """Returns the ids of a conversation, up to the beginning of the next answer.
+
+    Raises ValueError if the template refuses the messages, or if they can't be encoded.
+    """
     assert chat.conversation is not None, "codecs of chats have conversations"
     return token_array((*chat.begin, *chat.encode(chat.conversation(messages))))
 
 
 def _first_difference(text: str, other: str) -> int:
-    """Returns the first character in which two texts differ, or the length of the shorter one."""
+    """Returns the position of the first character in which two texts differ, or the length of the shorter
+    text if there is none."""
     for position, (character, other_character) in enumerate(zip(text, other)):
         if character != other_character:
             return position

@@ -1,1 +1,1 @@
-"""Files for other people's tools: evaluations as logs of Inspect and as Parquet, notes, model cards."""
+"""Writes files for other programs: evaluations as logs of Inspect and as Parquet, notes, and model cards."""

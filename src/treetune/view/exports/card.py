@@ -1,4 +1,5 @@
-"""Writes a checkpoint's model card, and uploads both to the Hugging Face hub in one commit.
+"""Writes a checkpoint's model card, and uploads the checkpoint and its card to the Hugging Face hub in one
+commit.
 
 The card describes the weights, how they were trained, and their evaluations. Uploading is tested against a
 local stand-in for the hub only; nothing has been uploaded to the hub itself yet.
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult, ModelCard
 
 TAGS = ("treetune", "reinforcement-learning")
+"""The hub's tags of each card, besides the types of the method's parts."""
 FOLDER = "the folder "
-"""The prefix of a base model's name where only its folder is known: "the folder rho-1b"."""
+"""The prefix of a base model's name if only its folder is known: "the folder rho-1b"."""
 MOST_PARENTS = 8
-"""The most experiments that are followed back to find the base model."""
+"""The most earlier experiments through which an experiment is followed back to its base model."""
 
 TOKEN = "HF_TOKEN"
 """The environment variable with the hub's token. No other source is used, and messages never contain it."""
@@ -37,15 +39,19 @@ SILENCE_S = 120.0
 """The most seconds that the hub may take to answer, or to accept the next piece of a file."""
 
 CARD = "README.md"
+"""The name that the hub expects of a card's file."""
 
+# A model's name on the hub: "owner/name".
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class Licences:
-    """Facts that an experiment doesn't contain: licences, and the hub's name of a base model from a folder.
+    """Facts for a card that an experiment doesn't contain. A fact that isn't given is None.
 
-    Example: `Licences(weights="apache-2.0", data="mit", base_model="microsoft/rho-math-1b-v0.1")`.
+    They are the licences of the weights and of the data, and the hub's name of a base model that was loaded
+    from a folder. Example: `Licences(weights="apache-2.0", data="mit",
+    base_model="microsoft/rho-math-1b-v0.1")`.
     """
 
     weights: str | None = None
@@ -58,12 +64,13 @@ class Checkpoint:
     """Weights in Hugging Face format, after `iteration` finished iterations of an experiment."""
 
     policy: Path
+    """The folder of the weights: ``checkpoints/0004/policy`` in the experiment's directory."""
     iteration: int
     experiment: StoredExperiment
 
     @property
     def measured(self) -> dict[str, Mapping[str, Any]]:
-        """The summaries of these weights, by evaluation set."""
+        """The summaries of the evaluations of these weights, by evaluation set."""
         measured = {}
         for label, summaries in self.experiment.evaluations.items():
             if self.iteration in summaries:
@@ -72,9 +79,9 @@ class Checkpoint:
 
 
 def checkpoint_at(path: Path) -> Checkpoint:
-    """Reads a checkpoint's folder (``checkpoints/0004`` or ``checkpoints/last``), or the ``policy`` in it.
+    """Returns the checkpoint in a folder such as ``checkpoints/0004`` or ``checkpoints/last``.
 
-    Raises ValueError for another path.
+    The path may also be that of the folder ``policy`` in it. Raises ValueError for any other path.
     """
     policy_path = path if path.name == "policy" else path / "policy"
     if policy_path.parent.parent.name != CHECKPOINTS:
@@ -91,9 +98,9 @@ def checkpoint_at(path: Path) -> Checkpoint:
 
 
 def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = None) -> ModelCard:
-    """Returns the card, titled with the repository's name or else the experiment's.
+    """Returns a checkpoint's card. Its title is `name` or, without one, the experiment's name.
 
-    See `missing` for facts that may be missing.
+    The card is also made if it lacks facts; `missing` returns those.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -116,7 +123,8 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
     )
     planned = experiment.config.get("iterations")
     text = (TEMPLATES / "templates" / "model_card.md").read_text()
-    # Jinja leaves an empty line for each line with only a block, and the hub's library sets no `trim_blocks`.
+    # A line that has only a Jinja block would leave an empty line, and the hub's library doesn't set
+    # `trim_blocks`, which would remove it. So the ends of these lines are removed here.
     template = re.sub(r"^(\{%.*%\})\n", r"\1", text, flags=re.MULTILINE).rstrip("\n") + "\n\n"
     return ModelCard.from_template(
         card_data,
@@ -124,19 +132,20 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         name=name,
         iterations=f"{checkpoint.iteration} of {planned}" if planned else checkpoint.iteration,
         experiment=_code(experiment.name),
-        # A name of the hub, and not a description such as "random weights".
+        # A name is set as code, but not a description such as "random weights", which has spaces.
         base=f"`{_code(base)}`" if " " not in base else base,
         results=_result_rows(checkpoint),
         method={part: _code(choice) for part, choice in experiment.method.items()},
         data=_data_lines(experiment, licences),
         facts=_facts(experiment),
-        # No text can end the Markdown code block early, because a line break in JSON is written as \\n.
+        # No text in the configuration can end the Markdown code block early: it would need a new line, and
+        # JSON writes a line break in a text as \n.
         config=json.dumps(_without_folders(experiment.config), indent=1, ensure_ascii=False),
     )
 
 
 def _code(text: object) -> str:
-    """Replaces characters that end inline code or a table's cell in Markdown."""
+    """Returns a text in which characters that end inline code or a table's cell in Markdown are replaced."""
     return str(text).replace("`", "'").replace("\n", " ").replace("|", "¦")
 
 
@@ -154,7 +163,7 @@ def _eval_results(checkpoint: Checkpoint) -> list[EvalResult]:
     for label, summary in checkpoint.measured.items():
         task = task_of_set(checkpoint.experiment.config, label)
         datasets, kind = hub_data(task), name_of_task(task) or "task"
-        # The hub wants a single data set; a task may have none, or several.
+        # The hub expects the name of one data set. If a task has none or several, its own name is used.
         dataset, revision = datasets[0] if len(datasets) == 1 else (kind, None)
         settings = ("samples", "temperature", "top_p")
         result = EvalResult(
@@ -183,7 +192,7 @@ def _result_rows(checkpoint: Checkpoint) -> list[list[str]]:
 
 
 def _facts(experiment: StoredExperiment) -> dict[str, str]:
-    """Returns facts on how the weights were made; empty texts for those that aren't recorded."""
+    """Returns facts on how the weights were made. A fact that isn't recorded is an empty text."""
     manifest, environment = experiment.manifest, experiment.environment
     packages = environment.get("packages") or {}
     return {
@@ -196,7 +205,8 @@ def _facts(experiment: StoredExperiment) -> dict[str, str]:
 
 
 def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
-    """Returns the facts that users of the weights need and that neither the experiment nor `licences` has."""
+    """Returns descriptions of the facts that users of the weights need, but that neither the experiment nor
+    `licences` has. Each names the option that gives the fact: "the weights' licence (--license)"."""
     absent = []
     if licences.weights is None:
         absent.append("the weights' licence (--license)")
@@ -213,7 +223,8 @@ def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
     for number, task in enumerate(tasks(experiment)):
         if not task:  # its configuration can't be read
             continue
-        # The first task is the experiment's own, and the others are those of the experiments before it.
+        # The first task is that of the experiment itself. The others belong to earlier experiments, from
+        # which it started.
         when = "" if number == 0 else " (in earlier training, which this one started from)"
         sources = [f"`{_code(name)}`, revision `{_code(revision)}`" for name, revision in hub_data(task)]
         sources += [f"file `{_code(Path(file).name)}`" for file in _files(task)]
@@ -232,7 +243,7 @@ def _data_lines(experiment: StoredExperiment, licences: Licences) -> list[str]:
 
 
 def _without_folders(config: Mapping[str, Any]) -> Any:
-    """Returns the configuration without the folders of this machine.
+    """Returns the configuration without the names of this machine's folders.
 
     Absolute paths are shortened to the experiment or the file that they name: "/scratch/sft/checkpoints/last"
     becomes "…/sft/checkpoints/last". `directory`, the folder of experiments, is left out.
@@ -246,8 +257,8 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
         if not (isinstance(value, str) and value.startswith(("/", "~"))):
             return value
         parts = Path(value).parts
-        # The first part that is kept: the experiment's folder, in which checkpoints/ is, or the file itself.
-        # Part 0 is "/" or begins with "~", and is never kept.
+        # `first` is the position of the first part that is kept: the experiment's folder, which contains
+        # "checkpoints", or else the last part. Part 0 is "/" or begins with "~", and is never kept.
         first = parts.index(CHECKPOINTS) - 1 if CHECKPOINTS in parts else len(parts) - 1
         return "/".join(["…", *parts[max(1, first) :]])
 
@@ -258,8 +269,9 @@ def _without_folders(config: Mapping[str, Any]) -> Any:
 
 
 def base_model(experiment: StoredExperiment, licences: Licences) -> str:
-    """Returns the model that training started from, followed back through earlier experiments.
+    """Returns the name or a description of the model that training started from.
 
+    If an experiment started from another's checkpoint, it is the model that the earliest one started from.
     Examples: "microsoft/rho-math-1b-v0.1", "the folder rho-1b", "random weights".
     """
     if licences.base_model:
@@ -268,34 +280,44 @@ def base_model(experiment: StoredExperiment, licences: Licences) -> str:
     start = _start(chain[-1])
     if start is None:
         return "random weights"
-    if len(chain) > MOST_PARENTS:  # `_chain` stopped before its beginning
+    if len(chain) > MOST_PARENTS:  # the chain may go on: `_chain` doesn't follow it further
         return "a chain of experiments"
     is_folder = Path(start).is_dir() or not _HUB_NAME.fullmatch(start)
     return FOLDER + Path(start).name if is_folder else start
 
 
 def tasks(experiment: StoredExperiment) -> list[Mapping[str, Any]]:
-    """Returns the tasks that the weights were trained on: the experiment's, then those of earlier ones."""
+    """Returns the configurations of the tasks that the weights were trained on.
+
+    The first is the experiment's task. Those of earlier experiments, from which it started, follow. A task
+    is {} if its configuration can't be read.
+    """
     return [parent.config.get("task") or {} for parent in _chain(experiment)]
 
 
 def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
-    """Returns the hub's data sets that a task's configuration names, each with its revision."""
+    """Returns (name, revision) for each of the hub's data sets that a task's configuration names."""
     datasets = set()
     for part in _objects(task):
         if part.get("type") == "hub" and isinstance(part.get("name"), str):
             datasets.add((part["name"], part.get("revision")))
-    return sorted(datasets, key=str)  # a revision of None can't be compared with a text
+    return sorted(datasets, key=str)  # as texts, because a revision may be None, which can't be compared
 
 
 def has_foreign_data(experiment: StoredExperiment) -> bool:
-    """Returns whether the weights were trained on files or data sets, or on something that is unknown."""
+    """Returns whether the weights were trained on files or on data sets of the hub, or may have been.
+
+    They may have been if an experiment of the chain can't be read.
+    """
     names_data = any(hub_data(task) or _files(task) for task in tasks(experiment))
     return names_data or _began_from_unknown(experiment)
 
 
 def _chain(experiment: StoredExperiment) -> list[StoredExperiment]:
-    """Returns the experiment, the one whose checkpoint it started from, and so on, as far as can be read."""
+    """Returns the experiment, then the experiment whose checkpoint it started from, and so on.
+
+    The chain ends at an experiment that can't be read, and in any case after MOST_PARENTS earlier ones.
+    """
     chain = [experiment]
     while len(chain) <= MOST_PARENTS:
         start = _start(chain[-1])
@@ -316,14 +338,18 @@ def _start(experiment: StoredExperiment) -> str | None:
 
 
 def _began_from_unknown(experiment: StoredExperiment) -> bool:
-    """Returns whether the chain ends at a checkpoint whose experiment or configuration can't be read."""
+    """Returns whether a part of the training is unknown.
+
+    It is if the earliest experiment of the chain has no readable configuration, or started from a checkpoint
+    of an experiment that the chain doesn't contain.
+    """
     first = _chain(experiment)[-1]
     start = _start(first)
     return not first.config or (start is not None and experiment_of_checkpoint(Path(start)) is not None)
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    """Yields all objects in a value of a configuration, outer ones first."""
+    """Yields all objects (dictionaries) in a value of a configuration, an outer object before those in it."""
     members: Iterable[object] = ()
     if isinstance(value, Mapping):
         yield value
@@ -335,11 +361,11 @@ def _objects(value: object) -> Iterator[Mapping[str, Any]]:
 
 
 def _files(task: Mapping[str, Any]) -> list[str]:
-    """Returns the files and folders of rows that a task's configuration names."""
+    """Returns the files and folders with problems that a task's configuration names."""
     files: dict[str, None] = {}  # a dictionary as an ordered set
     for part in _objects(task):
         if part.get("type") == "disk":
-            # A saved data set: only `path` names a file. `train` is the name of a split in it.
+            # For a saved data set, only `path` is a path: `train` is the name of a split in it.
             files[str(part.get("path"))] = None
         elif part.get("type") != "hub":
             for key in ("train", "validation", "test", "path", "files"):
@@ -348,7 +374,7 @@ def _files(task: Mapping[str, Any]) -> list[str]:
 
 
 def _file_names(value: object) -> list[str]:
-    """Returns the texts of a value that look like paths; the value may be a text, a list or an object."""
+    """Returns the texts in a value that look like paths. The value may be a text, a list or an object."""
     endings = (".jsonl", ".json", ".parquet", ".arrow")
     names: Iterable[object] = [value]
     if isinstance(value, Mapping):
@@ -363,23 +389,26 @@ def _file_names(value: object) -> list[str]:
 
 @dataclass(frozen=True)
 class Parcel:
-    """The content of a commit: the card's text, and the files by their names in the repository."""
+    """The content of a commit."""
 
     repository: str
+    """The repository: "owner/name"."""
     card: str
+    """The text of the card."""
     files: Mapping[str, Path]
+    """The files of the weights, by their names in the repository."""
 
     def lines(self) -> Iterator[str]:
-        """Yields each file with its size in bytes."""
+        """Yields a line for the card and for each file, with its size: "config.json  612 bytes"."""
         yield f"{CARD}  {len(self.card.encode()):,} bytes"
         for name, path in self.files.items():
             yield f"{name}  {path.stat().st_size:,} bytes"
 
 
 def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Parcel:
-    """Returns the files to upload.
+    """Returns the card and the files to upload.
 
-    Raises ValueError for an invalid repository name, damaged weights, and a card with missing facts.
+    Raises ValueError for an invalid repository name, for damaged weights, and for a card that lacks facts.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -392,7 +421,8 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
     if absent:
         raise ValueError(f"the model card of {checkpoint.policy.parent} needs {', '.join(absent)}")
     refuse_damaged(checkpoint.policy, "take another checkpoint")
-    # Without our checksums, and with the new card in place of an older one.
+    # The file of checksums is left out, because only treetune reads it. A card in the folder is left out,
+    # because the new card takes its place.
     files = {
         path.relative_to(checkpoint.policy).as_posix(): path
         for path in sorted(checkpoint.policy.rglob("*"))
@@ -403,9 +433,10 @@ def parcel_of(checkpoint: Checkpoint, repository: str, licences: Licences) -> Pa
 
 
 def push(parcel: Parcel, *, private: bool) -> str:
-    """Creates the repository if it doesn't exist, commits to it, and returns the commit's address.
+    """Creates the repository if it doesn't exist, commits the parcel to it, and returns the commit's address.
 
-    Raises ValueError without a token, and RuntimeError where the hub refuses or can't be reached.
+    Raises ValueError if the environment has no token, and RuntimeError if the hub refuses or can't be
+    reached.
     """
     import httpx2
     from huggingface_hub import CommitOperationAdd, HfApi, set_client_factory
@@ -419,7 +450,7 @@ def push(parcel: Parcel, *, private: bool) -> str:
         )
 
     def client() -> Any:
-        """Returns the library's default client with a timeout; by default it waits without end."""
+        """Returns the library's default client with a timeout, without which it would wait forever."""
         default_client = default_client_factory()
         default_client.timeout = SILENCE_S
         return default_client
@@ -434,9 +465,10 @@ def push(parcel: Parcel, *, private: bool) -> str:
             parcel.repository, operations, commit_message="Weights and model card from treetune"
         )
     except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, RuntimeError, OSError) as error:
-        reason = f"{type(error).__name__}: {error}".replace(token, "…")  # an address may contain the token
+        # The error may contain an address with the token.
+        reason = f"{type(error).__name__}: {error}".replace(token, "…")
         raise RuntimeError(
             f"uploading {parcel.repository} to {api.endpoint} failed: {reason}. Run the same command to try"
             " again; files that were uploaded already are not sent twice"
-        ) from None  # the error that caused this one may contain the token, too
+        ) from None  # a traceback with the causing error could show the token
     return commit.commit_url

@@ -77,7 +77,7 @@ def _licences(options: Options) -> Licences:
 
 
 def _output(formats: str) -> click.Option:
-    """Returns the option for the output file, whose suffix is one of the formats."""
+    """Returns the option for the output file. `formats` says which suffixes the file can have."""
     help_text = f"its suffix chooses the format: {formats}"
     return click.Option(["--output"], required=True, type=PATH, metavar="FILE", help=help_text)
 
@@ -85,6 +85,7 @@ def _output(formats: str) -> click.Option:
 CHECKPOINT = click.Argument(
     ["checkpoint"], type=PATH, metavar="CHECKPOINT", help="such as EXPERIMENT_DIR/checkpoints/last"
 )
+# Options of both commands that make a card.
 OF_CARDS = (
     click.Option(["--license"], metavar="NAME", help="of the weights, such as apache-2.0"),
     click.Option(["--data-license"], metavar="NAME", help="of the training data"),

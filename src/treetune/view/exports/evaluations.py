@@ -20,20 +20,22 @@ ROWS_AT_ONCE = 4096
 """The number of answers in memory while a Parquet file is written."""
 
 METADATA = b"treetune"
-"""The key in the Parquet file's metadata: JSON with the experiment, set, iteration and summary."""
+"""The key of treetune's entry in the Parquet file's metadata, which is JSON with the experiment, set,
+iteration and summary."""
 
 COUNTS = ("sample", "tokens")
-"""Columns of integers."""
+"""The columns of integers."""
 NUMBERS = ("reward",)
-"""Columns of floats, besides the numbers of graders."""
+"""The columns of floats, besides those of groups of numbers (``grade/rule``)."""
 
 
 @dataclass(frozen=True)
 class MeasuredSet:
-    """An evaluation of a set, after `iteration` finished iterations of an experiment."""
+    """An evaluation on a set of problems, after `iteration` finished iterations of an experiment."""
 
     experiment: StoredExperiment
     label: str
+    """The name of the set."""
     iteration: int
 
     @property
@@ -42,15 +44,19 @@ class MeasuredSet:
 
     @property
     def answers(self) -> Path:
+        """The file with the answers."""
         return self.experiment.directory.evaluation(self.iteration, self.label) / ANSWERS
 
     @property
     def measured_at(self) -> float:
-        """The time when its summary was written, in seconds since 1970."""
+        """The time when the evaluation's summary was written, in seconds since 1970."""
         return self.answers.with_name(SUMMARY).stat().st_mtime
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yields the answers in order, one at a time. Raises ValueError for a line that is not an answer."""
+        """Yields the answers in their order, one at a time, so that not all must fit in memory.
+
+        Raises ValueError for a line that is not an answer.
+        """
         verify_answers(self.answers)
         with self.answers.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
@@ -66,14 +72,16 @@ class MeasuredSet:
 
 
 def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> MeasuredSet:
-    """Returns an experiment's evaluation.
+    """Returns an evaluation of an experiment.
 
     Args:
         path: the experiment's directory.
-        label: the evaluation set; None for the only one.
-        iteration: the number of finished iterations; None for the newest.
+        label: the evaluation set; None if the experiment has only one.
+        iteration: the number of finished iterations; None for the newest evaluation.
 
-    Raises ValueError where there is no such evaluation, with those that exist.
+    Raises:
+        ValueError: There is no such evaluation, or `label` is None and there are several sets. The message
+            lists those that exist.
     """
     experiment = read_experiment(path)
     measured = experiment.evaluations
@@ -98,7 +106,8 @@ def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> M
 
 
 def task_of_set(config: Mapping[str, Any], label: str) -> Mapping[str, Any]:
-    """Returns the configuration of an evaluation set's task, which by default is the experiment's."""
+    """Returns the configuration of an evaluation set's task, or of the experiment's task if the set has
+    none."""
     for evaluation_set in (config.get("evaluation") or {}).get("sets") or ():
         name = evaluation_set.get("name") or evaluation_set.get("split")
         if name == label and evaluation_set.get("task"):
@@ -107,11 +116,11 @@ def task_of_set(config: Mapping[str, Any], label: str) -> Mapping[str, Any]:
 
 
 def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
-    """Writes a Parquet file and returns the number of its answers. An incomplete file is never left.
+    """Writes a Parquet file and returns the number of its answers.
 
-    Columns: `problem`, `sample`, `prompt`, `gold`, `text`, `extracted`, `reward` (null where the answer could
-    not be graded), `outcome`, `finish_reason`, `tokens`, …, and the numbers of graders and answers as
-    ``group/name``.
+    If the writing fails, no incomplete file is left. The columns are `problem`, `sample`, `prompt`, `gold`,
+    `text`, `extracted`, `reward` (null if the answer could not be graded), `outcome`, `finish_reason`,
+    `tokens`, …, and the numbers of graders and answers as ``group/name``.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -121,7 +130,7 @@ def write_parquet(evaluation: MeasuredSet, path: Path) -> int:
             return pa.int64()
         return pa.float64() if name in NUMBERS or "/" in name else pa.large_string()
 
-    # Answers can have different numbers, so that the columns are known after a first reading.
+    # Answers can have different numbers, so the file is read once to find all columns.
     names: dict[str, None] = {}  # a dictionary as an ordered set
     for row in evaluation.rows():
         names |= dict.fromkeys(_flat(row))

@@ -35,21 +35,22 @@ SHORT = 2000
 """The most characters of a prompt in the list of samples."""
 
 STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
+"""Inspect's name for each of treetune's finish reasons."""
 
 MAPPED_FIELDS = ("problem", "sample", "prompt", "text", "gold", "reward", "extracted")
 """The fields of an answer that have a counterpart in the log; the others become metadata."""
 
 LISTED = ("id", "epoch", "target", "metadata", "scores", "model_usage", "uuid")
-"""The fields of a sample that are in the list of samples, too."""
+"""The fields of a sample that its entry in the list of samples (``summaries.json``) has as well."""
 
 SUMMARY_NAMES = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """The numbers of an evaluation's summary that become metrics, in addition to pass@k."""
 
 
 def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
-    """Writes an ``.eval`` or ``.json`` file and returns the number of its answers.
+    """Writes an ``.eval`` or ``.json`` file, by the suffix of `path`, and returns the number of its answers.
 
-    An incomplete file is never left.
+    If the writing fails, no incomplete file is left.
     """
     if path.suffix == ".eval":
         with whole_file(path, "wb") as file:
@@ -69,7 +70,8 @@ def write_inspect_log(evaluation: MeasuredSet, path: Path) -> int:
 def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
     """Writes an ``.eval`` file, which is a zip archive, and returns the number of its samples.
 
-    All members of the archive have the time of the evaluation, so that exporting again gives the same bytes.
+    All members of the archive get the time of the evaluation instead of the present time, so that exporting
+    again gives the same bytes.
     """
     written_at = datetime.fromtimestamp(evaluation.measured_at, UTC).timetuple()[:6]
     earliest = (1980, 1, 1, 0, 0, 0)  # the first date that a zip archive can hold
@@ -77,6 +79,7 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
 
         def put(name: str, value: object) -> None:
+            """Adds a member with a value as JSON to the archive."""
             entry = zipfile.ZipInfo(name, max(written_at, earliest))
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16  # the file's permissions
@@ -100,7 +103,7 @@ def _write_archive(evaluation: MeasuredSet, file: IO[bytes]) -> int:
 
 
 def _header(evaluation: MeasuredSet) -> dict[str, Any]:
-    """Returns Inspect's description of an evaluation: everything in a log but the samples."""
+    """Returns Inspect's description of an evaluation: everything in a log except the samples."""
     summary, experiment = evaluation.summary, evaluation.experiment
     config, manifest = experiment.config, experiment.manifest
     ids: dict[str, None] = {}  # a dictionary as an ordered set
@@ -112,7 +115,7 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
         tokens += row.get("tokens", 0)
     measured_at = datetime.fromtimestamp(evaluation.measured_at, UTC).isoformat(timespec="seconds")
     settings = {key: summary[key] for key in ("temperature", "top_p", "seed") if key in summary}
-    # A "+" after the commit says that files were changed since.
+    # The commit is recorded as "5f3a…+changes" if files differed from it.
     commit, _, changes = (manifest.get("commit") or "").partition("+")
     revision = {"type": "git", "origin": "", "commit": commit, "dirty": bool(changes)}
     task = task_of_set(config, evaluation.label)
@@ -173,7 +176,8 @@ def _header(evaluation: MeasuredSet) -> dict[str, Any]:
 
 
 def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the names and values of a summary's numbers, then those of its domains: "math/pass_at_1"."""
+    """Yields (name, value) for each number of a summary, and then for those of each domain's summary, whose
+    names begin with the domain: "math/pass_at_1"."""
     for name in SUMMARY_NAMES:
         if summary.get(name) is not None:
             yield prefix + name, summary[name]
@@ -185,6 +189,7 @@ def _metrics(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
 
 
 def _grader(evaluation: MeasuredSet) -> str:
+    """Returns the type of the set's grader, or if the task names no grader, the type of the task."""
     task = task_of_set(evaluation.experiment.config, evaluation.label)
     return (task.get("grader") or {}).get("type") or task.get("type") or "grader"
 
@@ -195,7 +200,10 @@ def _model(evaluation: MeasuredSet) -> str:
 
 
 def _id(evaluation: MeasuredSet, what: str) -> str:
-    """Returns an id that is the same whenever the evaluation is exported, and different for another one."""
+    """Returns an id for one thing (`what`) of an evaluation, such as "run".
+
+    It is the same whenever the evaluation is exported, and different for each thing and each evaluation.
+    """
     experiment = evaluation.experiment
     key = [what, experiment.name, evaluation.label, evaluation.iteration]
     key += [evaluation.summary.get("checksum"), experiment.manifest.get("config")]
@@ -206,7 +214,7 @@ def _id(evaluation: MeasuredSet, what: str) -> str:
 
 
 def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
-    """Yields each answer as a sample of Inspect. One that could not be graded has no score."""
+    """Yields each answer as a sample of Inspect. An answer that could not be graded has no score."""
     model, grader = _model(evaluation), _grader(evaluation)
     for stored_row in evaluation.rows():
         uuid = _id(evaluation, f"{stored_row['problem']} {stored_row['sample']}")
@@ -244,21 +252,24 @@ def _samples(evaluation: MeasuredSet) -> Iterator[dict[str, Any]]:
 
 
 def _metadata(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of an answer that have no counterpart in the log."""
+    """Returns the fields of an answer that have no counterpart in a sample of Inspect."""
     metadata = {name: value for name, value in row.items() if name not in MAPPED_FIELDS}
-    # The extracted answer is a part of the score, which an answer that was not graded doesn't have.
+    # The extracted answer belongs to the score. An answer without a score has it in the metadata.
     if row.get("reward") is None and row.get("extracted") is not None:
         metadata["extracted"] = row["extracted"]
     return metadata
 
 
 def _usage(tokens: int) -> dict[str, int]:
-    """Returns the numbers of tokens in Inspect's form; prompts count 0, because theirs are not recorded."""
+    """Returns the numbers of tokens in Inspect's form, for `tokens` sampled tokens.
+
+    The prompt's tokens count as 0, because their number is not recorded.
+    """
     return {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens}
 
 
 def _writable(value: Any) -> Any:
-    """Replaces characters that UTF-8 can't encode, in all texts of a value."""
+    """Returns a value in which characters that UTF-8 can't encode are replaced, in all texts and keys."""
     if isinstance(value, str):
         return writable(value)
     if isinstance(value, Mapping):

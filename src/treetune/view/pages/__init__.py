@@ -1,5 +1,7 @@
-"""All pages of the viewer, in the order of its navigation. A new page goes into the `PAGES` of a module
-here."""
+"""All pages of the viewer, in the order of its navigation.
+
+To add a page, put it into the `PAGES` of a module in this package.
+"""
 
 from treetune.view.page import Page
 from treetune.view.pages import (
@@ -25,5 +27,5 @@ _PAGES = (
     *notes.PAGES,
     *data.PAGES,
 )
-# Pages at the top of the navigation come first. Sorting keeps the order above otherwise.
+# Pages that the navigation always has come first. Otherwise the order is as above, because sorting is stable.
 PAGES: tuple[Page, ...] = tuple(sorted(_PAGES, key=lambda page: page.place != "top"))

@@ -1,5 +1,8 @@
-"""The page of an answer: coloured tokens, steps with values, the grader's verdict, credit of several methods,
-notes."""
+"""The page of an answer.
+
+It shows coloured tokens, steps with their values, the grader's verdict, the credit of several methods, and
+notes.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +47,15 @@ TOKENS_SHOWN = 4000
 """The number of tokens that are shown at first."""
 
 LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
-"""The number of characters that are shown of a token; of extracted answer, message and reference answer; of
-prompt and data."""
+"""The most characters that are shown of each text: a token; an extracted answer, a grader's message or a
+reference answer; a prompt or data."""
 
 OF_A_STEP = 140
 """The number of characters of a step in the table of its credit."""
 
 COLOURED_FULLY = 0.95
-"""The quantile of a number's size in the answer that has the full colour; larger ones are not darker.
-Advantages have it at their largest."""
+"""The quantile, over an answer's tokens, of the absolute value of a number from which the colour is full.
+Larger values are not darker. For advantages, only the largest value has the full colour."""
 
 UNRECORDED = (
     "the trainer recorded no numbers of this answer's tokens: the answer was not trained on, or the iteration"
@@ -63,15 +66,15 @@ VERDICT = ("outcome", "extracted", "message", "seconds")
 
 
 def show(view: PageRequest) -> Response:
-    """Shows an answer, or leads to one if the address has no `?answer=`.
+    """Shows an answer, or redirects to one if the address has no `?answer=`.
 
     The address has `?run=`, `?source=` (the file), `?answer=`, `?as=` (see `_forms`), `?colour=` (the name of
     a number), `?depth=` (of a tree), `?all=1` (nothing is left out of a long answer) and `?on=1` (the page
     goes to the next answer after a label is ticked). It also has the fields of the list of answers, which
     `pages.answers.show` lists.
 
-    Without `?answer=`, the page leads to the first answer on the list's page, or to the last one with
-    `?last=1`.
+    If the address has no `?answer=`, the page redirects to the first answer on the present page of the list,
+    or with `?last=1` to the last answer on it.
     """
     if not view.text("answer"):
         answers = view.store.answers(view.run)
@@ -84,17 +87,18 @@ def show(view: PageRequest) -> Response:
 
 
 def save(view: PageRequest, form: Form) -> Response:
-    """Saves the form's note, and shows the answer again."""
+    """Saves the form's note and shows the answer again, with the form as it was sent if it can't be saved."""
     answer = _answer(view)
     draft = save_form(view, _noted(answer), form)
     return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
 
 
 def _answer(view: PageRequest) -> StoredAnswer:
-    """Reads the answer of the address.
+    """Returns the answer that the address names.
 
-    Raises NotThere while the file's index is being made (the page reloads by itself), and ValueError for a
-    file that can't be read."""
+    Raises NotThere while the index of its file is being made (the page reloads by itself), and ValueError if
+    the file can't be read.
+    """
     answers, source = view.store.answers(view.run), view.text("source")
     for item in answers.indexed():
         if item.source.name == source and item.fault:
@@ -105,14 +109,14 @@ def _answer(view: PageRequest) -> StoredAnswer:
 
 
 def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) -> Response:
-    """Renders the page of an answer, with a draft also the form that could not be saved."""
+    """Returns the page of an answer. If there is a draft, the page has the form that could not be saved."""
     answers = view.store.answers(view.run)
     try:
         config = view.store.experiment(view.run).config
     except ValueError:  # it can't be read
         config = {}
     tokens = tokens_of(view.run.path, answer, config)
-    made = made_of_credit(config)  # says how training changes the advantages of credit
+    made = made_of_credit(config)  # a text on how training changes the advantages of credit
     is_credited_log = config.get("type") == CREDITED_LOG
     colours = colourings(tokens, made)
     if is_credited_log:  # the trainer of a log records no numbers of tokens
@@ -120,7 +124,8 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
     episode, depth = answer.episode, view.integer("depth", 0)
     credited = episode is not None and episode.advantages is not None and answer.source.episodes is not None
     further = []
-    # Of a log, the advantages that trained and their shares in the gradient are unknown.
+    # For another program's log, the advantages after the trainer changed them, and their shares in the
+    # gradient, are unknown.
     if credited and not is_credited_log:
         further.append("credit")
     if episode is not None:
@@ -179,17 +184,17 @@ def _shown(view: PageRequest, answer: StoredAnswer, draft: Draft | None = None) 
 def _tree(
     view: PageRequest, answers: AnswerStore, answer: StoredAnswer, episode: Episode, depth: int
 ) -> Markup:
-    """Draws the tree of all answers to the problem, from the step `depth` on."""
+    """Returns a drawing of the tree of all answers to the problem, from the step `depth` on."""
     group = answers.group(answer.source.name, answer.row["problem"])
     names = [member.trajectory for member in group]
     this = names.index(episode.trajectory) if episode.trajectory in names else 0
     base = view.here(answer=None, depth=None, all=None, **{"as": None})
 
     def address(number: int, depth: int | None, start: int | None = None) -> str:
-        """Returns an address for `tree_html`, about the answer `number` of the group.
+        """Returns the address of a page about the answer `number` of the group, as `tree_html` needs it.
 
-        With `start`, it is of the continuations after `start` tokens; with `depth`, of the tree from that
-        step on; with neither, of the answer itself.
+        With `start`, it is the page of the continuations after `start` tokens. With `depth`, it is the tree
+        from that step on. With neither, it is the answer itself.
         """
         query: dict[str, Any] = {"answer": group[number].trajectory}
         if start is not None:
@@ -207,8 +212,9 @@ def _tree(
 def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> dict[str, Any]:
     """Returns the list of answers that is shown next to the answer.
 
-    The address may describe the list (`list_fields`). Otherwise the list has all answers to the same problem.
-    The result has one page of the list, and the addresses of the answers before and after this one.
+    If the address has fields that describe a list (`list_fields`), it is that list. If not, the list has all
+    answers to the same problem. The result has one page of the list, and the addresses of the answers before
+    and after this answer, as values for ``answer.html``.
     """
     fields = list_fields(view)
     if fields:
@@ -225,14 +231,16 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
     pages, number = max(1, -(-result.total // question.size)), question.page
 
     def address(row: Mapping[str, Any] | None, **query: Any) -> str:
-        """Returns the address of an answer in the list; without a row, of a page's first or last answer."""
+        """Returns the address of an answer in the list. If `row` is None, it is the first answer on a page of
+        the list, or the last with ``last=1``."""
         chosen = {"source": row and row["source"], "answer": row and row["answer"]}
         return view.here(**fields | {"page": number, "all": None} | chosen | query)
 
     keys = [(row["source"], row["row"]) for row in result.rows]
     this_key = (answer.row["source"], answer.row["row"])
     position = keys.index(this_key) if this_key in keys else None
-    # At the ends of a page: the last answer of the page before, and the first of the page after.
+    # First for an answer at an end of the page: the last answer of the page before, and the first of the page
+    # after. If the page has a neighbour itself, that is taken below.
     before = address(None, page=number - 1, last=1) if number > 1 else None
     after = address(None, page=number + 1) if number < pages else None
     if position is not None and position > 0:
@@ -255,7 +263,10 @@ def _reading(view: PageRequest, answers: AnswerStore, answer: StoredAnswer) -> d
 
 
 def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
-    """Returns the forms in which an answer can be shown, the default first."""
+    """Returns the names of the forms in which an answer can be shown, the default first.
+
+    `further` has those that need an episode, such as "credit" and "tree".
+    """
     if tokens is None or tokens.texts is None:
         return ("rendered", "text", *further)
     threads = ("threads",) if any(tokens.branches) else ()
@@ -266,11 +277,11 @@ def _forms(tokens: Tokens | None, further: Sequence[str]) -> Sequence[str]:
 
 
 def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
-    """Returns the numbers that tokens can be coloured by.
+    """Returns a dictionary for each kind of number that tokens can be coloured by.
 
-    Each comes with the meaning of its colours, and with its `scale`, the size of a number from which the
-    colour is full. `missing` says why a token has no such number; it is empty if tokens have them. `made`
-    describes how training changes the advantages of credit.
+    It has the `name`, the `meaning` of the colours, whether numbers are `signed`, the `scale` (the absolute
+    value from which the colour is full), and `missing`, which says why the answer has no such numbers and is
+    empty if it has. `made` describes how training changes the advantages of credit.
     """
     numbers: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
     trains = "training advantage"
@@ -299,14 +310,14 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
     ]
     colours = []
     for name, signed, meaning, missing in kinds:
-        # The others are listed with the reason why they are missing.
+        # These three are left out if they are missing. The others are then listed with the reason.
         if name in (OF_CREDIT, "log-ratio", KL) and name not in numbers:
             continue
         column, scale = numbers.get(name), None
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
-            # All tokens of a step have the step's advantage. The step with the largest advantage may be
-            # short. A quantile below 1 over tokens could then miss that advantage.
+            # All tokens of a step have the step's advantage. If the step with the largest advantage is short,
+            # a quantile below 1 could be smaller than that advantage, whose colour would not stand out.
             quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
             scale, missing = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0, ""
         colours.append(
@@ -316,7 +327,8 @@ def colourings(tokens: Tokens | None, made: str) -> list[dict[str, Any]]:
 
 
 def _has_end(answer: StoredAnswer) -> bool:
-    """Tells whether the model ended the answer, which then has an end token, such as ``<|im_end|>``."""
+    """Returns whether the model ended the answer. If it did, the last token is an end token, such as
+    ``<|im_end|>``."""
     return answer.row.get("finish_reason") == "stop"
 
 
@@ -331,17 +343,18 @@ class _ShownToken(NamedTuple):
 
 
 class _ShownStep(NamedTuple):
-    """A step with its tokens, or with the first of them."""
+    """A step with its tokens, or with the first of them if the others are not shown."""
 
     step: CreditedStep
     tokens: list[_ShownToken]
 
 
 def _lines(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
-    """Returns the steps with their first `most` tokens, as they are shown.
+    """Returns the steps with their tokens as they are shown, up to the first `most` tokens of the answer.
 
-    Ends of lines are visible. A token is shown by its id if it has no text, or adds an accent to a character
-    that has too many (`text.MARKS`); the end token as ``⟨end⟩``.
+    Ends of lines are made visible. A token is shown by its id if it has no text, or if it adds an accent to a
+    character that has too many (`text.MARKS`). The end token is shown as ``⟨end⟩``. If `most` is None, all
+    tokens are shown.
     """
     assert tokens.texts is not None
     lines = []
@@ -367,16 +380,22 @@ def _lines(tokens: Tokens, most: int | None, has_end: bool) -> list[_ShownStep]:
 
 
 def shortened(text: str, most: int) -> str:
-    """Returns the beginning of a text, with invisible characters made visible, and how much was left out."""
+    """Returns the first `most` characters of a text, with invisible characters made visible.
+
+    If the text is longer, it ends with the number of characters that were left out.
+    """
     beginning, left_out = cut(text, most)
     return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
 def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
-    """Returns the numbers of the shown tokens, for the browser: null where a token has none."""
+    """Returns the numbers of the shown tokens as columns for the browser, by name.
+
+    A token without a number has None. Example: {"id": [15, 7], "advantage": [0.25, None]}.
+    """
     columns: dict[str, Any] = {"id": tokens.ids[:most].tolist()}
     for name, column in tokens.numbers.items():
-        # The shortest digits that give the same number in its own precision.
+        # `str` gives the fewest digits that stand for the number in the column's precision, such as float32.
         columns[name] = [float(str(x)) if np.isfinite(x) else None for x in column[:most]]
     if any(version is not None for version in tokens.versions):
         columns["policy version"] = tokens.versions[:most]
@@ -394,9 +413,10 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
 def _chain(
     view: PageRequest, answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Returns all about an answer's steps, from their values to their shares in the gradient.
+    """Returns the values for ``chain.html``, which shows how each step's value leads to its share in the
+    gradient.
 
-    This includes the settings and metrics of the iteration that affect these numbers.
+    They include the settings, and the metrics of the iteration, that affect these numbers.
     """
     trainer, episode = config.get("trainer") or {}, answer.episode
     objective = trainer.get("objective") or {}
@@ -438,6 +458,7 @@ def _chain(
 
 
 def _text_of(tokens: Tokens, step: CreditedStep) -> str:
+    """Returns the text of a step without space around it."""
     return "".join((tokens.texts or ())[step.start : step.end]).strip()
 
 
@@ -445,7 +466,7 @@ def _text_of(tokens: Tokens, step: CreditedStep) -> str:
 
 
 def _noted(answer: StoredAnswer) -> NotedAnswer:
-    """Returns the description of the answer that a note contains."""
+    """Returns the description of an answer that is stored in a note about it."""
     [row] = with_all_columns([answer.row], ["advantage_mean"])
     asked = _problem_of(answer)
     return NotedAnswer(
@@ -464,7 +485,8 @@ def _noted(answer: StoredAnswer) -> NotedAnswer:
 
 
 def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
-    """Returns the problem: prompt, messages if it is a conversation, reference answer, and further data."""
+    """Returns the answer's problem: "prompt", "messages" (empty if it isn't a conversation), "gold" (the
+    reference answer) and "data" (further fields)."""
     if answer.trajectory is not None:
         problem = answer.trajectory.problem
         return {
@@ -475,15 +497,15 @@ def _problem_of(answer: StoredAnswer) -> dict[str, Any]:
         }
     line = answer.line
     prompt = line.get("prompt") or answer.row.get("asked") or ""
-    messages = line.get("messages") or ()  # of another program's conversation
+    messages = line.get("messages") or ()  # a conversation in another program's log
     return {"prompt": prompt, "messages": messages, "gold": line.get("gold"), "data": {}}
 
 
 def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
-    """Returns the text of the prompt's tokens, with the ids of tokens without text.
+    """Returns the text of the prompt's tokens, in which a token without text is shown by its id.
 
-    A chat template adds text to the messages, such as ``⟨1⟩system ↵ You are a helpful assistant⟨2⟩``. None if
-    the tokens or their texts are not stored.
+    It also has the text that a chat template adds to the messages, such as
+    ``⟨1⟩system ↵ You are a helpful assistant⟨2⟩``. Returns None if the tokens or their texts are not stored.
     """
     stored = answer.trajectory if answer.trajectory is not None else answer.episode
     if stored is None:
@@ -495,7 +517,7 @@ def _prompt_of_tokens(view: PageRequest, answer: StoredAnswer) -> str | None:
 
 
 def _facts(answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool = False) -> dict[str, str]:
-    """Returns facts about the whole answer."""
+    """Returns facts about the whole answer, by the names that the page shows: {"tokens": "212", …}."""
     row, trajectory, episode = answer.row, answer.trajectory, answer.episode
     facts: dict[str, str] = {}
     count = row.get("tokens")
@@ -535,7 +557,8 @@ def _facts(answer: StoredAnswer, tokens: Tokens | None, *, is_credited_log: bool
 
 
 def _numbers_of(answer: StoredAnswer) -> dict[str, float]:
-    """Returns the numbers of graders and rollouts: {"grade/rule": 1.0, "threads/count": 3.0}."""
+    """Returns the numbers that graders and rollouts gave the answer, such as {"grade/rule": 1.0,
+    "threads/count": 3.0}."""
     numbers: dict[str, float] = {}
     if answer.trajectory is not None:
         numbers |= {f"grade/{name}": x for name, x in answer.trajectory.grade.numbers.items()}

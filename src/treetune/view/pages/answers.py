@@ -1,4 +1,4 @@
-"""The pages of an experiment's answers (searched, filtered, sorted) and of its problems."""
+"""The pages of an experiment's answers, which can be searched, filtered and sorted, and of its problems."""
 
 from __future__ import annotations
 
@@ -20,16 +20,18 @@ from treetune.view.store.tables import Histogram, HistogramBar
 from treetune.vocabulary import CORRECT_SCORE
 
 SIZES = ("50", "20", "200")
-"""The numbers of rows of a page; the first is the default."""
+"""The choices for the number of rows on a page; the first is the default."""
 
 OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 VERDICTS = ("", "right", "wrong")
 SEVERAL = ("everything", "iterations", "evaluations")
-"""Choices of several files. The default is the newest iteration, or everything where there is none."""
+"""The values of `?of=` that choose several files of answers. The default of `?of=` is the newest iteration,
+or "everything" if no iteration can be shown."""
 
 ANY_NOTE = ","
-"""A choice in place of a label, for answers with any note. No label can contain a comma."""
+"""The value of `?label=` for answers with any note. It is no label, because no label can contain a comma."""
 
+# The columns of the index that the list always needs.
 ALWAYS = (
     "source", "row", "answer", "problem", "sample", "score", "reward", "outcome", "unfinished", "tokens",
     "asked", "beginning",
@@ -41,7 +43,7 @@ USUAL = ("advantage_mean", LARGEST, "first_value")
 COUNTED = ("reward", "tokens", LARGEST)
 """The columns of the histograms above the list."""
 PLACE = "place"
-"""The name in addresses of the order in which answers are stored."""
+"""The value of `?sort=` for the order in which answers are stored."""
 
 NOT_FOR_SORTING = ("answer", "asked", "row", "episode_place", "episode_last", "credited")
 
@@ -52,17 +54,21 @@ LISTED = (
 """The fields of an address that describe a list of answers. The page of an answer keeps them."""
 
 MOST_EARLIER = 200
-"""The number of earlier iterations that are searched for a problem's last answers."""
+"""The most earlier files that are searched for a problem's last answers."""
 IN_A_BAR = 32
-"""The most answers to a problem whose advantages are drawn in its row."""
+"""The most answers whose advantages are drawn in the row of a problem."""
 OF_PROBLEMS = ("credit", "pass rate", "spread", "change", "tokens", "problem")
 """The columns that problems can be sorted by."""
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` in the text, `?problem=` (a part of its
-    name), `?group=` (all of it), `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?label=` (or
-    `ANY_NOTE`), `?where=` (conditions), `?sort=`, `?order=down`, `?column=` (also several)."""
+    """Shows the list of an experiment's answers.
+
+    The address has `?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` (in the answers' texts),
+    `?problem=` (a part of a problem's name), `?group=` (a problem's whole name), `?domain=`, `?outcome=`,
+    `?verdict=`, `?unfinished=1`, `?label=` (a label, or `ANY_NOTE`), `?where=` (conditions), `?sort=`,
+    `?order=down`, `?column=` (also several), `?size=` and `?page=`.
+    """
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
     columns = answers.columns()
@@ -81,6 +87,7 @@ def show(view: PageRequest) -> Response:
     further = dict.fromkeys([*chosen_columns, *filtered_columns, question.sort])
 
     def labels_of(notes_on_answer: Sequence[Note]) -> list[str]:
+        """Returns the labels of all notes on an answer, each once."""
         labels: dict[str, None] = {}
         for note in notes_on_answer:
             labels |= dict.fromkeys(note.labels)
@@ -118,8 +125,8 @@ def show(view: PageRequest) -> Response:
 def show_histograms(view: PageRequest) -> Response:
     """Draws histograms for the list of answers.
 
-    The page of the list (`show`) loads the histograms after its rows, since histograms may take seconds. The
-    address has the same parameters as that of the page of the list.
+    The page of the list (`show`) loads the histograms after its rows, because histograms may take seconds.
+    Their address has the same fields as the address of the list.
     """
     answers = view.store.answers(view.run)
     question, _ = question_of_address(view, answers)
@@ -129,13 +136,19 @@ def show_histograms(view: PageRequest) -> Response:
 
 
 def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: str, name: str) -> Response:
-    """Renders the histograms of a list.
+    """Returns the histograms of a list as a response.
 
-    Each bar is a link to the list, filtered by the bar's values. `of` says what the list shows, "rows" or
-    "answers", and is also the path of its page.
+    Each bar is a link to the list, filtered by the bar's values.
+
+    Args:
+        view: The request.
+        histograms: The histograms.
+        of: The contents of the list, "rows" or "answers". It is also the path of the list's page.
+        name: The name of the data set or the experiment.
     """
 
     def with_bar(histogram: Histogram, bar: HistogramBar) -> str:
+        """Returns the address of the list with only the rows of a bar."""
         in_bar = f"{histogram.column} >= {bar.low!r}; {histogram.column} < {bar.high!r}"
         where = view.text("where").strip()
         conditions = f"{where}; {in_bar}" if where else in_bar
@@ -150,7 +163,7 @@ def render_histograms(view: PageRequest, histograms: Sequence[Histogram], of: st
 def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
     """Returns the files of answers by kind, "iterations" and "evaluations", the newest first."""
     groups: dict[str, list[AnswerFile]] = {}
-    for kind in SEVERAL[1:]:  # without "everything", which is no kind of files
+    for kind in SEVERAL[1:]:  # without "everything", which is not a kind of file
         sources = [source for source in reversed(answers.sources()) if f"{source.kind}s" == kind]
         if sources:
             groups[kind] = sources
@@ -158,20 +171,21 @@ def files_of(answers: AnswerStore) -> dict[str, list[AnswerFile]]:
 
 
 def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQuery, str]:
-    """Returns the question that the address asks, and its `of`: the name of a file, or one of `SEVERAL`.
+    """Returns (question, of): the question to the store that the address asks, and the value of its `?of=`.
 
-    Raises ValueError for a column or a file that doesn't exist, and NotThere for a kind of files without any.
+    That value is the name of a file, or one of `SEVERAL`. Raises ValueError for a column or a file that
+    doesn't exist, and NotThere if `?of=` names a kind of files of which there are none.
     """
     columns = answers.columns()
     sources = {source.name: source for source in answers.sources()}
-    # By default the newest iteration whose answers can be shown already.
+    # The iterations whose answers can be shown already. The newest of them is the default.
     iterations = [
         item.source.name for item in answers.indexed() if item.about and item.source.kind == "iteration"
     ]
     of = view.text("of") or (iterations[-1] if iterations else SEVERAL[0])
     names: tuple[str, ...] = (of,)
     if of in SEVERAL:
-        # For "everything" there are no names, which means all.
+        # For "everything", no source has this kind. The tuple of names is then empty, which means all files.
         names = tuple(name for name, source in sources.items() if f"{source.kind}s" == of)
         if of != SEVERAL[0] and not names:
             raise NotThere(f"{answers.run.name} has no answers of {of} yet")
@@ -179,7 +193,7 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
         raise ValueError(f"there are no answers {of!r}; choose one of {', '.join(sources)}")
     filters = [*_filters(view), *parse_conditions(view.text("where"), columns)]
     question = make_question(view, filters, names)
-    # `LARGEST` is the column with the size of an answer's credit: the default order, where answers have it.
+    # If the answers have credit, they are by default sorted by `LARGEST`, the column with the size of credit.
     if not question.sort and LARGEST in answers.columns(names):
         question = replace(question, sort=LARGEST, descending=view.text("order", "down") == "down")
     elif question.sort == PLACE:
@@ -194,18 +208,18 @@ def question_of_address(view: PageRequest, answers: AnswerStore) -> tuple[RowQue
 
 
 def list_fields(view: PageRequest) -> dict[str, list[str]]:
-    """Returns the fields of the address that describe the list of answers."""
+    """Returns the values of those fields of the address that describe the list of answers (`LISTED`)."""
     fields = {name: view.request.query_params.getlist(name) for name in LISTED}
     return {name: values for name, values in fields.items() if any(values)}
 
 
 def address_of(view: PageRequest, row: Mapping[str, Any], **query: Any) -> str:
-    """Returns the address of an answer of the index."""
+    """Returns the address of the page of an answer, which is given by its row of the index."""
     return view.address("/answer", run=view.run.name, source=row["source"], answer=row["answer"], **query)
 
 
 def with_all_columns(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> list[dict[str, Any]]:
-    """Returns rows of the index with None for columns that their file doesn't have."""
+    """Returns rows of the index with all columns of ALWAYS and `columns`; those that a row lacks are None."""
     empty_row = dict.fromkeys([*ALWAYS, *columns])
     return [empty_row | dict(row) for row in rows]
 
@@ -213,7 +227,7 @@ def with_all_columns(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] =
 def make_question(
     view: PageRequest, filters: Sequence[ColumnFilter], sources: tuple[str, ...] = ()
 ) -> RowQuery:
-    """Returns a question with the search, the order and the page of the address."""
+    """Returns a question with these filters and sources, and the search, order and page of the address."""
     return RowQuery(
         sources=sources,
         filters=tuple(filters),
@@ -273,7 +287,7 @@ def show_problems(view: PageRequest) -> Response:
     earlier = _earlier_rates(answers, of)
     for row in rows:
         row["pass rate"] = row["right_ones"] / row["graded"] if row["graded"] else None
-        # "before" is the title of the earlier file in which the problem was last asked.
+        # "before" is the title of the file in which the problem was asked the last time before this file.
         row["before"], rate = earlier.get(row["problem"], ("", None))
         is_known = rate is not None and row["pass rate"] is not None
         row["change"] = row["pass rate"] - rate if is_known else None
@@ -283,9 +297,9 @@ def show_problems(view: PageRequest) -> Response:
     signal = view.choice("signal", ("", "some", "none"))
     chosen = [row for row in rows if signal in ("", "some" if row["signal"] else "none")]
     sort = view.choice("problems", OF_PROBLEMS, "credit" if LARGEST in chosen_columns else "spread")
-    # By default, the largest numbers come first, and names are in alphabetical order.
+    # The default order has the largest numbers first, or names in alphabetical order.
     descending = view.choice("order", ("down", "up") if sort != "problem" else ("up", "down")) == "down"
-    if sort == "change":  # the largest in either direction
+    if sort == "change":  # sorted by size, whether the pass rate rose or fell
         chosen.sort(key=lambda row: abs(row["change"] or 0.0), reverse=descending)
     else:
         chosen.sort(key=lambda row: row[sort] if row[sort] is not None else -math.inf, reverse=descending)
@@ -328,16 +342,17 @@ def show_problems(view: PageRequest) -> Response:
 
 
 def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float | None]]:
-    """Returns for each problem how often it was answered correctly when it was last asked before a file.
+    """Returns each problem's pass rate in the newest file before a given one that has answers to the problem.
 
     Earlier files are those of the same kind, such as evaluations of the same set, with a smaller number.
 
     Args:
-        of: The name of the file, or a choice of several files (`SEVERAL`), for which the result is empty.
+        answers: The answers of the experiment.
+        of: The name of the given file. For a choice of several files (`SEVERAL`), the result is empty.
 
     Returns:
-        By problem: the title of the newest earlier file with answers to it, and the share of correct answers
-        there, None if none of them was graded.
+        (title of the earlier file, share of correct answers in it) by problem. The share is None if none of
+        these answers was graded.
     """
     sources = {source.name: source for source in answers.sources()}
     if of not in sources:
@@ -357,19 +372,22 @@ def _earlier_rates(answers: AnswerStore, of: str) -> dict[str, tuple[str, float 
         [CORRECT_SCORE],
         names,
     )
-    # The newest file comes last, so that its row of a problem replaces those of older files.
+    # Later rows replace earlier ones in the dictionary, so the newest file must come last.
     rows.sort(key=lambda row: sources[row["source"]].number)
     return {row["problem"]: (sources[row["source"]].title, row["rate"]) for row in rows}
 
 
 def show_problem(view: PageRequest) -> Response:
-    """Leads to all answers to a problem along training: `?run=` (also several) and `?problem=`."""
+    """Redirects to the list of all answers to a problem, in the order of training.
+
+    The address has `?run=` (also several) and `?problem=` (its whole name).
+    """
     query = {"run": [run.name for run in view.runs], "group": view.text("problem")}
     return RedirectResponse(view.address("/answers", **query, of="everything", sort=PLACE), 303)
 
 
 def mark_of_answers(view: PageRequest) -> str:
-    """Returns the mark of pages about the answers of all experiments in the address."""
+    """Returns the mark of a page about the answers of the experiments that the address names."""
     return digest([view.store.answers(run).mark() for run in view.runs], view.request.url.query)
 
 

@@ -22,25 +22,30 @@ from treetune.view.text import cut, visible
 from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 100
-"""The number of problems of a page."""
+"""The most problems on a page."""
 
 LONGEST = 6000
-"""The number of characters of each text that are compared."""
+"""The most characters of each text that are compared."""
 
 WHICH = ("flipped", "flipped to right", "flipped to wrong", "better", "worse", "all")
+"""The values of `?which=`, which choose the problems that are listed. A problem has flipped if one side
+answers it more often right than wrong, and the other doesn't."""
 
+# The pieces that are compared: space, words, and single other characters.
 _WORD = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 Side = tuple[Run, AnswerFile]
-"""A file of answers of an experiment."""
+"""One of the two sets of answers that are compared: an experiment, and a file of its answers."""
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=` (one, two, or seeds of two settings), `?first=`, `?second=` (files), `?which=`, `?page=`.
+    """Shows which problems the two sides answer differently.
 
-    `?problem=` shows two answers to a problem side by side. `?a=` and `?b=` are the numbers of these answers
-    among the problem's answers in either file, from 0.
+    The address has `?run=` (one experiment, two, or the seeds of two settings), `?first=` and `?second=` (the
+    names of the two files), `?which=` and `?page=`. With `?problem=`, the page also shows two answers to that
+    problem side by side. `?a=` and `?b=` are the numbers of these answers among the problem's answers in the
+    first and in the second file, from 0.
     """
     seeds = _seeds(view)
     sides = _sides(view, list(seeds[0]))
@@ -59,7 +64,7 @@ def show(view: PageRequest) -> Response:
         kinds = {"all"}
         if second != first:
             kinds.add("better" if second > first else "worse")
-        if (first > 0.5) != (second > 0.5):  # one of them is more often right than wrong
+        if (first > 0.5) != (second > 0.5):  # only one side is more often right than wrong
             kinds |= {"flipped", "flipped to right" if second > first else "flipped to wrong"}
         asked = first_results[0][name].asked
         both.append({"problem": name, "asked": asked, "first": first, "second": second, "kinds": kinds})
@@ -81,14 +86,16 @@ def show(view: PageRequest) -> Response:
 
 
 class _ProblemResult(NamedTuple):
-    """The share of correct answers to a problem, and the beginning of its prompt."""
+    """The result for a problem in one file."""
 
     share: float
+    """The share of correct answers among the graded ones."""
     asked: str
+    """The beginning of the problem's prompt."""
 
 
 def _results_by_problem(view: PageRequest, run: Run, source: str) -> dict[str, _ProblemResult]:
-    """Returns each problem's share of right answers in a file, with its shortened prompt (`asked`)."""
+    """Returns the result for each problem in a file, by the problem's name, without ungraded problems."""
     rows = view.store.answers(run).sql(
         f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share, any_value(asked) AS asked"
         " FROM answers WHERE score IS NOT NULL GROUP BY problem",
@@ -98,11 +105,13 @@ def _results_by_problem(view: PageRequest, run: Run, source: str) -> dict[str, _
 
 
 def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
-    """Returns the pairs to compare: one of two experiments, or one for each seed that two settings share.
+    """Returns the pairs of experiments to compare.
 
-    Raises ValueError for three or more experiments that are not seeds of two settings.
+    There is a single pair if the address names one or two experiments. If it names more, they must be seeds
+    of two settings, and there is a pair for each seed that both settings have. Raises ValueError if they are
+    not.
     """
-    if len(view.runs) < 3:  # a single experiment is compared with itself, in two of its files
+    if len(view.runs) < 3:  # two files of a single experiment are compared, which is then both sides
         return [(view.run, view.runs[-1])]
     settings: dict[str, dict[Any, Run]] = {}
     for run in view.runs:
@@ -119,9 +128,10 @@ def _seeds(view: PageRequest) -> list[tuple[Run, Run]]:
 
 
 def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
-    """Returns the two files of the address.
+    """Returns the two files to compare, which the address names.
 
-    The default for two runs is the newest file that both have, and for one run its first and last evaluation.
+    If it doesn't, two runs are compared in the newest file that both have, and one run in its first and last
+    evaluation of a set. Iterations take the place of evaluations if there are none.
     """
     sources = []
     for run in runs:
@@ -130,7 +140,7 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
             raise NotThere(f"{run.name} has no answers yet")
         sources.append(sources_of_run)
     first, second = sources
-    # Evaluations, or iterations where there are none, from the oldest to the newest.
+    # The names of evaluations, or if there are none of iterations, from the oldest to the newest.
     candidates = [name for name, source in first.items() if source.kind == "evaluation"] or list(first)
     if runs[0] != runs[1]:
         common = [name for name in candidates if name in second]
@@ -147,7 +157,7 @@ def _sides(view: PageRequest, runs: Sequence[Run]) -> list[Side]:
 
 
 def _pair(view: PageRequest, sides: Sequence[Side], problem: str) -> dict[str, Any]:
-    """Returns two answers to a problem, with their differences marked."""
+    """Returns two answers to a problem, with their differences marked, as values for ``compare.html``."""
     rows, chosen, texts, left_out = [], [], [], []
     for (run, source), key in zip(sides, ("a", "b"), strict=True):
         answers = view.store.answers(run)
@@ -174,21 +184,23 @@ class Piece(NamedTuple):
 
     text: str
     is_different: bool
-    """Whether the other text doesn't have it."""
+    """Whether the other text doesn't have this piece at its place."""
 
 
 def differences(first: str, second: str) -> list[list[Piece]]:
-    """Returns the pieces of both texts.
+    """Splits two texts into pieces that both have and pieces that differ, and returns the pieces of each.
 
     `differences("a b", "a c")` is `[[("a ", False), ("b", True)], [("a ", False), ("c", True)]]`.
     """
     words = [_WORD.findall(first), _WORD.findall(second)]
-    # Without autojunk, long texts of few different words take minutes.
+    # `autojunk` ignores very frequent words when it looks for matches. Without it, long texts with few
+    # different words would take minutes.
     matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=True)
     operations = matcher.get_opcodes()
 
     def pieces(side: int) -> Iterator[Piece]:
-        for kind, *bounds in operations:  # the bounds in the first text, then those in the second
+        """Yields the pieces of the first (0) or the second (1) text."""
+        for kind, *bounds in operations:  # the begin and end in the first text, then those in the second
             begin, end = bounds[2 * side : 2 * side + 2]
             if begin < end:
                 text = visible("".join(words[side][begin:end]))

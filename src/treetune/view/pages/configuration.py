@@ -1,4 +1,4 @@
-"""The page of an experiment's evaluated configuration, and of the differences between several."""
+"""The page of an experiment's evaluated configuration, or of several configurations side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from treetune.view.page import Page, PageRequest
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of all keys without further keys below, as JSON: {"trainer.lora": "null", …}."""
+    """Returns the value of each key as JSON: {"trainer.lora": "null", …}.
+
+    Keys that have further keys below them are left out.
+    """
     values = {".".join(path): value_at(config, path) for path in key_paths(config)}
     leaves = {name: value for name, value in values.items() if not isinstance(value, dict) or not value}
     return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves.items()}
@@ -34,7 +37,7 @@ def show(view: PageRequest) -> Response:
         names |= dict.fromkeys(settings_of_run)
     different, listed = set[str](), []
     for name in names:
-        values = [settings_of_run.get(name) for settings_of_run in settings]  # None where it isn't set
+        values = [settings_of_run.get(name) for settings_of_run in settings]  # None if a run doesn't set it
         if len(set(values)) > 1:
             different.add(name)
         elif only == "differences":

@@ -1,8 +1,8 @@
 """Shows the continuations that estimate a state's value, on the answer's page or a separate page.
 
-They are read from the iteration's journals, which store finished requests under a hash of the request. The
-request of credit follows from the configuration, the seed and the state's tokens: this module builds it again
-to find its hash.
+Continuations are read from the iteration's journals, which store each finished request under a hash of the
+request. The request that credit made follows from the configuration, the seed and the state's tokens. This
+module builds the same request again to find its hash.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from treetune.engine.requests import Completion
 
 LONGEST = 3000
-"""The number of characters of a continuation that are shown."""
+"""The most characters of a continuation that are shown."""
 KEY_WITHIN = 100
-"""The number of bytes at the beginning of a journal's line that contain its key."""
+"""The number of bytes at the beginning of a journal's line within which its key is."""
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=`, `?source=`, `?answer=`, `?start=` (tokens of the answer that the state has)."""
+    """Shows the continuations of a state of an answer.
+
+    The address has `?run=`, `?source=`, `?answer=` and `?start=` (the number of the answer's tokens that are
+    before the state).
+    """
     answer = view.store.answers(view.run).answer(view.text("source"), view.text("answer"))
     config = view.store.experiment(view.run).config
     start, problem, completions = view.integer("start", 0), "", list[Any]()
@@ -44,7 +48,7 @@ def show(view: PageRequest) -> Response:
     # Equal continuations that earned the same are shown once, with their number.
     counts: Counter[tuple[bytes, float | None]] = Counter()
     examples: dict[tuple[bytes, float | None], Completion] = {}
-    # A continuation without a reward gets None. A reward without a continuation is left out.
+    # A continuation without a stored reward gets None. Rewards beyond the last continuation are left out.
     for completion, reward in zip_longest(completions, earned[: len(completions)]):
         key = completion.token_ids.tobytes(), reward
         counts[key] += 1
@@ -78,8 +82,10 @@ def show(view: PageRequest) -> Response:
 def continuations_of(
     run: Run, config: Mapping[str, Any], answer: StoredAnswer, start: int
 ) -> list[Completion]:
-    """Returns the continuations of the answer's first `start` tokens. Raises ValueError with the reason where
-    there are none."""
+    """Returns the continuations of the answer's first `start` tokens.
+
+    Raises ValueError, with the reason, if none can be found.
+    """
     from treetune.config.build import build
     from treetune.credit.base import Credit
     from treetune.credit.library.engines import UNBOUNDED
@@ -93,7 +99,8 @@ def continuations_of(
     from treetune.rollouts.single_turn import SingleTurn
     from treetune.store.journal import row_of
 
-    try:  # built alone, without the whole experiment, so that users' packages are not imported
+    # Only these two parts are built, and not the whole experiment, so that users' packages are not imported.
+    try:
         credit = build(Credit, config.get("credit"), key=("credit",))
         rollout = build(Rollout, config.get("rollout"), key=("rollout",))
     except ConfigError as error:
@@ -103,10 +110,10 @@ def continuations_of(
         raise ValueError(
             "continuations are only available for the credit 'monte_carlo' with the rollout 'single_turn'"
         )
-    # What the credit doesn't set is sampled as the rollout samples.
+    # The credit samples continuations like the rollout, except for the parameters that it sets itself.
     settings = {name: getattr(credit, name) for name in ("temperature", "top_p", "top_k")}
     changes = {name: value for name, value in settings.items() if value is not None}
-    # The same request as the credit made, since its hash is the key in the journal.
+    # It must be the same request as the credit made, because the hash of that is the key in the journal.
     request = continuation_request(
         AnswerSettings(int(config["context_length"] or UNBOUNDED)),
         int(config.get("seed", 0)),
@@ -118,7 +125,7 @@ def continuations_of(
         count=credit.samples,
     )
     versions = [part.policy_version for part in trajectory.segments if part.policy_version is not None]
-    # Runs of earlier versions asked for log-probs as well, which are part of the hash.
+    # Runs of earlier versions of treetune also asked for log-probs, so their requests have another hash.
     possible_requests = (request, replace(request, reads_logprobs=True))
     version = versions[0] if versions else iteration  # answers of another program's log have none
     keys = [f'"{request_key(possible, version)}"'.encode() for possible in possible_requests]
@@ -130,7 +137,7 @@ def continuations_of(
     for path in journals:
         with path.open("rb") as file:
             for line in file:
-                # A line has its key within its first `KEY_WITHIN` bytes. The last line may be incomplete.
+                # The last line of a journal may be incomplete: then it has no "\n".
                 if any(key in line[:KEY_WITHIN] for key in keys) and line.endswith(b"\n"):
                     return completions_of_row(json.loads(row_of(line)))
     raise ValueError(

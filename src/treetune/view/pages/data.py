@@ -1,4 +1,4 @@
-"""The pages of prepared data sets: the list, the rows of a set with histograms, and a whole row."""
+"""The pages of prepared data sets: their list, the rows of a data set with histograms, and a single row."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from treetune.view.store.tables import BEGINNING, CHARACTERS, ROW, DataSetTable
 from treetune.view.text import SHOWN, cut, visible
 
 LISTED = 100
-"""The number of data sets of a page."""
+"""The most data sets on a page."""
 
+# What the page calls each kind of data set (`DataSet.kind`).
 KINDS = {
     "parquet": "Parquet",
     "lines": "JSON lines",
@@ -27,7 +28,7 @@ KINDS = {
 }
 
 MOST_SHOWN = 10
-"""The most columns of the list. The page of a row has all."""
+"""The most columns of a file in the list of rows. The page of a single row has all."""
 
 SHORT = 24
 """The most characters of texts in narrow columns, such as names and short answers."""
@@ -35,9 +36,10 @@ SHORT = 24
 DRAWN = 4
 """The number of histograms that are drawn by default."""
 USUAL = ("pass_rate", "reward", "score", "difficulty", "tokens", "answers")
-"""Parts of names: numeric columns with one of them are drawn by default, in this order."""
+"""Parts of the names of numeric columns. The columns whose names contain one are drawn by default, in this
+order."""
 LENGTHS = ("asked", "prompt", "raw_prompt", "problem", "question", "input", "text", "output", "answer")
-"""The columns of text whose lengths are drawn by default."""
+"""The columns of text whose lengths in characters are drawn by default, in this order."""
 
 GROUPS = {
     "Prompt": ("prompt", "raw_prompt", "problem", "question", "input", "asked"),
@@ -50,7 +52,7 @@ GROUPS = {
 
 
 def show(view: PageRequest) -> Response:
-    """`?search=` in names, `?page=`."""
+    """Shows the list of data sets. The address has `?search=` (in names and kinds) and `?page=`."""
     search = view.text("search").casefold()
     sets = [data for data in view.store.data.all() if search in f"{data.name} {KINDS[data.kind]}".casefold()]
     return view.render("data.html", sets=paged(view, sets, LISTED), kinds=KINDS)
@@ -60,18 +62,21 @@ def show(view: PageRequest) -> Response:
 
 
 def show_rows(view: PageRequest) -> Response:
-    """`?data=` (its name), `?search=` in texts, `?where=` (conditions), `?sort=`, `?order=down`, `?size=`,
-    `?page=`, `?histogram=` (of this column alone)."""
+    """Shows the rows of a data set.
+
+    The address has `?data=` (the data set's name), `?search=` (in texts), `?where=` (conditions), `?sort=`,
+    `?order=down`, `?size=`, `?page=` and `?histogram=` (the only column with a histogram).
+    """
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = _drawn(view, table)
     query = view.here().partition("?")[2]
-    # The first columns of the file, and those of filters and order.
+    # The first columns of the file, and the columns that rows are filtered and sorted by.
     columns = [*table.names()[:MOST_SHOWN], *(item.column for item in question.filters), question.sort]
     shown = [name for name in dict.fromkeys(columns) if name in table.kinds]
     result = table.ask(question, shown)
-    long_columns = set()  # those with a long text in one of the shown rows
+    long_columns = set()  # the columns with a long text in one of the shown rows
     for row in result.rows:
         long_columns |= {name for name in shown if len(str(row[name] or "")) > SHORT}
     return view.render(
@@ -88,7 +93,8 @@ def show_rows(view: PageRequest) -> Response:
         sizes=SIZES,
         beginning=BEGINNING,
         histograms=f"/histograms?{query}" if drawn else "",
-        # Names the element with the histograms. They are loaded again when the file or the address changes.
+        # The id of the page's histograms: a new one, with which they are loaded again, if the file or the
+        # address has changed.
         drawn_as=digest(data.mark, query),
         long=long_columns,
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
@@ -98,14 +104,14 @@ def show_rows(view: PageRequest) -> Response:
 def show_histograms(view: PageRequest) -> Response:
     """Draws histograms for the page of rows.
 
-    The page of rows (`show_rows`) loads the histograms after its rows, since histograms may take seconds. The
-    address has the same parameters as that of the page of rows.
+    The page of rows (`show_rows`) loads the histograms after its rows, because histograms may take seconds.
+    Their address has the same fields as the address of the page of rows.
     """
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
     question = make_question(view, parse_conditions(view.text("where"), table.kinds, "rows"))
     drawn = table.histograms(_drawn(view, table), question.filters, question.search)
-    # A column that is the same in all rows is only drawn if it was chosen.
+    # A column with the same value in all rows is drawn only if the address names it.
     chosen = [histogram for histogram in drawn if view.text("histogram") or len(histogram.bars) > 1]
     return render_histograms(view, chosen, "rows", data.name)
 
@@ -113,10 +119,10 @@ def show_histograms(view: PageRequest) -> Response:
 def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
     """Returns the columns whose histograms are drawn.
 
-    This is the column that the address names. If the address names none, it is the first `DRAWN` numeric
-    columns: usual ones such as rates first, then the lengths of texts, then all others.
+    If the address names a column, it is the only one. If not, they are the first `DRAWN` of the numeric
+    columns, in this order: usual columns such as rates, lengths of texts, all others.
 
-    Raises ValueError for a column that isn't numeric.
+    Raises ValueError if the address names a column that isn't numeric.
     """
     chosen = view.text("histogram")
     if chosen:
@@ -129,7 +135,7 @@ def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
     for part in USUAL:
         usual += [name for name in plain if part in name.casefold()]
     lengths = [name + CHARACTERS for name in LENGTHS if name + CHARACTERS in numbers]
-    # Only `DRAWN - 1` usual columns come before the lengths. So a length is drawn, if there is one.
+    # At most `DRAWN - 1` usual columns come before the lengths, so a length is drawn if there is one.
     by_priority = dict.fromkeys([*usual[: DRAWN - 1], *lengths, *usual, *plain])
     return list(by_priority)[:DRAWN]
 
@@ -138,9 +144,10 @@ def _drawn(view: PageRequest, table: DataSetTable) -> Sequence[str]:
 
 
 def show_row(view: PageRequest) -> Response:
-    """`?data=` (its name), `?row=` (from 0), `?as=rendered` (Markdown and mathematics), `?all=1`.
+    """Shows a row of a data set and, if its difficulty was estimated, the answers that were sampled for that.
 
-    Shows also the answers to the row, where its difficulty was estimated.
+    The address has `?data=` (the data set's name), `?row=` (its number, from 0), `?as=rendered` (for Markdown
+    and mathematics) and `?all=1` (nothing is left out of long texts).
     """
     data = view.store.data.named(view.text("data"))
     table = view.store.data.table(data)
@@ -150,12 +157,14 @@ def show_row(view: PageRequest) -> Response:
     everything = view.choice("all", ("", "1"))
 
     def shortened(text: object) -> str:
+        """Returns the beginning of a text and, if it is longer, how many characters were left out."""
         shown = visible(text)
         beginning, left_out = cut(shown, len(shown) if everything else SHOWN)
         return beginning + (f"\n… {left_out:,} more characters" if left_out else "")
 
     def messages(value: Any) -> list[tuple[str, str]]:
-        """Returns roles and contents where a field is a conversation."""
+        """Returns (role, content) for each message of a field that is a conversation, and [] for any
+        other."""
         if not isinstance(value, list):
             return []
         turns = []
@@ -191,7 +200,8 @@ def show_row(view: PageRequest) -> Response:
 
 
 def _longest(value: Any) -> int:
-    """Returns the number of characters of the longest text in a value."""
+    """Returns the number of characters of the longest text in a value, which may be nested; 0 without
+    texts."""
     if isinstance(value, str):
         return len(value)
     members: Iterable[object] = ()
@@ -203,11 +213,13 @@ def _longest(value: Any) -> int:
 
 
 def mark(view: PageRequest) -> str:
+    """Returns a text that changes whenever the list of data sets does."""
     sets = [(data.name, data.known_from, data.mark) for data in view.store.data.all()]
     return digest(sets, view.store.mark(view.store.runs()))
 
 
 def mark_of_rows(view: PageRequest) -> str:
+    """Returns a text that changes whenever the data set of the address, or the address itself, changes."""
     data = view.store.data.named(view.text("data"))
     return digest(data.name, data.mark, view.request.url.query)
 

@@ -1,4 +1,7 @@
-"""The list of all experiments, and the page of one or several: status, curves with events, time by phase."""
+"""The list of all experiments, and the page of one or several experiments.
+
+The page has the status, curves with events, and the time by phase.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,15 @@ from treetune.view.store import Run
 from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 400
-"""The number of rows of a page."""
+"""The most rows on a page."""
 
 SORTED = ("name", "state", "newest", "accuracy")
 STATES = ("running", "waiting", "stopped", "finished", "answers", "unreadable")
 
 PASS = "pass@1 on "
-"""The prefix of columns with accuracies."""
+"""The prefix of the names of columns with accuracies: "pass@1 on test"."""
 ITERATIONS = "finished iterations"
+"""The name of the column with the number of finished iterations."""
 COSTS: Mapping[str, tuple[str, str]] = {
     "optimiser steps": ("train/steps", "total"),
     "sampled tokens of answers": (SAMPLED_TOKENS, "total"),
@@ -50,12 +54,15 @@ COSTS: Mapping[str, tuple[str, str]] = {
     "tokens per answer, newest": ("episodes/response_tokens", "newest"),
     "reward, newest": ("episodes/reward", "newest"),
 }
-"""Columns with costs: the metric, and what of it is shown. Any other metric shows its newest value, and a key
-of the configuration its setting."""
+"""(metric, what is shown of it) by the name of the column. It is the sum over iterations ("total"), the sum
+as a duration ("seconds"), or the newest value ("newest").
+
+A column may also be named by any other metric, which shows its newest value, or by a key of the
+configuration, which shows the setting."""
 
 GROUPINGS = ("method", "folder", "setting")
-"""The ways to group experiments, besides keys of configurations: by the folder in their name, or by their
-name without the seed."""
+"""The ways to group experiments, besides keys of configurations: by method, by the folder in their name, or
+by their name without the seed."""
 CURVES_OF_ANOTHER: Sequence[tuple[str, str, BetterDirection]] = (
     ("mean reward of the answers", "reward", "up"),
     ("share correct, of the graded answers", "right_share", "up"),
@@ -63,37 +70,48 @@ CURVES_OF_ANOTHER: Sequence[tuple[str, str, BetterDirection]] = (
     ("share unfinished", "unfinished", ""),
     ("share that failed", "failed", ""),
 )
-"""The charts of another program's run over its steps: title, column of the query, and better direction."""
+"""(title, column of the query, better direction) of each chart over the steps of another program's run."""
 
 NAMES = ("experiment_name", "directory")
-"""Keys that differ between any two experiments, and so are not settings to compare."""
+"""Keys of the configuration that differ between any two experiments, so they are not settings to compare."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of the list: a text, a remark in small type, and the value that it is sorted by."""
+    """A cell of the list."""
 
     text: str
     remark: str = ""
+    """A remark in small type."""
     value: float | None = None
+    """The number that the column is sorted by; None if the text is no number."""
 
 
 @dataclass(frozen=True)
 class Listed:
-    """An experiment of the list, with the cells of further columns; `problem` is why it can't be read."""
+    """An experiment of the list."""
 
     run: Run
     state: str
+    """One of `STATES`."""
     status: RunProgress | None
+    """The status; None if the experiment can't be read, or is another program's run."""
     accuracy: Accuracy | None = None
+    """The accuracy on the chosen set; None if it wasn't measured."""
     problem: str = ""
+    """The reason why the experiment can't be read; empty if it can."""
     group: str = ""
     cells: Mapping[str, Cell] = field(default_factory=dict)
+    """The cells of further columns, by column."""
 
 
 def show(view: PageRequest) -> Response:
-    """`?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (whose accuracy), `?group=`
-    (one of `GROUPINGS`, or a key of the configuration), `?column=` (also several), `?page=`."""
+    """Shows the list of all experiments.
+
+    The address has `?search=`, `?state=`, `?sort=` (one of `SORTED`, or a column), `?set=` (the evaluation
+    set whose accuracy is shown), `?group=` (one of `GROUPINGS`, or a key of the configuration), `?column=`
+    (also several) and `?page=`.
+    """
     statuses: dict[Run, RunProgress | str] = {}
     settings: dict[Run, Mapping[str, str]] = {}
     for run in view.store.runs():
@@ -107,7 +125,8 @@ def show(view: PageRequest) -> Response:
         if isinstance(status, RunProgress):
             measured.update(accuracy.label for accuracy in status.accuracies)
     labels = sorted(measured)
-    # By default the set on which most experiments were measured, so that most can be compared.
+    # The default is the set on which most experiments were measured, so that as many as possible can be
+    # compared.
     default_set = max(labels, key=lambda label: measured[label], default="")
     chosen_set, group = view.text("set", default_set), view.text("group")
     columns = view.request.query_params.getlist("column")
@@ -115,7 +134,7 @@ def show(view: PageRequest) -> Response:
     rows = []
     for run, status in statuses.items():
         if isinstance(status, str):
-            # Another program's run has answers, but no files of which a status could be read.
+            # Another program's run has answers, but no files from which a status could be read.
             state = "answers" if run.files else "unreadable"
             rows.append(Listed(run, state, None, problem="" if run.files else status))
             continue
@@ -160,16 +179,20 @@ def _group_of(run: Run, status: RunProgress, settings: Mapping[str, str], groupi
 
 
 def _matches(row: Listed, search: str, state: str) -> bool:
-    """Returns whether a row has the searched text, and is in this state, or in any if `state` is empty."""
+    """Returns whether a row contains the searched text and is in the state `state`.
+
+    If `state` is empty, any state will do.
+    """
     parts = row.status.parts.values() if row.status else ()
     described = " ".join([row.run.name, row.state, *parts]).casefold()
     return search in described and (not state or row.state == state)
 
 
 def _rank(row: Listed, sort: str) -> tuple[str, float, str, str]:
-    """Returns the sort key of a row: its group, its rank by `sort`, and texts that decide between equals.
+    """Returns the key by which a row is sorted: its group, its rank by `sort`, and texts that decide between
+    equal ranks.
 
-    In a group, the best, newest or running row comes first, or that with a column's largest value.
+    In a group, the best, newest or running row comes first, or the row with the largest value of a column.
     """
     cell = row.cells.get(sort)
     ranks = {
@@ -183,28 +206,30 @@ def _rank(row: Listed, sort: str) -> tuple[str, float, str, str]:
 
 
 def _mean_of_column(rows: Sequence[Listed], column: str | None) -> str:
-    """Returns the mean of a column over a group, or of the accuracy where it is None."""
+    """Returns the mean of a column over the rows of a group. If `column` is None, it is that of the
+    accuracy."""
     if column is None:
         return _mean([row.accuracy.value if row.accuracy else None for row in rows])
     return _mean([cell.value for row in rows if (cell := row.cells.get(column))])
 
 
 def _settings(view: PageRequest, run: Run) -> Mapping[str, str]:
+    """Returns the settings of an experiment by key, as JSON, but texts without quotes. They are read once."""
     config = view.store.experiment(run).config
     return view.store.read_once("settings", run, lambda: {k: v.strip('"') for k, v in flat(config).items()})
 
 
 def _differing(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns the keys whose values differ between the configurations."""
+    """Returns the keys whose values differ between the configurations, without those in `NAMES`."""
     names: dict[str, None] = {}
     for settings_of_run in settings:
-        # Without the keys in `NAMES`, which differ between any two experiments.
         names |= dict.fromkeys(key for key in settings_of_run if key not in NAMES)
     return [name for name in names if len({settings_of_run.get(name) for settings_of_run in settings}) > 1]
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    """Returns the mean and the range of the values, as text: "0.48 [0.46, 0.5]"; empty without any."""
+    """Returns the mean and the range of the values as a text: "0.48 [0.46, 0.5]". It is empty if there are no
+    values."""
     numbers = [value for value in values if value is not None]
     if not numbers:
         return ""
@@ -213,7 +238,10 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, Cell]:
-    """Returns the cells of an experiment in further columns of the list; no cell where it has no value."""
+    """Returns the cells of an experiment in further columns of the list, by column.
+
+    A column in which the experiment has no value is left out.
+    """
     if not columns:
         return {}
     experiment, settings, cells = view.store.experiment(run), _settings(view, run), dict[str, Cell]()
@@ -247,8 +275,11 @@ def cells_of(view: PageRequest, run: Run, columns: Sequence[str]) -> dict[str, C
 
 
 def show_run(view: PageRequest) -> Response:
-    """`?run=` (also several), `?metric=` (also several: their curves alone), `?over=` (one of `OVER`),
-    `?seeds=together`. Of another program's run it shows statistics of its answers at each step."""
+    """Shows one or several experiments, or for another program's run statistics of its answers at each step.
+
+    The address has `?run=` (also several), `?metric=` (also several: only their curves are drawn), `?over=`
+    (one of `OVER`) and `?seeds=together` (experiments that differ only in their seed are one curve).
+    """
     if view.run.files:
         return _show_run_of_another(view)
     first = view.store.experiment(view.run)
@@ -259,9 +290,9 @@ def show_run(view: PageRequest) -> Response:
     all_bunches = bunches(experiments, together, over)
     events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
     if len(all_bunches) == 1:
-        # `places` leads from finished iterations to positions on the axis `over`.
+        # `places` has the position on the axis `over` for each number of finished iterations.
         events = [replace(event, x=all_bunches[0].places.get(event.x, event.x)) for event in events]
-    elif OVER[over]:  # the experiments are at different positions on the axis at an event's iteration
+    elif OVER[over]:  # the same number of iterations is at another position on the axis in each experiment
         events = []
     statuses = {run.name: view.store.status(run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
@@ -310,7 +341,7 @@ def _show_run_of_another(view: PageRequest) -> Response:
                 points.setdefault(step.label or "answers", {})[float(step.number)] = row[column]
         lines = []
         for number_of_line, (label, values) in enumerate(points.items()):
-            # Shares that are always 0 say nothing, but a reward or an accuracy of 0 does.
+            # A share that is always 0 has no line, because it says nothing. A reward or an accuracy has one.
             if any(values.values()) or column in ("reward", "right_share"):
                 dash, colour = divmod(number_of_line, N_COLOURS)  # after the last colour, lines are dashed
                 lines.append(Series(label, list(values.items()), f"c{colour}", dash=dash))
@@ -332,15 +363,16 @@ def _other_seeds(view: PageRequest, experiment: StoredExperiment) -> list[str]:
         try:
             if other != view.run and setting_of(view.store.experiment(other).config) == setting:
                 names.append(other.name)
-        except ValueError:  # it can't be read, as the list of experiments shows
+        except ValueError:  # the other can't be read; the list of experiments says why
             continue
     return names
 
 
 def _side_by_side(view: PageRequest) -> dict[str, list[Cell | None]]:
-    """Returns rows of a table that compares experiments, with a cell for each of them.
+    """Returns the rows of a table that compares experiments, each with a cell for every experiment.
 
-    The rows are accuracies, costs, and the settings that differ; rows without any value are left out.
+    The rows are accuracies, costs, and the settings that differ, by name. The cell of an experiment without a
+    value is None, and rows without any value are left out.
     """
     labels: set[str] = set()
     for run in view.runs:

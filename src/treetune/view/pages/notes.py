@@ -1,4 +1,5 @@
-"""The page of notes, which also exports them as a data set; notes and the form on an answer's page."""
+"""The page of all notes, which also exports them as a data set, and the part of an answer's page with its
+notes and their form."""
 
 from __future__ import annotations
 
@@ -28,17 +29,21 @@ from treetune.view.store.folders import digest
 from treetune.view.text import one_line
 
 SHOWN = 100
-"""The number of notes of a page."""
+"""The most notes on a page."""
 
 BEGINNING = 160
-"""The number of characters of an answer that are shown."""
+"""The most characters of an answer that the list of notes shows."""
 
 SUGGESTED = 24
-"""The most labels in use that the form offers."""
+"""The most labels that the form offers of those that are in use."""
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=` (also several; without it all experiments), `?label=`, `?author=`, `?search=`, `?page=`."""
+    """Shows the list of notes, the newest first.
+
+    The address has `?run=` (also several; if it has none, all experiments), `?label=`, `?author=`, `?search=`
+    and `?page=`.
+    """
     notes_by_run = {run: view.store.notes(run) for run in view.runs or view.store.runs()}
     all_notes: list[Note] = []
     problems: list[str] = []
@@ -47,7 +52,7 @@ def show(view: PageRequest) -> Response:
         problems += notes.problems()
     newest_first = sorted(_matching_notes(view), key=lambda run_and_note: -run_and_note[1].written)
     listed = paged(view, newest_first, SHOWN)
-    # The notes whose answers are still stored unchanged.
+    # The notes that link to their answers, because these are still stored unchanged.
     linked: dict[Run, set[Note]] = {}
     for run in {run for run, _ in listed.rows}:
         linked[run] = set()
@@ -69,7 +74,10 @@ def show(view: PageRequest) -> Response:
 
 
 def data(view: PageRequest) -> Response:
-    """`?format=`, and the other fields of the page: all notes that it lists, as a file."""
+    """Returns all notes that match the filters of the address as a file, the oldest first.
+
+    The address has `?format=` (one of `FORMATS`) and the filters of the list (`show`).
+    """
     file_format = view.choice("format", FORMATS)
     file = io.BytesIO()
     oldest_first = sorted(_matching_notes(view), key=lambda run_and_note: run_and_note[1].written)
@@ -109,14 +117,15 @@ def mark(view: PageRequest) -> str:
 
 
 Draft = tuple[Sequence[str], str, str]
-"""The labels and the text of a form that could not be saved, and the reason."""
+"""(labels, text, reason) of a form that could not be saved."""
 
 
 def notes_on(view: PageRequest, about: NotedAnswer, draft: Draft | None = None) -> dict[str, Any]:
     """Returns the template's values for the notes on an answer and for this user's form.
 
-    `seen` is the version of the note that the form edits. `offered` are the labels that can be ticked.
-    `cannot` is the reason why notes can't be written; empty where they can.
+    The form has the contents of `draft` if there is one, or else of the user's note. Among the values, `seen`
+    is the version of the note that the form edits, `offered` has the labels that can be ticked, and `cannot`
+    is the reason why notes can't be written, which is empty if they can.
     """
     author = system_user()
     notes = [note for note in view.store.notes(view.run).all() if note.about.name == about.name]
@@ -147,7 +156,7 @@ def all_labels(view: PageRequest) -> list[str]:
 
 
 def _why_not_writable(view: PageRequest) -> str:
-    """Returns the reason why notes can't be written; empty where they can."""
+    """Returns the reason why notes on this experiment can't be written. It is empty if they can."""
     if view.store.read_only:
         return "this viewer was started with --read-only"
     folder = view.run.directory.notes
@@ -156,8 +165,12 @@ def _why_not_writable(view: PageRequest) -> str:
 
 
 def save_form(view: PageRequest, about: NotedAnswer, form: Form) -> Draft | None:
-    """Saves the note of a form. Returns a draft with the reason where it can't be saved."""
-    labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]  # those ticked, and those typed
+    """Saves the note of a form.
+
+    Returns None if it was saved, and a draft with the reason if it can't be saved.
+    """
+    # "label" has the labels that were ticked, and "labels" those that were typed.
+    labels: Sequence[str] = [*form.get("label", ()), *form.get("labels", ())]
     # `seen` is the version of the note that the user saw: `save_note` doesn't replace another version.
     text, seen = ("".join(form.get(name, ())[:1]) for name in ("note", "seen"))
     cannot = _why_not_writable(view)

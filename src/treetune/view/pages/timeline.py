@@ -1,5 +1,7 @@
-"""The timeline of an experiment: lanes of spans drawn along time, summed in a table, and as a Chrome
-trace."""
+"""The timeline of an experiment.
+
+It has lanes of spans that are drawn along time and summed in a table. It can be downloaded as a Chrome trace.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +30,19 @@ from treetune.view.templates import in_seconds
 from treetune.view.text import visible
 
 TOUCHING_S = 0.001
-"""A span that begins this little before a phase belongs to the phase."""
+"""The largest gap in seconds that is ignored: a span that begins this little before a phase belongs to it."""
 
 WIDTH = 1000
 """The width of a lane in SVG units. Spans that are shorter than a unit are merged with their neighbours."""
 
 DEEPEST = 4
-"""The most rows of a lane. A span that begins within another one is drawn below it."""
+"""The most rows of a lane. A span that begins within another span is drawn in the row below."""
 
 SHORTEST_S = 0.01
-"""The shortest time that fills the page."""
+"""The shortest time, in seconds, that the page can show."""
 
 LIVE_S = 5.0
-"""How often the page of a running experiment is drawn again."""
+"""The seconds after which the page of a running experiment is drawn again."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,22 @@ class ShownSpan:
     """In seconds since 1970."""
     end: float
     description: str = ""
-    """Further facts."""
+    """Further facts as a text."""
     ending: str = ""
-    """``open`` for a span that hasn't ended, ``cut`` for one whose process died, so that its end is
-    unknown."""
+    """``open`` if the span hasn't ended, ``cut`` if its process died, so its end is unknown, and otherwise
+    empty."""
     about: dict[str, Any] = field(default_factory=dict)
-    """The facts as the timeline's file has them."""
+    """The facts as the timeline's file has them: {"iteration": 2, …}."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Spans of one kind of work (`what`) of one process (`who`, the name of its timeline's file)."""
+    """The spans of one kind of work in one timeline's file."""
 
     who: str
+    """The name of the timeline's file, such as "run", which stands for a process."""
     what: str
+    """The kind of work, such as "phases"."""
     spans: Sequence[ShownSpan]
 
     @property
@@ -80,16 +84,19 @@ class Lane:
 
 @dataclass(frozen=True)
 class Times:
-    """All lanes, from `start` to `end`; `damaged` names lines of files that can't be read."""
+    """All lanes of a run."""
 
     lanes: Sequence[Lane]
     start: float
+    """The begin of the first span, in seconds since 1970."""
     end: float
+    """The end of the last span, in seconds since 1970."""
     damaged: Sequence[str] = ()
+    """Texts that name the files and lines that can't be read."""
 
     @property
     def processes(self) -> list[ShownSpan]:
-        """The processes of the run: the first began it, the others resumed it."""
+        """The main processes of the run: the first began it, and each further one resumed it."""
         for lane in self.lanes:
             if lane.name == "run: process":
                 return list(lane.spans)
@@ -100,15 +107,15 @@ class Times:
 
 
 def files_of(run: Run) -> list[Path]:
-    """Returns the files of timelines, the main process's first."""
+    """Returns the files of a run's timelines. The file of the main process comes first."""
     paths = sorted(run.directory.logs.rglob(f"*{SUFFIX}"))
     return sorted(paths, key=lambda path: path.name != f"run{SUFFIX}")
 
 
 def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times | None:
-    """Reads all timelines of a run; None where there is none yet.
+    """Reads all timelines of a run. Returns None if there is none yet.
 
-    `load` describes the servers' work in each iteration, counted from 0.
+    `load` describes what the servers sampled in each iteration, counted from 0.
     """
     now = time.time()
     lanes: list[Lane] = []
@@ -130,8 +137,10 @@ def times_of(run: Run, load: Mapping[int, str] = MappingProxyType({})) -> Times 
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
-    """Reads a timeline, and returns also the numbers of its damaged lines. `stat` is part of the cache's
-    key."""
+    """Returns (the processes of a timeline's file, the numbers of its damaged lines).
+
+    `stat` isn't used: as a part of the cache's key, it makes a file that has changed be read again.
+    """
     damaged: list[int] = []
     try:
         return read_timeline(path, damaged), damaged
@@ -140,7 +149,9 @@ def _read(path: Path, stat: object) -> tuple[list[ProcessRows], list[int]]:
 
 
 def _lanes(run: Run, path: Path, now: float, load: Mapping[int, str]) -> Iterator[Lane]:
-    """Yields the lanes of a timeline's file, which may have several processes, one after the other.
+    """Yields the lanes of a timeline's file.
+
+    The file may have the spans of several processes that ran one after the other.
 
     `load` describes what the servers sampled in each iteration, counted from 0.
     """
@@ -199,12 +210,13 @@ def _shown_span(
 
 
 def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
-    """Cuts phases in whose midst another phase of their lane was carried out.
+    """Returns the spans with each phase cut where another phase of its lane began within it.
 
-    A phase from 0 to 10 s with another from 4 to 6 s within becomes two, from 0 to 4 s and from 6 to 10 s.
+    A phase from 0 to 10 s, in which another lasted from 4 to 6 s, becomes two: from 0 to 4 s, and from 6 to
+    10 s.
     """
     result: list[Span] = []
-    newest_of_lane: dict[str, int] = {}  # the position in the result
+    newest_of_lane: dict[str, int] = {}  # by lane, the position of its newest phase in the result
     for span in sorted(spans, key=lambda span: span.start):
         result.append(span)
         # Only phases are cut. Spans of other work lie within them, and are drawn over them.
@@ -228,7 +240,10 @@ def _without_overlaps(spans: Sequence[Span]) -> list[Span]:
 
 
 def _kind(span: Span, phases: Sequence[Span]) -> str:
-    """Returns the kind of a span, which chooses the colour. Work within a phase has the kind of the phase."""
+    """Returns the kind of a span, which chooses its colour.
+
+    Work within a phase has the kind of the phase. `phases` are sorted by their start.
+    """
     if span.lane == "server":
         return "starting" if span.name == "starts" else "server"
     if span.name in PHASES:
@@ -260,17 +275,17 @@ def _is_alive(run: Run, who: str, process: ProcessRows) -> bool:
 
 
 def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
-    """Returns complete events for chrome://tracing and Perfetto, in microseconds since the experiment began.
+    """Returns the content of a file for chrome://tracing and Perfetto.
 
-    A file of a timeline is a process, and each of its lanes a thread. Open spans end now.
-
+    Each timeline's file is a process of the trace, and each of its lanes a thread. Times are in microseconds
+    since the experiment began. A span that hasn't ended ends at the present time. The format is described in
     https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
     """
     events: list[dict[str, Any]] = []
     lanes, began = (times.lanes, times.start) if times is not None else ((), None)
     processes = dict.fromkeys(lane.who for lane in lanes)  # a dictionary as an ordered set
     pids = {who: pid for pid, who in enumerate(processes, 1)}
-    # "M" events are the names of processes and threads, "X" events complete spans.
+    # In the format, "M" events have the names of processes and threads, and "X" events are spans.
     for who, pid in pids.items():
         events.append({"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": who}})
     for tid, lane in enumerate(lanes, 1):
@@ -300,7 +315,11 @@ def chrome_trace(name: str, times: Times | None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TimelineBar:
-    """A rectangle of a lane: position in SVG units, and the span that it shows."""
+    """A rectangle of a lane, which shows a span or several short ones.
+
+    `x` and `width` are in SVG units, `row` counts from the top of the lane, and `start` and `end` are in
+    seconds since the experiment began.
+    """
 
     x: float
     width: float
@@ -314,7 +333,10 @@ class TimelineBar:
 
 @dataclass(frozen=True)
 class Window:
-    """The time that is shown, in seconds since the experiment began; `whole` is the length of all."""
+    """The part of the time that is shown, in seconds since the experiment began.
+
+    `whole` is the length of the whole time.
+    """
 
     start: float
     end: float
@@ -325,20 +347,29 @@ class Window:
         return self.end - self.start
 
     def moved(self, by: float) -> tuple[str, str]:
-        """Returns the bounds of a window that is `by` lengths later, within the whole."""
+        """Returns the bounds, for an address, of a window of the same length that is `by` lengths later.
+
+        It stays within the whole time.
+        """
         start = min(max(0.0, self.start + by * self.length), max(0.0, self.whole - self.length))
         return _written(start), _written(start + self.length)
 
     def scaled(self, by: float) -> tuple[str, str]:
-        """Returns the bounds of a window that is `by` times as long, with the same middle, within the
-        whole."""
+        """Returns the bounds, for an address, of a window with the same middle that is `by` times as long.
+
+        What is outside of the whole time is cut off.
+        """
         half = max(SHORTEST_S, by * self.length) / 2
         middle = (self.start + self.end) / 2
         return _written(max(0.0, middle - half)), _written(min(self.whole, middle + half))
 
 
 def show(view: PageRequest) -> Response:
-    """`?run=`, `?from=` and `?to=` in seconds since the beginning, `?lane=` (its spans alone)."""
+    """Shows the timeline.
+
+    The address has `?run=`, `?from=` and `?to=` (in seconds since the beginning) and `?lane=` (the name of
+    the only lane that is shown).
+    """
     times = times_of(view.run, _load(view))
     if times is None:
         return view.render("timeline.html", times=None)
@@ -351,7 +382,8 @@ def show(view: PageRequest) -> Response:
     for lane in lanes:
         for span in lane.spans:
             if _meets(span, window, began):
-                # The same work of all iterations is one row of the table.
+                # Without its iteration, the name is the same for the same work of all iterations, which is
+                # one row of the table.
                 kind = re.sub(r"iteration \d+: | after iteration \d+", "", span.name)
                 alike.setdefault((lane.name, kind), []).append(span)
     listed = []
@@ -387,7 +419,10 @@ def show(view: PageRequest) -> Response:
 
 
 def _load(view: PageRequest) -> dict[int, str]:
-    """Returns a description of what all servers together sampled in each iteration, from its metrics."""
+    """Returns a description of what all servers together sampled, for each iteration, counted from 0.
+
+    Example: {2: "81,920 tokens of answers, 4,096 tokens a second"}.
+    """
     load = {}
     for row in view.store.experiment(view.run).metrics:
         speed, tokens = row.get("engine/tokens_per_second"), row.get(SAMPLED_TOKENS)
@@ -413,20 +448,22 @@ def trace(view: PageRequest) -> Response:
 
 
 def clock(seconds: float, length: float) -> str:
-    """Formats a time since the beginning, with the digits that a window of `length` seconds needs:
-    ``1:02:03``, ``0:02.5``."""
+    """Formats a time since the beginning, such as ``1:02:03`` or ``0:02.5``.
+
+    It has as many decimals as times in a window of `length` seconds need.
+    """
     digits = 0 if length >= 20 else 1 if length >= 2 else 2 if length >= 0.2 else 3
     whole = round(seconds, digits)
     total_minutes, seconds_left = divmod(whole, 60)
     hours, minutes = divmod(int(total_minutes), 60)
-    # The text of the seconds has two digits before the point. If there are decimals, its width also counts
-    # the point and the decimals.
+    # The seconds have two digits before the point. The width of the format counts the point and the decimals,
+    # too.
     seconds_text = f"{seconds_left:0{3 + digits if digits else 2}.{digits}f}"
     return f"{hours}:{minutes:02d}:{seconds_text}" if hours else f"{minutes}:{seconds_text}"
 
 
 def took(span: ShownSpan) -> str:
-    """Returns how long a span took, as text: "12.3 s" below 100 s, "1:40" (1 min 40 s) from 100 s on."""
+    """Returns how long a span took as a text: "12.3 s", or from 100 s on "1:40" (1 min 40 s)."""
     seconds = span.end - span.start
     if span.ending == "cut":
         return "its process died; the end was not recorded"
@@ -435,8 +472,10 @@ def took(span: ShownSpan) -> str:
 
 
 def _window(view: PageRequest, times: Times) -> Window:
-    """Returns the window of the address, or all of the time. Raises ValueError for bounds that are not
-    numbers, or not in order."""
+    """Returns the window that the address names, or the whole time if it names none.
+
+    Raises ValueError for bounds that are not numbers, and if the end is not later than the beginning.
+    """
     whole = max(times.end - times.start, SHORTEST_S)
     bounds = []
     for name, default in (("from", 0.0), ("to", whole)):
@@ -457,21 +496,23 @@ def _window(view: PageRequest, times: Times) -> Window:
 
 
 def _meets(span: ShownSpan, window: Window, began: float) -> bool:
+    """Returns whether a part of a span is in the window."""
     return span.end - began >= window.start and span.start - began <= window.end
 
 
 def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
     """Returns the rectangles of a lane's spans in the window.
 
-    Spans that are shorter than an SVG unit and fall into the same one are drawn as one, described by the
-    longest."""
+    If several spans that are shorter than an SVG unit fall into the same unit, they are drawn as one
+    rectangle, which has the description of the longest.
+    """
     unit = window.length / WIDTH
     bars: list[TimelineBar] = []
     short_bars: dict[tuple[int, int], list[TimelineBar]] = {}  # by unit and row
     ends_of_open: list[float] = []
     for span in lane.spans:
-        # The spans that are still open when this one begins are drawn in the rows above it. At `DEEPEST`
-        # rows, deeper spans share the last row.
+        # A span is drawn below the rows of the spans that haven't ended when it begins. There are at most
+        # `DEEPEST` rows: all deeper spans are drawn in the last one.
         ends_of_open = [end for end in ends_of_open if end > span.start][: DEEPEST - 1]
         row = len(ends_of_open)
         ends_of_open.append(span.end)
@@ -500,17 +541,19 @@ def _bars(lane: Lane, window: Window, began: float) -> list[TimelineBar]:
 
 
 def _around(start: float, end: float) -> tuple[str, str]:
-    """Returns the bounds of a window around a span, with some room on both sides."""
+    """Returns the bounds, for an address, of a window around a span, with some room on both sides."""
     room = max(0.05 * (end - start), SHORTEST_S / 2)
     return _written(max(0.0, start - room)), _written(end + room)
 
 
 def _written(seconds: float) -> str:
+    """Returns seconds as they are written in an address: "2.5"."""
     return f"{seconds:.3f}".rstrip("0").rstrip(".")
 
 
 def mark(view: PageRequest) -> str:
-    # Open spans of a running process grow with the time, without any change of a file.
+    """Returns a text that changes whenever the timeline does, and every LIVE_S seconds while it grows."""
+    # The spans of a running process that haven't ended grow without any change of a file.
     now = int(time.time() / LIVE_S) if view.run.directory.is_running() else 0
     files = [(str(path), stat_of(path)) for path in files_of(view.run)]
     return digest(view.store.mark([view.run]), files, now)

@@ -1,1 +1,1 @@
-"""The report: one HTML file about one or several experiments that needs no other file."""
+"""The report about one or several experiments: a single HTML file that needs no other file."""

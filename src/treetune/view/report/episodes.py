@@ -1,4 +1,7 @@
-"""Report sections with answers of the newest iteration: credit microscope, a problem's tree, and episodes."""
+"""Report sections about single answers: the credit microscope, the tree of a problem, and episodes.
+
+The tree and the episodes are from the newest iteration.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +37,21 @@ from treetune.view.templates import coloured, injected, plain, render, shade
 from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 8
-"""The number of episodes in a report."""
+"""The most episodes in a report."""
 
 COLOURED_FULLY = 0.95
-"""The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
+"""The quantile of |advantage|, over the shown tokens, from which the colour is full. Larger advantages are
+not darker."""
 
 ANALYZER = "credit_microscope"
+"""The analyzer whose results the section "Credit microscope" shows."""
 
 
 def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | None:
-    """Returns the answers of the newest iteration with readable episodes; None where there is none.
+    """Returns (store, file) for the answers of the newest iteration whose episodes can be read.
 
-    Files that can't be read are added to the experiment's `missing`. The result is kept for all sections.
+    Returns None if there is no such iteration. Messages on files that can't be read are added to the
+    experiment's `missing`. The result is kept in the experiment's cache for further sections.
     """
     path = experiment.path
     # Without the texts of tokens, no episode can be drawn.
@@ -54,7 +60,7 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
         candidates: list[AnswerFile] = []
         for source in reversed(sources(run)):
             if source.episodes is not None:
-                # If the file of answers is damaged, the episodes alone will do.
+                # If the file of answers is damaged, the file of episodes is read in its place.
                 candidates += [source, replace(source, path=source.episodes)]
         for source in candidates:
             answers = AnswerStore(run, Path(folder.name))
@@ -66,7 +72,8 @@ def newest(experiment: StoredExperiment) -> tuple[AnswerStore, AnswerFile] | Non
                     experiment.missing.append(message)
                 continue
             if answers.sql("SELECT 1 FROM answers WHERE tokens > 0 LIMIT 1"):
-                # The temporary folder of the index is deleted with its object, so that is kept as well.
+                # The temporary folder with the index would be deleted with its object, so the object is kept
+                # in the cache, too.
                 experiment.cache["newest"] = (answers, source, folder)
                 break
     newest_of_cache = experiment.cache.setdefault("newest", None)
@@ -91,7 +98,8 @@ class MicroscopeSection(ReportSection):
 
 
 def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
-    """Yields the data of the template for each iteration that the analyzer `credit_microscope` looked at."""
+    """Yields the values for ``microscope.html``, for each iteration that the analyzer `credit_microscope`
+    examined."""
     for label in experiment.directory.analyses():
         folder = experiment.directory.analysis(label)
         try:
@@ -112,7 +120,11 @@ def _looks(experiment: StoredExperiment) -> Iterator[dict[str, Any]]:
 
 
 def _microscope_card(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Returns what the template shows of an answer. The first method's advantages colour its steps."""
+    """Returns what the template shows of an answer, whose steps are coloured by the first method's
+    advantages.
+
+    `row` is the analyzer's result for the answer, and `costs` has the cost of each method, by its name.
+    """
     methods: list[MethodCredit] = [
         method_of(name, credit, costs.get(name)) for name, credit in row["credit"].items()
     ]
@@ -143,10 +155,10 @@ class TreeSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shows the answers to the problem whose rewards differ most.
+        """Shows the answers to one problem: the problem whose answers differ most in reward.
 
-        Of several such problems, the one with the largest advantage is shown. Only answers whose steps have
-        values count, and only problems with several answers.
+        Among equal problems, the one with the largest advantage is shown. Only answers whose steps have
+        values count, and only problems with several such answers.
         """
         answers_and_source = newest(experiment)
         if answers_and_source is None:
@@ -159,7 +171,7 @@ class TreeSection(ReportSection):
         )
         for row in chosen:  # one at most
             group = [episode for episode in answers.group(source.name, row["problem"]) if episode.step_values]
-            # 0: the table of steps is that of the group's first answer.
+            # The table below the tree has the steps of the group's first answer (0).
             return tree_html(group, all_texts(experiment.path) or (), 0)
         return ""
 
@@ -169,18 +181,18 @@ class EpisodesSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shows as many correct as wrong answers if there are enough, to different problems if there are
-        enough.
+        """Shows a few answers: as many correct as wrong ones, and to different problems, if there are enough.
 
-        Answers with values of their steps come first, then those with the largest advantages.
+        Answers with values of their steps are taken first, then those with the largest advantages.
         """
         answers_and_source = newest(experiment)
         if answers_and_source is None:
             experiment.missing.append("there are no episodes to show")
             return ""
         answers, source = answers_and_source
-        # Leaves out answers that gave no training row. Where the answers are read from the file of episodes
-        # itself (demonstrations, or a damaged file of answers), each of them is a training row.
+        # This condition leaves out answers without a training row. It isn't needed if the answers are read
+        # from the file of episodes (demonstrations, or a damaged file of answers): each is then a training
+        # row.
         trained = "" if source.path == source.episodes else " AND episode_place IS NOT NULL"
         rows = answers.sql(
             "SELECT *, score >= ? AS is_right,"
@@ -191,7 +203,7 @@ class EpisodesSection(ReportSection):
         )
         right = [row for row in rows if row["is_right"]]
         wrong = [row for row in rows if not row["is_right"]]
-        # Half of them are right, or more where there are too few wrong ones.
+        # Half of the shown answers are right, or more of them if there are too few wrong ones.
         n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
         chosen = [answers.whole(row) for row in (*right[:n_right], *wrong[: SHOWN - n_right])]
         chosen = [answer for answer in chosen if answer.episodes]
@@ -215,7 +227,10 @@ class EpisodesSection(ReportSection):
 
 
 def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> dict[str, Any]:
-    """Returns what the template shows of an answer and its episode."""
+    """Returns what the template shows of an answer and its episode.
+
+    `scale` is the |advantage| from which the colour is full.
+    """
     shown = answer
     if answer.episode is None:
         # The answer was cut into several training rows, none of which has all tokens of its trajectory. The
@@ -225,11 +240,12 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
     episode, tokens = shown.episode, tokens_of(experiment.path, shown, experiment.config)
     assert episode is not None and tokens is not None and tokens.texts is not None
     drawing, steps = "", []
-    # A stretch of tokens with a branch was written in a thread: such an answer is drawn as threads.
+    # An answer is drawn with threads if a stretch of its tokens has a branch, which says its thread.
     if any(stretch.branch for stretch in episode.stretches):
         drawing = threads_html(ThreadedAnswer(tokens.texts, episode, answer.trajectory, scale))
     else:
-        # If training computed other advantages, credit's own are called OF_CREDIT, else "advantage".
+        # The advantages of credit are called "advantage", unless training changed them: then that name has
+        # the changed ones, and the advantages of credit are called OF_CREDIT.
         of_credit = tokens.numbers.get(OF_CREDIT, tokens.numbers.get("advantage", np.zeros(tokens.count)))
         advantages = np.nan_to_num(of_credit).tolist()
         for step in tokens.steps:
@@ -242,7 +258,7 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
                 text += coloured(texts, advantages[part], scale) if is_sampled else injected(texts)
             has_no_text = not any(tokens.texts[step.start : step.end])
             if has_no_text and step.end == tokens.count and episode.finish_reason == "stop":
-                text = "⟨end⟩"  # the end token alone
+                text = "⟨end⟩"  # the step is only the end token
             steps.append((step, text))
     earned = f"reward {number(episode.reward)}"
     if episode.score != episode.reward:  # the reward was shaped
@@ -251,7 +267,8 @@ def _card(experiment: StoredExperiment, answer: StoredAnswer, scale: float) -> d
     if answer.trajectory is None:
         prompt = "".join(texts_of(experiment.path, episode.prompt_ids) or ())
     elif len(messages := answer.trajectory.problem.messages) > 1:
-        # Solved examples in earlier turns are the same in all prompts.
+        # Earlier messages are shown apart from the prompt, because solved examples are the same in all
+        # prompts.
         earlier = "\n\n".join(f"{message.role}: {message.content}" for message in messages[:-1])
         prompt = messages[-1].content
     else:

@@ -1,4 +1,4 @@
-"""Report sections from recorded metrics: training, domains, numbers, signs of collapse, time by phase."""
+"""Report sections from recorded metrics: training, domains, numbers, signs of collapse, and times."""
 
 from __future__ import annotations
 
@@ -46,12 +46,13 @@ DOMAIN_CURVES: Mapping[str, str] = {
     "weight": "share of problems by the domain's weight",
     "problems": "problems in the iteration",
 }
-"""The titles of charts by metric.
+"""The titles of charts by metric. "{trained_on}" stands for "sampled answers" or "demonstrations".
 
-A metric that is 0 in all domains has no chart. `weight` and `problems` have none where the weights of domains
-are constant.
+A metric that is 0 in all domains has no chart. `weight` and `problems` have no chart either if the weights of
+all domains are constant.
 """
 
+# The metrics whose charts have a y axis that includes 0.
 FROM_ZERO = frozenset({"mixed", "advantage_zero", "unfinished", "unavailable", "weight", "problems"})
 
 SIGN = "diagnostics/"
@@ -68,6 +69,7 @@ SIGN_NAMES: Mapping[Sign, str] = {
 
 
 def _note_and_charts(note: str, charts: Sequence[str]) -> str:
+    """Returns HTML with a note, which is escaped, and charts, which are HTML already."""
     return f'<p class="note">{escape(note)}</p><div class="charts">{"".join(charts)}</div>'
 
 
@@ -80,7 +82,7 @@ class TrainingSection(ReportSection):
             return ""
         charts = []
         for chart in usual_charts([Bunch(experiment.name, 0, [experiment])]):
-            # "own" is the experiment's colour in a report on several.
+            # "own" is the colour that the experiment has in this report.
             series = [replace(line, colour="own") for line in chart.series]
             charts.append(line_chart(replace(chart, series=series)))
         return _note_and_charts(TRAINING_NOTE, charts) if charts else ""
@@ -94,7 +96,7 @@ class DomainsSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shows all domains in a chart for each metric, and the last measured checkpoint of each set."""
+        """Shows a chart with all domains for each metric, and the results of each set's newest evaluation."""
         domains: set[str] = set()
         for metric in experiment.recorded:
             domain_and_name = split_domain(metric)
@@ -115,7 +117,7 @@ class DomainsSection(ReportSection):
             series = [domain_series(name, summaries, name, colour) for name, colour in colours.items()]
             charts += accuracy_charts(f"pass@1 on {label}", series)
         weights = [experiment.curve(f"{PREFIX}{name}/weight") for name in names]
-        # Charts of `weight` and `problems` are shown only if the domains' weights change in the run.
+        # The charts of `weight` and `problems` are shown only if the weight of a domain changes in the run.
         weights_move = any(len({y for _, y in points}) > 1 for points in weights)
         for metric, title in DOMAIN_CURVES.items():
             if metric in ("weight", "problems") and not weights_move:
@@ -132,7 +134,7 @@ class DomainsSection(ReportSection):
 
 
 def _has_values(series: Sequence[Series]) -> bool:
-    """Returns whether a point of these series is not 0."""
+    """Returns whether at least one point of the series is not 0."""
     ys: list[float] = []
     for line in series:
         ys += [y for _, y in line.points]
@@ -140,15 +142,15 @@ def _has_values(series: Sequence[Series]) -> bool:
 
 
 def domains_of(summary: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Returns an evaluation's summaries by domain; empty where its problems had none."""
+    """Returns an evaluation's summary for each domain. It is empty if the problems had no domains."""
     domains = summary.get("domains")
     return domains if isinstance(domains, Mapping) else {}
 
 
 def domain_series(title: str, summaries: Mapping[int, Mapping[str, Any]], domain: str, colour: str) -> Series:
-    """Returns a domain's pass@1 at each evaluated checkpoint, with its interval.
+    """Returns the curve of a domain's pass@1 over evaluated checkpoints, with intervals.
 
-    `summaries` are those of an evaluation set, by finished iterations.
+    `summaries` has the summaries of an evaluation set by finished iterations. A single point is a level.
     """
     accuracies, intervals = [], {}
     for iterations, summary in summaries.items():
@@ -160,7 +162,7 @@ def domain_series(title: str, summaries: Mapping[int, Mapping[str, Any]], domain
 
 
 def accuracy_charts(title: str, series: Sequence[Series]) -> list[str]:
-    """Returns a chart of pass@1 over checkpoints; none where each series has a single point."""
+    """Returns [a chart of pass@1 over checkpoints], or an empty list if no series has two points."""
     if not any(len(line.points) > 1 for line in series):
         return []
     return [line_chart(Chart(title, series, "up", "95 % interval over problems"))]
@@ -183,10 +185,11 @@ class NumbersSection(ReportSection):
                 recorded |= {key.removeprefix(prefix) for key in row if key.startswith(prefix)}
             if not recorded:
                 continue
-            # A number is recorded as its mean; with suffixes as its largest value, and over correct answers.
+            # A number's mean is recorded under its name. With the suffix LARGEST it is the largest value, and
+            # with OF_CORRECT the mean over correct answers.
             means = {name.removesuffix(LARGEST).removesuffix(OF_CORRECT) for name in recorded}
             charts, always_0 = [], []
-            # Declared numbers come first, in their order; others may be recorded as well.
+            # The numbers that the group declares come first, in their order. Others may be recorded as well.
             for name in (*group.numbers, *sorted(means - set(group.numbers))):
                 metric = f"{group.name}/{name}"
                 series = [
@@ -213,7 +216,7 @@ class NumbersSection(ReportSection):
         cells = {}
         for full, number in declared().items():
             group, _, name = full.partition("/")
-            numbers = summary.get(group)  # may be anything: other programs can write a key of that name
+            numbers = summary.get(group)  # of any type: another program may have written a key of this name
             value = numbers.get(name) if isinstance(numbers, Mapping) else None
             if number.label is not None and value is not None:
                 cells[number.label] = f"{value:.3f}" if number.share else f"{value:.1f}"
@@ -232,7 +235,7 @@ class DiagnosticsSection(ReportSection):
         checked_signs = [sign for sign in SIGNS if experiment.curve(f"{SIGN}{sign}")]
         if not checked_signs:
             return ""
-        settings: Diagnostics | None = None  # the run's own thresholds, where its configuration has them
+        settings: Diagnostics | None = None  # the thresholds of the run's configuration, if they can be read
         if experiment.config:
             try:
                 values = experiment.config.get("diagnostics") or {}
@@ -241,8 +244,8 @@ class DiagnosticsSection(ReportSection):
                 pass
         weights = None
         if experiment.stopped and settings is not None:
-            # Looks for the last weights from before the sign that ended the run. Iterations count from 0, so
-            # that the last one is `done - 1`.
+            # Looks for the last weights before the sign that ended the run. Iterations count from 0, so the
+            # last one is `done - 1`.
             done = int(experiment.metrics[-1]["iteration"]) + 1
             good = last_good(settings, _diagnosed(experiment, settings, done), done - 1)
             if good is not None:
@@ -258,12 +261,15 @@ class DiagnosticsSection(ReportSection):
 
 
 def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
-    """Returns the values of a sign's row in the template: whether and when it was seen, what was measured,
-    and the thresholds, if the run's settings are known."""
+    """Returns the values of a sign's row in the template.
+
+    They say whether and in which iterations the sign was seen, and what was measured. If `settings` are
+    known, they also have the thresholds.
+    """
     curve = experiment.curve(f"{SIGN}{sign}")  # 1 in iterations with the sign, else 0
     seen = [int(iteration) for iteration, value in curve if value]
-    # The sign is diagnosed after the last iteration that showed the sign, because the run logged its message
-    # there. If no iteration showed it, it is diagnosed after the last one.
+    # The diagnosis is made again as it was after the last iteration that showed the sign. Its description
+    # then is the one that the run logged. If no iteration showed the sign, the last one of all is taken.
     upto = seen[-1] if seen else int(curve[-1][0])
     finding = _diagnosed(experiment, settings, upto).get(sign, CollapseSign(sign))
     # `kind` is the CSS class that gives the verdict its colour.
@@ -281,8 +287,8 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
     measured: dict[str, str | None] = {}
     for name in METRICS[sign]:
         if points := experiment.curve(name):
-            # The threshold of `gradient_noise` is for a variation, so that a single value can't be compared
-            # with it: with None, the row has the metric's name without a value.
+            # The threshold of `gradient_noise` is for the variation of a metric over iterations, and a single
+            # value can't be compared with it. With None, the row has only the metric's name.
             measured[name] = None if sign == "gradient_noise" else f"{points[-1][1]:.3g}"
     thresholds = settings.thresholds(sign) if settings is not None else {}
     return {
@@ -299,10 +305,14 @@ def _sign_row(experiment: StoredExperiment, settings: Diagnostics | None, sign: 
 def _diagnosed(
     experiment: StoredExperiment, settings: Diagnostics | None, done: int
 ) -> Mapping[Sign, CollapseSign]:
-    """Returns the signs of collapse after the first `done` iterations, as the run itself found them."""
+    """Returns the signs of collapse that the run itself found after its first `done` iterations.
+
+    The result is empty if the run's settings aren't known.
+    """
     if settings is None:
         return {}
-    max_tokens = None  # the answers' limit: the rollout's, or that of the rollout which it wraps
+    # The token limit of answers: that of the rollout or, if the rollout wraps another, of the inner one.
+    max_tokens = None
     rollout = experiment.config.get("rollout")
     while isinstance(rollout, Mapping):
         sampling = rollout.get("sampling")
@@ -317,7 +327,7 @@ def _diagnosed(
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """Formats rising integers with consecutive ones as ranges: "3–5, 9"."""
+    """Formats rising integers, of which consecutive ones become ranges: "3–5, 9"."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][-1] + 1:
@@ -335,7 +345,8 @@ class TimesSection(ReportSection):
 
     @override
     def html(self, experiment: StoredExperiment) -> str:
-        """Shows the phases' shares of the run, and a bar for each iteration."""
+        """Shows each phase's share of the time, and a bar for each iteration, or for several in a long
+        run."""
         bars = phase_seconds(experiment)
         totals = phase_totals(bars)
         if not totals:

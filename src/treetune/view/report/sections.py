@@ -1,4 +1,4 @@
-"""The base class of a report's sections, and the list of those that were defined."""
+"""The base class of a report's sections, and the list of all sections that were defined."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from treetune.view.experiment import StoredExperiment
 class ReportSection:
     """A section of an experiment's part of the report.
 
-    Defining a sub-class adds it to the report, after the sections that were defined before. A section returns
-    HTML and must escape text from files. In its charts, the colour class ``own`` is the experiment's colour.
-    Messages about missing files go to `experiment.missing`.
+    Defining a sub-class adds a section to the report, after the sections that were defined earlier. A section
+    returns HTML, and must escape text from files. In its charts, the colour ``own`` is the experiment's
+    colour. It adds messages about missing files to `experiment.missing`.
 
     Example::
 
@@ -27,7 +27,7 @@ class ReportSection:
     """
 
     title: ClassVar[str]
-    """The heading."""
+    """The heading of the section."""
 
     def applies(self, experiment: StoredExperiment) -> bool:
         """Returns whether to call `html` for this experiment."""
@@ -38,7 +38,10 @@ class ReportSection:
         raise NotImplementedError
 
     def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
-        """Returns further columns of the table of results: {heading: text}, from an evaluation's summary."""
+        """Returns the cells of further columns in an evaluation's row of the table of results.
+
+        They are {heading: text}, from the evaluation's summary: {"tokens per thread": "120.5"}.
+        """
         return {}
 
     @override
@@ -51,5 +54,5 @@ _SECTIONS: list[ReportSection] = []
 
 
 def registered_sections() -> list[ReportSection]:
-    """Returns an instance of each section that was defined so far, in the order of their definitions."""
+    """Returns an instance of each sub-class that was defined so far, in the order of their definitions."""
     return list(_SECTIONS)

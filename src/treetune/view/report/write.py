@@ -1,4 +1,4 @@
-"""Writes the report: one HTML file about one or several experiments that needs no other file."""
+"""Writes the report about one or several experiments: a single HTML file that needs no other file."""
 
 from __future__ import annotations
 
@@ -40,16 +40,17 @@ SECTIONS: tuple[type[ReportSection], ...] = (
 
 
 def all_sections() -> list[ReportSection]:
-    """Returns all sections in the order of the page: those of this package, then users' own."""
+    """Returns all sections in the order of the page: those of this package, then those that users defined."""
     users_sections = [section for section in registered_sections() if type(section) not in SECTIONS]
     return [*(section_class() for section_class in SECTIONS), *users_sections]
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
-    """Writes the report, and returns its path.
+    """Writes a report about the experiments in `directories`, and returns its path.
 
-    Without `output` it is ``report.html`` in the experiment's directory, or for several experiments in the
-    directory above the first one. Raises ValueError for a directory that is not an experiment's.
+    If `output` is None, the report is ``report.html`` in the experiment's directory, or for several
+    experiments in the directory above that of the first. Raises ValueError for a directory that is not an
+    experiment's.
     """
     if not directories:
         raise ValueError("a report is about one experiment's directory, or several")
@@ -102,7 +103,7 @@ def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
     Several experiments also have a chart for each domain of a set. A single experiment has those in its
     section on domains.
     """
-    # A bunch is the experiments behind a curve. Here each curve is of one experiment.
+    # A bunch has the experiments that one curve is drawn from. Here each curve is of a single experiment.
     bunches = [Bunch(experiment.name, i, [experiment]) for i, experiment in enumerate(experiments)]
     charts = {chart.title.removeprefix("pass@1 on "): chart for chart in evaluation_charts(bunches)}
     labels: set[str] = set()
@@ -128,8 +129,8 @@ def _accuracy_curves(experiments: Sequence[StoredExperiment]) -> list[str]:
 
 
 def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
-    """Returns the values of an experiment's part of the page."""
-    # Sections are rendered first, because they add to the experiment's list of missing files.
+    """Returns the template's values for an experiment's part of the page."""
+    # Sections are rendered before `experiment.missing` is used, because they add messages to it.
     sections = []
     for section in all_sections():
         html = section.html(experiment) if section.applies(experiment) else ""
@@ -146,10 +147,10 @@ def _about(experiment: StoredExperiment, colour: str) -> dict[str, Any]:
 
 
 def _facts(experiment: StoredExperiment) -> Mapping[str, Any]:
-    """Returns facts on an experiment, from its files, without those that aren't recorded."""
+    """Returns the facts on an experiment that its files record, by the names that the page shows."""
 
     def joined(facts: Mapping[str, Any], separator: str = ", ") -> str:
-        """Returns e.g. "torch 2.9.0, vllm 0.12.0"."""
+        """Returns the facts as a text, such as "torch 2.9.0, vllm 0.12.0", without empty ones."""
         return separator.join(f"{key} {value}" for key, value in facts.items() if value)
 
     manifest, config, environment = experiment.manifest, experiment.config, experiment.environment

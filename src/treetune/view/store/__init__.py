@@ -1,4 +1,4 @@
-"""Reads experiments in folders, their numbers and answers, and data sets."""
+"""Reads experiments in folders, with their numbers and answers, and data sets."""
 
 from treetune.view.store.catalogue import Store
 from treetune.view.store.folders import Run

@@ -62,17 +62,21 @@ if TYPE_CHECKING:
     from treetune.vocabulary import Episode, Trajectory
 
 AT_ONCE_BYTES = 1_000_000
-"""Answers without an index of up to this size are read while the page waits."""
+"""The most bytes of files without an index that are read while the page waits. More bytes are read by a
+thread."""
 
 DEEP = 5000
-"""From this many skipped rows on, a page is read in two steps: see `AnswerStore.ask`."""
+"""The number of skipped rows from which on a page is read in two steps: see `AnswerStore.ask`."""
 SEARCHES = 4
 """The number of searches whose results are kept, for their further pages."""
 LONGEST_SEARCH_S = 60.0
-"""The time after which a search is given up."""
+"""The seconds after which a search is given up."""
 
 USUAL_ORDER = "source[1] DESC, length(source), source, row"
-"""The order of unsorted and of equal rows: iterations (`i…`) before evaluations (`e…`), and 2 before 10."""
+"""The order of rows that are not sorted by a column, or that are equal in it, as SQL.
+
+Names of iterations (`i…`) come before those of evaluations (`e…`), and `i2` before `i10`, because the shorter
+name comes first."""
 
 LOG = logging.getLogger("treetune.view")
 
@@ -82,20 +86,23 @@ class StoredAnswer:
     """A whole answer, with everything that is stored about it."""
 
     row: Mapping[str, Any]
-    """The row of the index."""
+    """The answer's row of the index."""
     source: AnswerFile
     trajectory: Trajectory | None = None
-    """None for evaluations, and where only training rows are stored."""
+    """The answer as it was sampled; None for evaluations, and if only training rows are stored."""
     episodes: Sequence[Episode] = ()
     """The training rows that the answer was cut into."""
     line: Mapping[str, Any] = field(default_factory=dict)
-    """The line of an evaluation's file."""
+    """The answer's line in an evaluation's file; empty for an iteration."""
     signals: Sequence[TokenSignals] = ()
-    """The numbers that the trainer recorded for each episode's tokens."""
+    """The numbers that the trainer recorded for the tokens of each episode; empty if it recorded none."""
 
     @property
     def episode(self) -> Episode | None:
-        """The training row with all of the answer's tokens; None where it is in several rows."""
+        """The training row with all tokens of the answer; None if no row has all of them.
+
+        If only training rows are stored, it is the first of them.
+        """
         if self.trajectory is None:  # only training rows are stored
             return self.episodes[0] if self.episodes else None
         for episode in self.episodes:
@@ -113,12 +120,14 @@ class StoredAnswer:
 class AnswerStore:
     """The answers of an experiment. Safe for several threads.
 
-    Indexes are in the folder `cache`. The list of files may be `look_again_s` old.
+    Indexes are stored below the folder `cache`. The list of files is made again when it is older than
+    `look_again_s` seconds.
     """
 
     def __init__(self, run: Run, cache: Path, look_again_s: float = 0.0) -> None:
         self.run = run
-        # Two runs of one name have different paths, and share a cache.
+        # Runs in different folders may have the same name and share a cache, so the folder is named by the
+        # path.
         run_digest = hashlib.blake2b(os.fsencode(run.path.resolve()), digest_size=8).hexdigest()
         self._cache = cache / run_digest
 
@@ -127,10 +136,11 @@ class AnswerStore:
         self._last_listed: list[Indexed] = []
         self._indexed_by_name: dict[str, Indexed] = {}
         self._faults: dict[str, tuple[str, str]] = {}
-        """By a source's name: its mark (the state of its files) when it was read, and the reason why it can't
-        be read."""
+        """(mark, reason) by a source's name: the state of its files in which it couldn't be read, and the
+        reason why."""
         self._columns: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
-        """By names of sources: the mark of all answers when they were listed, and the columns' types."""
+        """(mark, types of columns) by the names of sources, where `mark` is that of all answers when the
+        columns were listed."""
 
         self._searches: OrderedDict[Hashable, pa.Table] = OrderedDict()
         """The rows that the last `SEARCHES` searches found, the least recently used first."""
@@ -138,9 +148,9 @@ class AnswerStore:
         self._query_lock = threading.Lock()
         """Guards `_searches` and `_connection`."""
         self._build_lock = threading.Lock()
-        """Lets one thread at a time make an index, so that none is made twice."""
+        """Held while an index is made, so that no index is made twice at the same time."""
         self._background_lock = threading.Lock()
-        """Held while a thread makes indexes in the background: there is at most one."""
+        """Held while a thread makes indexes in the background, so that there is at most one such thread."""
 
     # Indexes
 
@@ -149,14 +159,15 @@ class AnswerStore:
         return sources(self.run)
 
     def indexed(self) -> list[Indexed]:
-        """Returns all sources with the indexes that exist, and starts to make the others."""
+        """Returns all sources, each with its index if that exists, and starts to make the missing indexes."""
         if time.monotonic() - self._last_listed_at < self._look_again_s:
             return self._last_listed
         indexed = [self._with_index(source) for source in self.sources()]
-        # Missing are indexes that don't exist, and those of files that have grown since (`is_behind`). Files
-        # that can't be read have a fault and are not awaited: they are not tried again until they change.
+        # An index is missing if it doesn't exist, or if its file has grown since (`is_behind`). A file that
+        # can't be read has a fault, and isn't tried again until it changes.
         missing = [item for item in indexed if item.is_awaited or (item.is_behind and not item.fault)]
-        # A page waits for small files. Larger ones are read by a thread, and are there on a later look.
+        # If the files are small, this call waits for their indexes. If not, a thread makes them, and a later
+        # call finds them.
         if missing and sum(item.source.size for item in missing) <= AT_ONCE_BYTES:
             self._make_indexes(missing)
             indexed = [self._with_index(item.source) for item in indexed]
@@ -167,7 +178,7 @@ class AnswerStore:
         return indexed
 
     def read_now(self, source: AnswerFile) -> None:
-        """Makes the index of a source; from now on there are no other sources.
+        """Makes the index of a source. From then on, the store has only this source.
 
         Raises ValueError for a file that can't be read.
         """
@@ -178,7 +189,7 @@ class AnswerStore:
     def problems(self) -> list[str]:
         """Returns messages on files that can't be shown."""
         links: list[Path] = []
-        sources(self.run, left_out=links)  # only for the links, which it adds to the list
+        sources(self.run, left_out=links)  # called only to get the links
         indexed = self.indexed()
         return [
             *(item.fault for item in indexed if item.fault),
@@ -198,7 +209,10 @@ class AnswerStore:
         return digest(marks)
 
     def _with_index(self, source: AnswerFile) -> Indexed:
-        """Returns a source with its index: the current one, or an older one of a file that only grows."""
+        """Returns a source with its index, if it has one.
+
+        An older index of a file that only grows counts as its index, too (`is_behind`).
+        """
         mark = source.mark  # the state of the source's files
         cached = self._indexed_by_name.get(source.name)
         if cached is not None and cached.about is not None and cached.about.mark == mark:
@@ -207,7 +221,8 @@ class AnswerStore:
         about = read_about(folder)
         failed_mark, fault = self._faults.get(source.name, ("", ""))
         is_current = about is not None and about.mark == mark
-        # A file that another program keeps writing would never be shown if its index had to be current.
+        # An older index of a growing file is shown nevertheless. A file to which another program keeps
+        # writing would otherwise never be shown.
         is_behind = about is not None and not is_current and source.grows and about.size <= source.size
         shown = about if is_current or is_behind else None
         # A fault counts only for the state of the files in which it was found.
@@ -220,7 +235,8 @@ class AnswerStore:
         """Makes indexes, deletes those of files that were deleted, and at the end releases `lock`."""
         try:
             names = {source.name for source in self.sources()}
-            for folder in list(self._cache.glob("[ie]*")):  # of iterations (i4) and evaluations (e4-test)
+            # The indexes of iterations (i4) and evaluations (e4-test).
+            for folder in list(self._cache.glob("[ie]*")):
                 if folder.name not in names:
                     shutil.rmtree(folder, ignore_errors=True)
             for item in missing:
@@ -231,20 +247,22 @@ class AnswerStore:
                 lock.release()
 
     def _make_index(self, item: Indexed) -> None:
+        """Makes the index of a source if it is still missing, or stores the reason why that failed."""
         newest = self._with_index(item.source)
         if newest.about is not None and not newest.is_behind:  # another thread has made it
             return
         mark = item.source.mark
         try:
             build(item.source, item.folder)
-        except Exception as error:  # whatever it is, the other files must be shown
-            if item.source.mark != mark:  # the file was written again meanwhile: the next look reads it
+        except Exception as error:  # any fault of one file must not keep the others from being shown
+            if item.source.mark != mark:  # the file has changed meanwhile, so the next call tries it again
                 return
             fault = self._fault_message(item.source, error)
             self._faults[item.source.name] = mark, fault
             LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
 
     def _fault_message(self, source: AnswerFile, error: Exception) -> str:
+        """Returns a message on why the index of a source can't be made."""
         # An OSError that names none of the source's files is about the index.
         if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
@@ -256,7 +274,10 @@ class AnswerStore:
     # Questions
 
     def columns(self, sources: Sequence[str] = ()) -> dict[str, str]:
-        """Returns DuckDB's types of the index's columns, by name: of these sources, or of all."""
+        """Returns DuckDB's types of the index's columns, by name.
+
+        They are the columns of the sources with these names, or without names of all sources.
+        """
         names = tuple(sources)
         relation, mark = self._relation(names), self.mark()
         if relation is None:
@@ -269,9 +290,10 @@ class AnswerStore:
         return self._columns[names][1]
 
     def ask(self, question: RowQuery) -> RowPage:
-        """Returns a page of answers. If a source lacks a column, its answers have null there.
+        """Returns the page of answers that a question asks for.
 
-        Raises ValueError for a column or an operator that doesn't exist.
+        If a source lacks a column that others have, the column is null for its answers. Raises ValueError for
+        a column or an operator that doesn't exist, and for a search that takes too long.
         """
         relation = self._relation(question.sources)
         if relation is None:
@@ -287,7 +309,8 @@ class AnswerStore:
         )
         if question.skipped < DEEP:
             return RowPage(as_rows(cursor.execute(f"SELECT * {clauses}", values)), total)
-        # Sorting many rows with all of their columns takes long, so that the columns are read afterwards.
+        # Sorting many rows with all their columns takes long. So only the keys are sorted, and the columns of
+        # this page's rows are read afterwards.
         keys = cursor.execute(f"SELECT source, row {clauses}", values).fetchall()
         return RowPage(self._rows_at(keys), total)
 
@@ -305,7 +328,7 @@ class AnswerStore:
         return histograms_of(lambda sql: cursor.execute(sql, values), f"{relation} WHERE {where}", chosen)
 
     def page_of(self, question: RowQuery, row: Mapping[str, Any]) -> int:
-        """Returns the page of the question that has this row of the index, or 1.
+        """Returns the number of the question's page that has this row of the index; 1 if no page has it.
 
         The text that the question searches for is ignored.
         """
@@ -331,7 +354,13 @@ class AnswerStore:
         return f"{where} AND {among_sql(question.among)}", values, by
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Runs a query on the table `answers`, with the values of its `?`, for pages that count."""
+        """Returns the rows of a query on the table `answers`, for pages that count or sum up answers.
+
+        Args:
+            text: The query in SQL.
+            values: The values of the query's `?`.
+            sources: The names of the sources that the table has; empty for all.
+        """
         relation = self._relation(tuple(sources))
         if relation is None:
             return []
@@ -339,10 +368,10 @@ class AnswerStore:
         return as_rows(self._cursor().execute(query, list(values)))
 
     def _matching(self, question: RowQuery) -> pa.Table:
-        """Returns source and row of all answers whose text contains what the question searches for.
+        """Returns a table with `source` and `row` of all answers whose text contains the searched text.
 
-        The last few results are kept, so that further pages and other filters don't search again. Raises
-        ValueError for a search that takes too long.
+        The last few results are kept, so that the same search with another page or other filters doesn't read
+        the texts again. Raises ValueError for a search that takes too long.
         """
         import duckdb
 
@@ -372,13 +401,14 @@ class AnswerStore:
         return matching
 
     def _rows_at(self, keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-        """Returns rows of the index by source and number, in the order of the keys."""
+        """Returns the rows of the index with these keys (source, number of the row), in the order of the
+        keys."""
         from pyarrow import parquet
 
         rows: dict[tuple[str, int], dict[str, Any]] = {}
         for item in self._chosen({source for source, _ in keys}):
             numbers = sorted(row for source, row in keys if source == item.source.name)
-            # Only the groups of rows that have some of them are read.
+            # Only the row groups that have at least one of these rows are read.
             with parquet.ParquetFile(item.folder / ROWS) as file:
                 for group in range(file.num_row_groups):
                     start = group * ROWS_IN_GROUP
@@ -394,16 +424,17 @@ class AnswerStore:
     def texts(self, places: Sequence[tuple[str, int]]) -> list[str]:
         """Returns the whole texts of answers, in the order of `places`.
 
-        Each answer is named by its source and by `place`, a column of the index: the position in the source's
-        file.
+        A place is (name of the source, `place`), where `place` is a column of the index: the answer's
+        position in the source's file.
         """
         source_names = {name for name, _ in places}
         indexed = {item.source.name: item for item in self._chosen(source_names)}
         texts: dict[tuple[str, int], str] = {}
-        places_of_batches: dict[tuple[str, int], list[int]] = {}  # so that each batch is read once
+        # The places by (source, batch), so that each batch is read only once.
+        places_of_batches: dict[tuple[str, int], list[int]] = {}
         for name, place in places:
             layout = _layout_of_texts(indexed[name])
-            if layout is None:  # no Arrow file, as for an evaluation or another program's file
+            if layout is None:  # the file is not an Arrow file, but an evaluation's or another program's
                 texts[name, place] = _read_line(indexed[name].source, place).get("text") or ""
             else:
                 places_of_batches.setdefault((name, layout.batch_of(place)), []).append(place)
@@ -416,9 +447,9 @@ class AnswerStore:
         return [texts[name, place] for name, place in places]
 
     def answer(self, source: str, answer: str) -> StoredAnswer:
-        """Returns the answer `problem#sample` of a source.
+        """Returns the answer with the name `answer` (``problem#sample``) of a source.
 
-        Raises NotThere, and ValueError where its file was written again meanwhile.
+        Raises NotThere if there is none, and ValueError if its file has been written again meanwhile.
         """
         rows = self.ask(
             RowQuery(sources=(source,), filters=(ColumnFilter("answer", "=", answer),), size=1)
@@ -428,7 +459,10 @@ class AnswerStore:
         return self.whole(rows[0])
 
     def whole(self, row: Mapping[str, Any]) -> StoredAnswer:
-        """Returns the answer of a row of the index. Raises ValueError where its file was written again."""
+        """Returns the whole answer of a row of the index.
+
+        Raises ValueError if its file has been written again since the index was made.
+        """
         [indexed] = self._chosen({row["source"]})
         # `about` describes the index. It has the layout of each Arrow file that the source has.
         about, source = indexed.about, indexed.source
@@ -468,8 +502,8 @@ class AnswerStore:
         about, path = indexed.about, indexed.source.episodes
         if about is None or about.episodes is None or path is None:
             return []
-        # The column of the index that says where an answer's first training row is. Demonstrations are stored
-        # only as training rows, so that it is the place of the answer itself.
+        # `column` is the column of the index that has the place of an answer's first training row. For
+        # demonstrations, which are stored only as training rows, it is the place of the answer itself.
         column = "place" if about.answers is None else "episode_place"
         where = f"problem = ? AND {column} IS NOT NULL"
         rows = self.sql(
@@ -487,12 +521,15 @@ class AnswerStore:
     # DuckDB
 
     def _chosen(self, names: Sequence[str] | set[str]) -> list[Indexed]:
-        """Returns the sources of these names that have an index; without names, all that have one."""
+        """Returns the sources with these names that have an index, or without names all that have one."""
         indexed = [item for item in self.indexed() if item.about is not None]
         return [item for item in indexed if not names or item.source.name in names]
 
     def _relation(self, names: Sequence[str]) -> str | None:
-        """Returns SQL for the rows of these sources; None where there are none."""
+        """Returns SQL after FROM for the rows of the sources with these names, or without names of all.
+
+        Returns None if there are no rows.
+        """
         chosen = [item for item in self._chosen(names) if item.about is not None and item.about.rows]
         if not chosen:
             return None
@@ -500,6 +537,7 @@ class AnswerStore:
         return f"read_parquet([{files}], union_by_name=true)"
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
+        """Returns a new cursor of the connection, which is made at the first call."""
         with self._query_lock:
             if self._connection is None:
                 self._connection = connect()
@@ -508,12 +546,16 @@ class AnswerStore:
 
 
 def _layout_of_texts(indexed: Indexed) -> StreamLayout | None:
-    """Returns the layout of the Arrow file with the texts; None for an evaluation's lines."""
+    """Returns the layout of the Arrow file that has the texts of a source; None if it isn't an Arrow file."""
     return indexed.about.answers or indexed.about.episodes if indexed.about else None
 
 
 def _read_row(path: Path, layout: StreamLayout, place: int) -> pa.RecordBatch:
-    """Returns a batch of a single row, copied: readers of raw buffers would ignore that it is a slice."""
+    """Returns a batch with a single row of an Arrow file.
+
+    The row is copied (`take`), because functions that read a batch's raw buffers would ignore that it is a
+    slice of a larger batch.
+    """
     number = layout.batch_of(place)
     return read_batch(path, layout, number).take([place - layout.rows[number]])
 
@@ -522,7 +564,7 @@ def _read_line(source: AnswerFile, place: int) -> Mapping[str, Any]:
     """Returns the line of an evaluation, or of another program's file, that begins at the byte `place`."""
     if source.is_foreign:
         return answer_at(source.path, place)
-    verify_answers(source.path)  # raises Damaged if the file is not the one that its summary is about
+    verify_answers(source.path)  # raises Damaged if the file has changed since its summary was written
     with source.path.open("rb") as file:
         file.seek(place)
         return json.loads(file.readline())

@@ -1,7 +1,9 @@
-"""The store of all pages: the experiments below the viewer's folders, and the data sets.
+"""The store from which all pages read: the experiments below the viewer's folders, and the data sets.
 
 Values that are read from an experiment are kept until its mark changes (`Store.read_once`). Data sets are
-those below the folders, those named on the command line, and those named by experiments' configurations."""
+those below the folders, those that are named on the command line, and those that configurations of
+experiments name.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,13 @@ if TYPE_CHECKING:
     from treetune.view.store.tables import DataSetTable
 
 LOOK_AGAIN_S = 2.0
-"""The age from which on a list of experiments or data sets is made again."""
+"""The age in seconds from which on a list of experiments or data sets is made again."""
 
 ANSWERS_LOOK_AGAIN_S = 0.3
-"""The same for the list of an experiment's answers."""
+"""The age in seconds from which on the list of an experiment's files of answers is made again."""
 
 OPEN = 8
-"""The number of data sets that are kept open."""
+"""The most data sets that are kept open."""
 
 T = TypeVar("T")
 
@@ -50,13 +52,13 @@ T = TypeVar("T")
 class Store:
     """The experiments below folders, and data sets. Safe for several threads.
 
-    It never writes into an experiment, except for people's notes, and not even these where it is `read_only`.
+    The viewer writes only people's notes into an experiment, and with `read_only` not even notes.
 
     Args:
         folders: folders with experiments below them.
-        cache: the folder of the indexes of answers.
+        cache: the folder for the indexes of answers.
         look_again_s: the age in seconds from which on the lists of experiments and data sets are made again.
-        files: data sets in other places.
+        files: data sets that were named on the command line; they may be outside of the folders.
         read_only: refuses to write notes.
 
     Raises ValueError for a folder that is not a directory, and for a file that is not a data set.
@@ -80,14 +82,14 @@ class Store:
         self.read_only = read_only
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
-        self._links: dict[Path, None] = {}  # paths that lead out of the folders, in order, each once
+        self._links: dict[Path, None] = {}  # links that lead out of the folders, each once
         self._runs: Mapping[str, Run] = {}
         self._listed_at = -float("inf")
         self._answers: dict[Run, AnswerStore] = {}
         self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
         self._cached: dict[tuple[str, str], tuple[str, Any]] = {}
-        """By kind of value and experiment: the experiment's mark, and the value."""
+        """(mark of the experiment, value) by (kind of value, name of the experiment)."""
 
     # Experiments
 
@@ -100,7 +102,7 @@ class Store:
             return list(self._runs.values())
 
     def run(self, name: str) -> Run:
-        """Returns the experiment of that name. Raises NotThere."""
+        """Returns the experiment of that name. Raises NotThere if there is none."""
         runs = {run.name: run for run in self.runs()}
         if name not in runs:
             existing = f"; there are {', '.join(sorted(runs)[:20])}" if runs else ""
@@ -110,12 +112,15 @@ class Store:
 
     @property
     def left_out(self) -> list[Path]:
-        """The symbolic links that were not followed, because they lead out of the folders."""
+        """The symbolic links that were not followed, because they lead out of the folders, and still
+        exist."""
         return [path for path in [*self._links] if path.is_symlink()]
 
     def follows(self, path: Path) -> bool:
-        """Returns whether a path is read. Only a symbolic link to a file outside of the folders isn't read,
-        and is added to `left_out`."""
+        """Returns whether a path may be read: not if it is a symbolic link that leads out of the folders.
+
+        Such a link is added to `left_out`.
+        """
         if not leads_out(path, self.folders):
             return True
         self._links[path] = None
@@ -125,10 +130,11 @@ class Store:
         """Yields all experiments below the folders."""
         for folder in self.folders:
             # An experiment is left out as a whole if it has a symbolic link to a file outside of the folders.
-            # Files of iterations aren't checked here, since there may be thousands. `index.sources` checks
-            # them one by one. `experiments` has no files: only runs of other programs need a list of them.
+            # The files in folders of iterations aren't checked here, because there may be thousands:
+            # `index.sources` checks each. The tuples in `experiments` are empty: only runs of other programs
+            # need a list of their files.
             experiments: dict[Path, tuple[Path, ...]] = {}
-            # By folder: the files with answers of another program's run.
+            # For each folder, its files with answers of another program's run.
             foreign_files: dict[Path, tuple[Path, ...]] = {}
             for path, entries in folders_below(folder, is_experiment, self.follows):
                 if is_experiment(entries):
@@ -157,19 +163,21 @@ class Store:
         return "/".join(parts) or folder.name
 
     def _foreign_answers(self, folder: Path, names: Iterable[str]) -> tuple[Path, ...]:
-        """Returns the files of a folder with answers of another program's run."""
+        """Returns the files among a folder's entries `names` that have answers of another program's run."""
         paths = [folder / name for name in names if not name.startswith(".")]
         return tuple(path for path in paths if self.follows(path) and holds_answers(path))
 
     # What is read of an experiment
 
     def experiment(self, run: Run) -> StoredExperiment:
-        """Returns configuration, manifest, metrics and evaluations. Raises ValueError where there are
-        none."""
+        """Returns the experiment as it was read: configuration, manifest, metrics and evaluations.
+
+        Raises ValueError if the folder has none of them.
+        """
         return self.read_once("experiment", run, lambda: read_experiment(run.path))
 
     def status(self, run: Run) -> RunProgress:
-        """Returns the experiment's status. Raises ValueError for a folder with nothing to read."""
+        """Returns the experiment's status. Raises ValueError if the folder has nothing that can be read."""
         return self.read_once("status", run, lambda: status_of(self.experiment(run)))
 
     def answers(self, run: Run) -> AnswerStore:
@@ -190,8 +198,10 @@ class Store:
             return self._notes.setdefault(run, Notes(run, answers))
 
     def read_once(self, kind: str, run: Run, read: Callable[[], T]) -> T:
-        """Returns the result of `read`, cached under the name `kind` until a file of the experiment
-        changes."""
+        """Returns the result of `read`, which is called again only when the experiment has changed.
+
+        `kind` is a name for what is read, such as "status".
+        """
         mark = self.mark([run])
         cached = self._cached.get((kind, run.name))
         if cached is not None and cached[0] == mark:
@@ -206,9 +216,10 @@ class Store:
 
 
 class DataSets:
-    """The data sets of a store: `files` from the command line, and those that it finds.
+    """The data sets of a store: the `files` of the command line, and those that are found.
 
-    The list may be `look_again_s` old. Raises ValueError for a file that is not a data set.
+    The list of data sets is made again when it is older than `look_again_s` seconds. Raises ValueError for a
+    file that is not a data set.
     """
 
     def __init__(self, store: Store, files: Sequence[Path], look_again_s: float) -> None:
@@ -224,10 +235,12 @@ class DataSets:
         self._lock = threading.Lock()
         self._listed_at, self._sets = -float("inf"), dict[str, DataSet]()
         self._open: OrderedDict[str, tuple[str, DataSetTable]] = OrderedDict()
-        """By name: the mark of the files, and the table."""
+        """(mark of the files, table) of the data sets that are open, by name, the least recently used
+        first."""
 
     def all(self) -> list[DataSet]:
-        """Returns all data sets: those of the command line, those below folders, those of experiments."""
+        """Returns all data sets: first those of the command line, then those below the folders, and then
+        those that configurations of experiments name."""
         with self._lock:
             if time.monotonic() - self._listed_at > self._look_again_s:
                 sets: dict[str, DataSet] = {}
@@ -244,13 +257,14 @@ class DataSets:
             return list(self._sets.values())
 
     def named(self, name: str) -> DataSet:
-        """Returns the data set of that name. Raises NotThere.
+        """Returns the data set of that name. Raises NotThere if there is none.
 
-        Addresses name data sets and not paths, so that no address can make the viewer read another file.
+        Addresses have names of data sets instead of paths, so that no address can make the viewer read any
+        other file.
         """
         with self._lock:
             data = self._sets.get(name)
-        if data is not None and data.path.exists():  # without a walk through all folders
+        if data is not None and data.path.exists():  # found without a walk through all folders
             return data
         sets = {data.name: data for data in self.all()}
         if name not in sets:
@@ -259,7 +273,7 @@ class DataSets:
         return sets[name]
 
     def table(self, data: DataSet) -> DataSetTable:
-        """Returns the rows of a data set, for queries. Raises ValueError for one that can't be read."""
+        """Returns a data set as a table for queries. Raises ValueError if it can't be read."""
         from treetune.view.store.tables import DataSetTable
 
         mark = data.mark
@@ -269,7 +283,8 @@ class DataSets:
                 self._open.move_to_end(data.name)
                 return opened[1]
         for path in data.files():
-            # The path of a data set was checked when it was found, or named on the command line.
+            # `data.path` itself needs no check: it was checked when it was found, or is from the command
+            # line.
             if path != data.path and not self._store.follows(path):
                 raise ValueError(
                     f"{path} is a symbolic link to a file outside of the viewer's folders: it is not followed"
@@ -282,7 +297,10 @@ class DataSets:
         return table
 
     def _find(self) -> Iterator[tuple[str, Path, str]]:
-        """Yields the name, the path and the origin of everything that may be a data set."""
+        """Yields (name, path, origin) of everything that may be a data set.
+
+        The origin is a text such as "below /scratch".
+        """
         for file in self._files:
             yield str(file), file.absolute(), "named on the command line"
         has_several_folders = len(self._store.folders) > 1
@@ -302,9 +320,9 @@ class DataSets:
                         yield split_name, split, f"named by {run.name}"
 
     def _named_by(self, run: Run) -> list[tuple[str, Path]]:
-        """Returns the data sets that an experiment's configuration names, with their paths.
+        """Returns (name, path) of each data set that an experiment's configuration names.
 
-        Paths are relative to the folder in which the experiment's command ran.
+        Relative names start at the folder in which the experiment's command ran.
         """
         from treetune.tasks.sources import files_matching
 
@@ -320,7 +338,7 @@ class DataSets:
                 paths = [path] if path.is_dir() else files_matching(path)
             except ValueError:  # it isn't on this disk
                 continue
-            for match in paths:  # several where the name is a pattern
+            for match in paths:  # several if the name is a pattern
                 named.append((name if str(match) == str(path) else str(match), match))
         return named
 
@@ -342,7 +360,7 @@ def _data_in_config(config: Any) -> Iterator[str]:
 
 
 def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
-    """Yields the data sets below a folder, except for those in experiments."""
+    """Yields the paths of the data sets below a folder, without those in experiments."""
 
     def is_whole(names: Container[str]) -> bool:
         """Returns whether a folder is an experiment, or has the file that marks a data set."""
@@ -351,7 +369,7 @@ def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]
     for path, entries in folders_below(folder, is_whole, follows):
         if is_experiment(entries):
             continue
-        if ESTIMATE in entries or SPLIT in entries:  # of `estimate_difficulty`, or a single saved split
+        if ESTIMATE in entries or SPLIT in entries:  # an estimate of difficulty, or a single saved split
             yield path
         elif SPLITS in entries:  # a saved data set with several splits
             yield from _splits(path)
@@ -363,7 +381,7 @@ def _data_below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]
 
 
 def _splits(folder: Path) -> list[Path]:
-    """Returns the folders of a saved data set's splits; names that lead out of its folder are left out."""
+    """Returns the folders of a saved data set's splits. Names that lead out of its folder are left out."""
     try:
         names = json.loads((folder / SPLITS).read_text())["splits"]
     except (OSError, ValueError, LookupError, TypeError):  # unreadable, or not what `datasets` writes there

@@ -1,7 +1,8 @@
-"""Computes the columns of the index of answers, from Arrow batches of trajectories or episodes, or from the
+"""Computes the columns of the index of answers from Arrow batches of trajectories or episodes, or from the
 lines of an evaluation.
 
-Lists within a batch are flat arrays with offsets: the values of row i are `values[ends[i]:ends[i + 1]]`.
+In a batch, a column of lists is one flat array with offsets, which are called `ends` here: the list of row i
+is `values[ends[i]:ends[i + 1]]`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BEGINNING = 160
-"""The number of characters of an answer and of its prompt that lists show."""
+"""The most characters of an answer, and of its prompt, that lists show."""
 SHORT = 200
-"""The number of characters that are kept of a grader's extracted answer and message."""
+"""The most characters that are kept of a grader's extracted answer, and of its message."""
 
 NUMBER = "number."
 """The prefix of columns with numbers from graders and rollouts."""
 
+# The columns that are read of each kind of file for an index: of trajectories, of episodes, and of the
+# numbers that the trainer recorded.
 OF_ANSWERS = (
     "problem", "sample", "finish_reason", "text", "grade", "step_ends", "bonus", "numbers", "segments",
 )  # fmt: skip
@@ -32,7 +35,6 @@ OF_EPISODES = (
     "step_ends", "text", "prompt", "domain", "group", "policy_version", "behaviour_logprobs",
 )  # fmt: skip
 OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps", "ref_logprobs")
-"""Columns of the files that are read for an index."""
 
 
 def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -78,7 +80,8 @@ def answer_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     """Returns columns about the tokens of each row.
 
-    `injected` counts the tokens that were not sampled. `policy_version` is that of the row's first segment.
+    The column `injected` counts the tokens that were not sampled, and `policy_version` is that of the row's
+    first segment.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -92,8 +95,8 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
     has_segments = np.diff(ends) > 0
     first_version[has_segments] = versions[ends[:-1][has_segments]]
     logprobs = flat.field("logprobs")
-    # `ends` says at which segment each row begins. The token at which this segment begins is the first token
-    # of the row.
+    # `ends` has the first segment of each row, and the offsets of `logprobs` have the first log-prob of each
+    # segment. Together they give the first log-prob of each row.
     token_ends = logprobs.offsets.to_numpy()[ends]
     mean, least = mean_and_least(logprobs.values.to_numpy(zero_copy_only=False), token_ends)
     return {
@@ -106,9 +109,9 @@ def _segment_columns(segments: pa.ListArray) -> dict[str, Any]:
 
 
 def _numbers(column: Any) -> dict[str, Any]:
-    """Returns a column for each name in a column of maps; null where an answer has no such number.
+    """Returns a column for each name in a column of maps. It is null for an answer without such a number.
 
-    Maps `[{"lines": 3.0}, {}]` give the column `number.lines` with 3.0 and null.
+    Example: the maps `[{"lines": 3.0}, {}]` give the column `number.lines` with 3.0 and null.
     """
     import pyarrow as pa
 
@@ -140,7 +143,7 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     logprob_mean, logprob_least = _mean_and_least_of_trained(batch["behaviour_logprobs"], trained)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(np.int64)
     trained_counts = _sums(is_trained, trained.offsets.to_numpy())
-    # `list_element` fails for an empty list, so that these become [null] first.
+    # `list_element` fails for empty lists, so each is replaced by [null].
     values = batch["step_values"]
     empty = pc.equal(pc.fill_null(pc.list_value_length(values), 0), 0)
     padded = pc.if_else(empty, pa.scalar([None], values.type), values)
@@ -172,9 +175,9 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 def _mean_and_least_of_trained(
     column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0
 ) -> tuple[pa.Array, pa.Array]:
-    """Returns the mean and the least of each row's numbers, times `sign`, over its trained tokens.
+    """Returns the mean and the least of each row's numbers, multiplied by `sign`, over its trained tokens.
 
-    Null where a row has no numbers or no trained token.
+    Both are null for a row without numbers or without a trained token.
     """
     import pyarrow as pa
 
@@ -182,22 +185,23 @@ def _mean_and_least_of_trained(
     counts = np.diff(ends)
     if (counts != np.diff(token_ends))[counts > 0].any():
         raise ValueError("an episode has numbers for more or fewer tokens than it has")
-    # The token of each number. A row without numbers has tokens all the same, so the offsets differ.
+    # For each number, the position of its token in `trained`. The offsets of the two columns differ, because
+    # a row without numbers has tokens nevertheless.
     token_of_number = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
     is_trained = trained.values.to_numpy(zero_copy_only=False).astype(bool)[token_of_number]
     values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
-    # The ends of the rows in an array of only the trained numbers.
+    # The ends of the rows in an array that has only the numbers of trained tokens.
     ends_of_trained = np.concatenate([[0], np.cumsum(is_trained)])[ends - ends[0]]
     mean, least = mean_and_least(sign * values[is_trained], ends_of_trained)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
 
 
 def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    """Returns the mean and the largest entropy of each answer, the mean and the largest size of its gaps, and
-    the mean and the largest of its tokens' KL to the reference, if training had one.
+    """Returns the mean and the largest value of three numbers over the tokens of each training row.
 
-    A gap is the difference between the trainer's and the engine's log-prob of a token. Tokens count only
-    where the trainer recorded a number.
+    They are the entropy, the absolute gap, and the KL to the reference if training had one. A gap is the
+    difference between the trainer's and the engine's log-prob of a token. Only tokens for which the trainer
+    recorded a number count.
     """
     columns: dict[str, Any] = {"answer": batch["trajectory"]}
     for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
@@ -219,19 +223,21 @@ def _flat(column: pa.ListArray) -> np.ndarray:
 
 
 def _ends_of_rows(column: pa.ListArray) -> np.ndarray:
-    """Returns where each row ends in `_flat`, with a 0 before them."""
+    """Returns where each row of a list column ends in the result of `_flat`, after a leading 0."""
     ends: np.ndarray = column.offsets.to_numpy().astype(np.int64)
     return ends - ends[0]
 
 
 def _mean_and_most(name: str, values: np.ndarray, ends: np.ndarray) -> dict[str, Any]:
-    """Returns the columns ``NAME_mean`` and ``NAME_most``: of each row's values, without those that are
-    NaN."""
+    """Returns the columns ``NAME_mean`` and ``NAME_most``: the mean and the largest of each row's values.
+
+    Values that are NaN don't count.
+    """
     import pyarrow as pa
 
     is_recorded = ~np.isnan(values)
     ends_of_recorded = np.concatenate([[0], np.cumsum(is_recorded)])[ends]
-    # Negated, because the largest is asked for.
+    # The largest value is the least of the negated ones, negated.
     negated_mean, negated_most = mean_and_least(-values[is_recorded], ends_of_recorded)
     return {
         f"{name}_mean": pa.array(-negated_mean, pa.float64(), from_pandas=True),
@@ -242,14 +248,15 @@ def _mean_and_most(name: str, values: np.ndarray, ends: np.ndarray) -> dict[str,
 def kl_of_tokens(logprobs: np.ndarray, ref_logprobs: np.ndarray) -> np.ndarray:
     """Returns each token's term of the metric ``train/kl``, the KL of the policy to the reference.
 
-    It is Schulman's estimator k3 (`objectives.base.kl_estimate`). It is never negative.
+    The term is Schulman's estimator k3 (`objectives.base.kl_estimate`), which is never negative.
     """
     difference = logprobs - ref_logprobs
     return np.exp(-difference) - 1 + difference
 
 
 def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Returns the columns of a line of an evaluation, which begins at the byte `place` of the file."""
+    """Returns the row of the index for a line of an evaluation, which begins at the byte `place` of its
+    file."""
     text = row.get("text") or ""
     extracted = row.get("extracted")
     numbers: dict[str, float] = {}
@@ -257,14 +264,14 @@ def line_columns(row: Mapping[str, Any], place: int) -> dict[str, Any]:
         if isinstance(members, dict):  # such as grade or threads
             for name, value in members.items():
                 if isinstance(value, int | float) and not isinstance(value, bool):
-                    # The columns of graders' numbers have no group in their names, as in `answer_columns`.
+                    # As in `answer_columns`, the columns of graders' numbers don't name the group "grade".
                     numbers[NUMBER + f"{group}/{name}".removeprefix("grade/")] = float(value)
     return {
         "answer": f"{row['problem']}#{row['sample']}",
         "problem": row["problem"],
         "domain": row.get("domain") or "",
         "sample": row["sample"],
-        # A line has no score apart from its reward, so that the reward stands for both.
+        # A line has only a reward, which is taken as its score, too.
         "score": row.get("reward"),
         "reward": row.get("reward"),
         "outcome": row.get("outcome"),
@@ -286,20 +293,21 @@ def _beginnings(texts: pa.Array) -> pa.Array:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Cut first: whole answers as Python objects would take long. One character more than is shown remains, so
-    # that `one_line` sees the cut.
+    # Texts are cut in Arrow first, because whole answers as Python objects would take long. One character
+    # more than is shown is kept, so that `one_line` notices that the text is longer.
     short = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1)
     lines = [None if text is None else one_line(text, BEGINNING) for text in short.to_pylist()]
     return pa.array(lines, pa.string())
 
 
 def _beginnings_and_ends(texts: pa.Array) -> pa.Array:
-    """Returns each text on one line; of a longer one its beginning and its end."""
+    """Returns each text on one line. Of a long text, only the beginning and the end are kept."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Cut first: whole prompts as Python objects would take long. Of a longer text, beginning and end together
-    # are still longer than what is shown, so that `one_line_with_end` sees the cut.
+    # Texts are cut in Arrow first, because whole prompts as Python objects would take long. The beginning and
+    # the end that are kept of a long text are together longer than what is shown, so that `one_line_with_end`
+    # notices that the text is longer.
     beginnings = pc.utf8_slice_codeunits(texts, 0, BEGINNING + 1).to_pylist()
     ends = pc.utf8_slice_codeunits(texts, -BEGINNING).to_pylist()
     lines = []
@@ -317,16 +325,19 @@ def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 
 
 def mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mean and the least of the values between each end and the next; NaN where there are
-    none."""
+    """Returns the mean and the least of the values between each end and the next.
+
+    Both are NaN if there are no values between them.
+    """
     counts = np.diff(ends)
     mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)
     has_values = counts > 0
     if has_values.any():
-        # `reduceat` would count values after the last end to the last row.
+        # Values after the last end are cut off, because `reduceat` would count them for the last row.
         used_values: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
         starts = ends[:-1][has_values]
-        # Each row by itself: differences of a running sum would be NaN in all rows after the first -inf.
+        # `reduceat` sums each row separately. Differences of a running sum (`_sums`) would be NaN in all rows
+        # after the first -inf.
         mean[has_values] = np.add.reduceat(used_values, starts) / counts[has_values]
         least[has_values] = np.minimum.reduceat(used_values, starts)
     return mean, least

@@ -1,4 +1,4 @@
-"""Finds the folders of experiments, and makes marks: texts that change whenever the files do."""
+"""Finds the folders of experiments, and makes marks, which are texts that change whenever files do."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ from treetune.runtime.directory import (
 )
 
 DEEPEST = 8
-"""The number of levels below a folder that are searched for experiments."""
+"""The number of levels below a folder that are searched for experiments and data sets."""
 
 READ_INTO = {LOGS: 3, EVALUATIONS: 3, ANALYSES: 2, ITERATIONS: 1, NOTES: 1}
-"""The folders of an experiment that are read, and how many levels of them."""
+"""The folders of an experiment in which `links_in` looks for symbolic links, with the number of levels."""
 
 INSIDE = (ITERATIONS, CHECKPOINTS, EVALUATIONS, METRICS, MANIFEST)
-"""Names of which one, next to `config.json`, makes a folder an experiment's. A model's folder has none."""
+"""A folder is an experiment's if it has `config.json` and at least one of these names. The folder of a model,
+which has a `config.json` as well, has none of them."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Run:
     """
 
     name: str
-    """The name in addresses: its path below one of the viewer's folders."""
+    """The name in addresses: the path below one of the viewer's folders."""
     path: Path
     folders: tuple[Path, ...] = ()
     """The viewer's folders."""
@@ -50,7 +51,10 @@ class Run:
     """The files of answers, for a run of another program; empty for an experiment of treetune."""
 
     def follows(self, path: Path) -> bool:
-        """Returns whether a file of the experiment may be read: see `leads_out`."""
+        """Returns whether a path in the experiment may be read: not if it leads out of the viewer's folders.
+
+        Without viewer's folders, it must not lead out of the experiment's folder.
+        """
         return not leads_out(path, self.folders or (self.path.resolve(),))
 
     @property
@@ -59,22 +63,23 @@ class Run:
 
 
 def is_experiment(names: Container[str]) -> bool:
-    """Returns whether a folder with these entries is an experiment's."""
+    """Returns whether a folder that has the entries `names` is an experiment's."""
     return CONFIG in names and any(name in names for name in INSIDE)
 
 
 def leads_out(path: Path, folders: Sequence[Path]) -> bool:
     """Returns whether a path is a symbolic link to a file outside of all the folders.
 
-    Such links are not followed: anyone who can write into a folder could otherwise show any file of the user.
+    The viewer doesn't follow such links. Anyone who can write into a folder could otherwise make it show any
+    file that its user can read.
     """
     return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in folders)
 
 
 def links_in(experiment: Path) -> Iterator[Path]:
     """Yields the symbolic links in an experiment's folder, down to the levels that `READ_INTO` allows."""
-    # The folders that are still to be read: the name of the experiment's direct subfolder that each is in (""
-    # for the experiment itself), its path, and how many levels it is below the experiment.
+    # The folders that are still to be read: (name of the experiment's direct subfolder that it is in, or ""
+    # for the experiment itself; path; number of levels below the experiment).
     unread = [("", experiment, 0)]
     while unread:
         top_name, folder, depth = unread.pop()
@@ -94,10 +99,10 @@ def links_in(experiment: Path) -> Iterator[Path]:
 def folders_below(
     folder: Path, is_whole: Callable[[Container[str]], bool], follows: Callable[[Path], bool]
 ) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
-    """Yields a folder and those below it, each with its entries.
+    """Yields (path, entries by name) of a folder and of the folders below it.
 
-    Does not descend into a folder whose entries satisfy `is_whole` (an experiment or a data set), nor into
-    hidden folders, nor into those for which `follows` is false.
+    It does not descend into a folder whose entries satisfy `is_whole` (an experiment or a data set), into a
+    hidden folder, or into a folder for which `follows` is false.
     """
     unread = [(folder, 0)]
     while unread:
@@ -115,14 +120,14 @@ def folders_below(
 
 
 def marks_of(run: Run) -> list[object]:
-    """Returns values that change whenever an experiment does: stats of its files, and whether it runs.
+    """Returns values of which one changes whenever an experiment does: stats of files, and whether it runs.
 
-    Older iterations and their files are left out: there may be thousands, and they are never written again.
+    Files of older iterations are left out: there may be thousands, and they are never written again.
     """
     directory, marks = run.directory, [stat_of(file) for file in run.files]
     try:
         marks.append(directory.is_running())
-    except OSError as error:  # its lock can't be read; the other experiments must be listed all the same
+    except OSError as error:  # its lock can't be read, which must not keep others from being listed
         marks.append(str(error))
     records = (directory.config_file, directory.manifest_file, run.path / TOKENS, directory.metrics)
     marks += [stat_of(path) for path in (*records, directory.run_log, run.path / ITERATIONS)]
@@ -137,7 +142,7 @@ def marks_of(run: Run) -> list[object]:
 
 
 def stat_of(path: Path) -> object:
-    """Returns time, size and inode of a file; None where there is none."""
+    """Returns (time of the last change in nanoseconds, size, inode) of a file; None if there is no file."""
     try:
         stat = path.stat()
     except OSError:

@@ -1,13 +1,13 @@
 """Finds the files of an experiment that hold answers, and makes an index of each.
 
-An index is a folder in the viewer's cache, written as a whole and again when the file has changed:
+An index is a folder in the viewer's cache. It is written as a whole, and again when the file has changed:
 
-    rows.parquet    a row for each answer: its score, tokens, beginning, … (`columns`); lists come from it
+    rows.parquet    a row for each answer: its score, tokens, beginning, … (`columns.py`), for lists
     texts.parquet   the text of each answer, for searches
-    about.json      `About`: where each batch of the Arrow files is, so that one answer costs one batch
+    about.json      `About`: where each batch of the Arrow files is, so only one batch is read for an answer
 
-Lists and searches thus never read all tokens. The column `place` says where an answer is in its file: its row
-in an Arrow file, or the byte where its line begins in JSON lines.
+So lists and searches never read the tokens of all answers. The column `place` says where an answer is in its
+file: its row in an Arrow file, or the byte where its line begins in JSON lines.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ VERSION = 11
 """The version of an index's files and columns. An index of another version is made again."""
 
 ROWS_IN_GROUP = 2048
-"""The number of rows of a Parquet file that are read together."""
+"""The number of rows in a row group of the index's Parquet files. The rows of a group are read together."""
 
 ROWS, TEXTS, ABOUT = "rows.parquet", "texts.parquet", "about.json"
 
 LINES_AT_ONCE = 4096
+"""The number of an evaluation's lines that become columns together."""
 
 
 @dataclass(frozen=True)
 class AnswerFile:
-    """A file of answers, with the files that belong to it.
+    """A source of answers: a file, with the files that belong to it.
 
     Example: `AnswerFile("iteration", 4, "i4", "iteration 4", Path("…/iterations/0003/trajectories.arrow"),
     episodes=Path("…/iterations/0003/episodes.arrow"))`.
@@ -68,7 +69,7 @@ class AnswerFile:
 
     kind: Literal["iteration", "evaluation"]
     number: int
-    """The iteration, counted from 1; of an evaluation the number of finished iterations."""
+    """For an iteration its number, counted from 1. For an evaluation the number of finished iterations."""
     name: str
     """The name in addresses: ``i4``, ``e4-test``."""
     title: str
@@ -76,19 +77,21 @@ class AnswerFile:
     path: Path
     """The file of answers. An iteration on demonstrations has only episodes, which are its answers."""
     episodes: Path | None = None
-    """The training rows made from the answers, with their credit."""
+    """The file of the training rows that were made from the answers, with their credit."""
     signals: Path | None = None
-    """The numbers that the trainer recorded for the episodes' tokens."""
+    """The file of the numbers that the trainer recorded for the episodes' tokens."""
     label: str = ""
-    """The name of the evaluation set."""
+    """The name of the evaluation set, or for another program's run the label of the step
+    (`RunStep.label`)."""
     content: str = "answers"
-    """The kind of text in the file, as pages call it: answers or demonstrations."""
+    """What pages call the texts in the file: "answers" or "demonstrations"."""
     is_foreign: bool = False
-    """True for a file of another program's run; its `number` is the step, if that is known."""
+    """Whether the file is of another program's run. Its `number` is then the step or, if that is unknown, the
+    position of the file in the run."""
 
     @property
     def grows(self) -> bool:
-        """True for a file that another program may be writing, which appends lines to it."""
+        """Whether another program may still be appending lines to the file."""
         return self.is_foreign and self.path.suffix == ".jsonl"
 
     @property
@@ -98,19 +101,22 @@ class AnswerFile:
 
     @property
     def size(self) -> int:
-        """The bytes on disk; 0 for a file that was deleted meanwhile."""
+        """The bytes of all files on disk. A file that was deleted meanwhile counts 0."""
         return sum(path.stat().st_size for path in self.files if path.is_file())
 
     @property
     def files(self) -> list[Path]:
+        """The file of answers, and the other files if there are any."""
         return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
 def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
-    """Returns all sources of an experiment, iterations before evaluations, each in their order.
+    """Returns all sources of an experiment: first its iterations and then its evaluations, each in their
+    order.
 
-    Symbolic links that lead out of the viewer's folders are not read: their sources are missing, and the
-    links are added to `left_out`."""
+    Symbolic links that lead out of the viewer's folders are not read. A source with such a link is left out,
+    and the link is added to `left_out`.
+    """
     all_sources = [*_foreign_sources(run), *_iteration_sources(run), *_evaluation_sources(run)]
     links: list[Path] = []
     for source in all_sources:
@@ -121,17 +127,18 @@ def sources(run: Run, left_out: list[Path] | None = None) -> list[AnswerFile]:
 
 
 def _foreign_sources(run: Run) -> Iterator[AnswerFile]:
-    """Yields the files of another program's run."""
+    """Yields the files of another program's run as sources."""
     paths_by_name = Counter(_name_in_folders(path.relative_to(run.path)) for path in run.files)
     for index, path in enumerate(run.files):
         step, relative_path = step_of(path, run.path), path.relative_to(run.path)
-        # Files in folders often have the same file name, such as traces.jsonl. So a file in folders is named
-        # after its path: a/b.jsonl is `e-a-b.jsonl`. A file outside of folders has a number in its name, so
-        # that the two can't be confused: a-b.jsonl is `e0-a-b.jsonl`.
+        # Files in different folders often have the same file name, such as traces.jsonl. So a source in a
+        # folder is named after its whole path: a/b.jsonl is `e-a-b.jsonl`. A source outside of folders has a
+        # number in its name, to tell it apart: a-b.jsonl is `e0-a-b.jsonl`.
         is_in_folders = len(relative_path.parts) > 1
         if is_in_folders:
             name = f"e-{_name_in_folders(relative_path)}"
-            if paths_by_name[_name_in_folders(relative_path)] > 1:  # of a/b-c.jsonl and a-b/c.jsonl
+            # Two paths can have the same name, such as a/b-c.jsonl and a-b/c.jsonl.
+            if paths_by_name[_name_in_folders(relative_path)] > 1:
                 name += "-" + hashlib.blake2b(str(relative_path).encode(), digest_size=4).hexdigest()
             if step.number is None:
                 title = str(relative_path)
@@ -149,7 +156,7 @@ def _name_in_folders(relative_path: Path) -> str:
 
 
 def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
-    """Yields the iterations that have answers, or at least the training rows of demonstrations."""
+    """Yields the iterations that have a file of answers, or only training rows, as with demonstrations."""
     config = run.directory.config_file
     titles = _titles_of_credited_log(config, stat_of(config))
     for iteration in run.directory.iterations():
@@ -176,18 +183,19 @@ def _iteration_sources(run: Run) -> Iterator[AnswerFile]:
 def _titles_of_credited_log(config: Path, stat: object) -> Mapping[str, str]:
     """Returns the names of a credited log's files by iteration: {"10": "10.jsonl"}.
 
-    A credited log is a log of another program that `treetune credit` has credited. A run of treetune has no
-    such names. `stat` is part of the cache's key: see `stat_of`.
+    A credited log is a log of another program that `treetune credit` has credited. The result is empty for a
+    run of treetune. `stat` is only a part of the cache's key, so that a changed file is read again.
     """
     try:
         content = json.loads(config.read_bytes())
-    except (OSError, ValueError):  # the experiment's page reports it
+    except (OSError, ValueError):  # missing or damaged, which the experiment's page reports
         return {}
     is_credited_log = isinstance(content, dict) and content.get("type") == CREDITED_LOG
     return content.get("titles", {}) if is_credited_log else {}
 
 
 def _evaluation_sources(run: Run) -> Iterator[AnswerFile]:
+    """Yields the evaluations that have a file of answers."""
     for number, label in run.directory.evaluations():
         path = run.directory.evaluation(number, label) / ANSWERS
         if path.is_file():
@@ -210,18 +218,20 @@ class StreamLayout:
     ends: tuple[int, ...]
     """The first byte after each batch."""
     rows: tuple[int, ...]
-    """The number of rows before each batch, and at the end of all."""
+    """The number of rows before each batch, and then the number of all rows."""
 
     def batch_of(self, row: int) -> int:
+        """Returns the number of the batch that has a row."""
         return bisect.bisect_right(self.rows, row) - 1
 
 
 def read_batch(
     path: Path, layout: StreamLayout, number: int, columns: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Reads batch `number` of an Arrow stream and no other; with `columns` only those, in the file's order.
+    """Returns the batch `number` of an Arrow stream, without reading the other batches.
 
-    Raises ValueError for a file that has changed since the layout was made.
+    With `columns`, the batch has only these columns, in the file's order. Raises ValueError for a file that
+    has changed since the layout was made.
     """
     import pyarrow as pa
 
@@ -245,18 +255,17 @@ def read_batch(
 
 
 def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    """Yields each batch of an Arrow file, and the first byte after the batch.
+    """Yields (batch, first byte after the batch) for each batch of an Arrow file.
 
-    A batch has only the named columns, as far as the file has them. The first pair is not a batch: it is the
-    schema, and the byte where the first batch begins. Raises ValueError for a file that is incomplete or was
-    changed.
+    Before these pairs, it yields the pair (schema, byte where the first batch begins). A batch has those of
+    the named columns that the file has. Raises ValueError for a file that is incomplete or was changed.
     """
     import pyarrow as pa
 
     verify_once(path, REMEDY)
     with path.open("rb") as file:
         try:
-            # First the schema alone: columns are chosen by their numbers in it.
+            # The schema is read first, because columns are chosen by their numbers in it.
             with pa.ipc.open_stream(file) as reader:
                 names = reader.schema.names
             metadata = reader.schema.metadata or {}
@@ -283,19 +292,21 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
 
 @dataclass(frozen=True)
 class About:
-    """A description of an index: what it was made from, and the layouts of the Arrow files."""
+    """A description of an index: the state of the source that it was made from, and the layouts of the Arrow
+    files."""
 
     rows: int
     """The number of answers."""
     mark: str
-    """The source's mark when it was read."""
+    """The mark that the source had when it was read."""
     answers: StreamLayout | None = None
+    """The layout of the file of answers; None if that isn't an Arrow file, or if there are only episodes."""
     episodes: StreamLayout | None = None
     signals: StreamLayout | None = None
     note: str = ""
-    """A message on rows of another program's file that are not answers."""
+    """A message on rows of another program's file that are not answers; empty without any."""
     size: int = 0
-    """The bytes of the source when it was read."""
+    """The number of bytes that the source had when it was read."""
 
 
 @dataclass(frozen=True)
@@ -306,22 +317,22 @@ class Indexed:
     folder: Path
     """The folder of the index."""
     about: About | None
-    """None where there is no index yet."""
+    """The description of the index; None if there is no index yet."""
     fault: str = ""
-    """The reason why the index can't be made."""
+    """The reason why the index can't be made; empty if there is none."""
     is_behind: bool = False
-    """True for an index of the file as it was before lines were appended."""
+    """Whether the index is of the file as it was before further lines were appended."""
 
     @property
     def is_awaited(self) -> bool:
-        """True while the index is still to be made."""
+        """Whether the index is still to be made."""
         return self.about is None and not self.fault
 
 
 class TextWriter:
     """Writes the texts of a source's answers into a Parquet file, batch after batch, for searches.
 
-    Texts are not kept in memory: an iteration's may be gigabytes.
+    It doesn't keep the texts in memory, because those of an iteration may have gigabytes.
     """
 
     def __init__(self, path: Path, source_name: str) -> None:
@@ -334,6 +345,7 @@ class TextWriter:
         self._rows = 0
 
     def add(self, texts: pa.Array) -> None:
+        """Writes the texts of the next rows."""
         import pyarrow as pa
 
         rows: np.ndarray = np.arange(self._rows, self._rows + len(texts), dtype=np.int64)
@@ -347,12 +359,15 @@ class TextWriter:
 
 
 def build(source: AnswerFile, folder: Path) -> None:
-    """Makes the index of a source in a folder. Raises ValueError for a file that is incomplete or damaged."""
+    """Makes the index of a source in a folder.
+
+    Raises ValueError for a file that is incomplete or damaged.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
-    # The mark is taken before anything is read. If the file changes during the reading, it gets another mark
-    # than the index has, and the index is made again.
+    # The mark is taken before anything is read. If the file changes while it is read, it then has another
+    # mark than the index, and the index is made again.
     mark, size = source.mark, source.size
     report = FileReport()
     layouts: dict[
@@ -379,7 +394,7 @@ def build(source: AnswerFile, folder: Path) -> None:
 
 
 def read_about(folder: Path) -> About | None:
-    """Reads the description of an index; None where the folder has no index of this version."""
+    """Returns the description of the index in a folder. Returns None if there is no index of this version."""
     try:
         about = json.loads((folder / ABOUT).read_text())
     except (OSError, ValueError):
@@ -401,7 +416,16 @@ def _stream_tables(
     layouts: dict[str, StreamLayout],
     kind: str,
 ) -> Iterator[pa.Table]:
-    """Yields a table for each batch of an Arrow file; at the end it adds the file's layout under `kind`."""
+    """Yields a table with the columns of the index for each batch of an Arrow file.
+
+    Args:
+        path: The file.
+        columns: The columns of the file that are read.
+        columns_of: Computes the columns of the index from a batch.
+        texts: Gets the texts of all rows; None for no texts.
+        layouts: Gets the layout of the file, under `kind`, when all tables have been yielded.
+        kind: "answers", "episodes" or "signals".
+    """
     import pyarrow as pa
 
     batches = walk(path, columns)
@@ -421,13 +445,15 @@ def _stream_tables(
 def _episodes_table(
     source: AnswerFile, texts: TextWriter | None, layouts: dict[str, StreamLayout]
 ) -> pa.Table:
-    """Returns training rows with the numbers that the trainer recorded for their tokens.
+    """Returns a table of the training rows, with the numbers that the trainer recorded for their tokens.
 
     Args:
-        texts: Gets the rows' texts; None if the index has the texts of the answers already.
-        layouts: Gets the layouts of both files, under "episodes" and "signals".
+        source: A source with episodes.
+        texts: Gets the rows' texts; None if the index already has the texts of the answers.
+        layouts: Gets the layouts of the two files, under "episodes" and "signals".
 
-    Raises ValueError where these numbers belong to other rows.
+    Raises:
+        ValueError: The file of the trainer's numbers has other rows than the file of episodes.
     """
     import pyarrow as pa
 
@@ -451,11 +477,12 @@ def _episodes_table(
 
 
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
-    """Returns the answers with the credit of the episodes that each was cut into, and the episodes' places.
+    """Returns the answers with further columns about the episodes that each answer was cut into.
 
-    The place of an episode is the number of its row in its file. A mean is over all trained tokens of an
-    answer's episodes: each episode counts by its number of trained tokens, and not at all if its own mean is
-    null. A `gap` is the difference between the trainer's and the engine's log-prob of a token.
+    They have the credit of the episodes, and the places of the first and the last episode, which are the
+    numbers of their rows in their file. A mean is over all trained tokens of an answer's episodes: each
+    episode's mean is weighted by its number of trained tokens, and an episode whose mean is null doesn't
+    count. A `gap` is the difference between the trainer's and the engine's log-prob of a token.
     """
     import duckdb
 
@@ -487,9 +514,10 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
 
 
 def _line_tables(source: AnswerFile, texts: TextWriter, report: FileReport) -> Iterator[pa.Table]:
-    """Yields tables of an evaluation's lines, some thousand at a time.
+    """Yields tables with the columns of the index, each for LINES_AT_ONCE lines of an evaluation.
 
-    `report` counts the rows of another program's file that are not answers.
+    The lines' texts are added to `texts`. The rows of another program's file that are not answers are counted
+    in `report`.
     """
     import pyarrow as pa
 

@@ -1,4 +1,5 @@
-"""Questions about rows (filters, search, order, page), and their translation to SQL for DuckDB."""
+"""Questions about rows, which consist of filters, a search, an order and a page, and their translation to
+DuckDB's SQL."""
 
 from __future__ import annotations
 
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
     import duckdb
 
 MEMORY = "400MB"
-"""The memory of a connection, beyond which DuckDB sorts on disk."""
+"""The most memory of a connection. DuckDB sorts on disk if it needs more."""
 
 OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
+"""The operator in SQL of each comparison in a condition. "has" has no operator: see `condition_sql`."""
 
+# A condition: the name of a column, an operator, and a value.
 _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 
 
@@ -23,7 +26,7 @@ _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 class ColumnFilter:
     """A condition on a column: `ColumnFilter("tokens", ">=", 300.0)`.
 
-    The operator `has` looks for a text within a text, in upper or lower case.
+    The operator `has` is true if the column's text contains the value, whatever the case of the letters.
     """
 
     column: str
@@ -40,20 +43,24 @@ class RowQuery:
     """
 
     sources: tuple[str, ...] = ()
-    """Names of sources; empty for all."""
+    """The names of the sources whose rows are chosen; empty for all sources."""
     filters: tuple[ColumnFilter, ...] = ()
+    """Conditions that the rows must all satisfy."""
     search: str = ""
-    """A text that the row's text must contain, in upper or lower case."""
+    """A text that the row's text must contain, whatever the case of the letters."""
     sort: str = ""
-    """A column; empty for the default order."""
+    """The column that rows are sorted by; empty for the default order."""
     descending: bool = False
     page: int = 1
+    """The number of the page, counted from 1."""
     size: int = 50
+    """The number of rows on a page."""
     among: Mapping[str, Sequence[int]] | None = None
-    """The only rows that may be chosen, by source; None for all."""
+    """The numbers of the only rows that may be chosen, by source; None if all may be."""
 
     @property
     def skipped(self) -> int:
+        """The number of rows before the page."""
         return (self.page - 1) * self.size
 
 
@@ -66,10 +73,17 @@ class RowPage:
 
 
 def parse_conditions(text: str, columns: Mapping[str, str], content: str = "answers") -> list[ColumnFilter]:
-    """Reads conditions such as ``tokens >= 300; outcome = timeout``.
+    """Returns the filters that a text such as ``tokens >= 300; outcome = timeout`` describes.
 
-    `columns` are the types of all columns by name, and `content` is a word for the rows, for messages. Raises
-    ValueError for a text that is not a condition.
+    Args:
+        text: Conditions, separated by semicolons.
+        columns: DuckDB's types of all columns, by name.
+        content: What messages call the rows.
+
+    Raises:
+        ValueError: A part of the text is not a condition, names an unknown column, or compares a column with
+        a
+            value of another type.
     """
     filters = []
     for part in text.split(";"):
@@ -108,8 +122,14 @@ def condition_sql(
 ) -> tuple[str, list[Any]]:
     """Returns the SQL after WHERE, and the values of its `?`.
 
-    `all_types` are the types of all columns, `chosen_types` those of the chosen sources, which may have fewer
-    columns. Raises ValueError for a column or an operator that doesn't exist.
+    Args:
+        filters: The conditions that rows must all satisfy.
+        all_types: The types of the columns that any source has, by name.
+        chosen_types: The types of the columns of the chosen sources, which may have fewer columns.
+        content: What messages call the rows.
+
+    Raises:
+        ValueError: A column or an operator doesn't exist.
     """
     parts, values = ["true"], list[Any]()
     for item in filters:
@@ -121,13 +141,14 @@ def condition_sql(
             parts.append("false")  # the column is null in all these rows, and null equals nothing
             continue
         name, kind = quoted(item.column), all_types[item.column]
-        if chosen_types[item.column] != kind:  # null in all rows of these sources, which then have no type
+        # A column that is null in all rows of the chosen sources has no useful type there.
+        if chosen_types[item.column] != kind:
             name = f"CAST({name} AS {kind})"
         if item.operator == "has":
             parts.append(f"contains(lower({name}::VARCHAR), lower(?))")
             values.append(str(item.value))
         else:
-            # As DOUBLE, so that 299.6 isn't rounded to the column's integers.
+            # Numbers are compared as DOUBLE, so that 299.6 isn't rounded for a column of integers.
             compared = kind if kind in ("VARCHAR", "BOOLEAN") else "DOUBLE"
             parts.append(f"{name} {OPERATORS[item.operator]} CAST(? AS {compared})")
             values.append(item.value)
@@ -135,7 +156,10 @@ def condition_sql(
 
 
 def among_sql(rows: Mapping[str, Sequence[int]] | None) -> str:
-    """Returns SQL that is true only for these rows of each source; where `rows` is None, for all rows."""
+    """Returns SQL that is true only for the rows with these numbers, by source.
+
+    If `rows` is None, it is true for all rows.
+    """
     if rows is None:
         return "true"
     parts = []
@@ -152,12 +176,17 @@ def order_sql(
     last: str = "source, row",
     content: str = "answers",
 ) -> str:
-    """Returns the SQL after ORDER BY; equal rows are ordered by `last`.
+    """Returns the SQL after ORDER BY.
 
-    `all_types` are the types of all columns, `chosen_types` those of the chosen sources, which may have fewer
-    columns.
+    Args:
+        question: The question, whose column `sort` comes first in the order.
+        all_types: The types of the columns that any source has, by name.
+        chosen_types: The types of the columns of the chosen sources, which may have fewer columns.
+        last: The SQL by which rows are sorted that are equal in `sort`.
+        content: What messages call the rows.
 
-    Raises ValueError for a column that doesn't exist.
+    Raises:
+        ValueError: The column doesn't exist.
     """
     if question.sort and question.sort not in all_types:
         raise ValueError(
@@ -170,9 +199,9 @@ def order_sql(
 
 
 def connect() -> duckdb.DuckDBPyConnection:
-    """Opens a database in memory that reads files and fetches nothing from the network.
+    """Returns a database in memory that can read files, and fetches nothing from the network.
 
-    Threads must each use a cursor of it.
+    Each thread must use a separate cursor of it.
     """
     import duckdb
 
@@ -192,15 +221,19 @@ def as_rows(cursor: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
 
 
 def quoted(name: str) -> str:
-    """Returns a column's name in SQL."""
+    """Returns a column's name as SQL: in double quotes, with quotes in it doubled."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(value: str) -> str:
-    """Returns a text in SQL."""
+    """Returns a text as SQL: in single quotes, with quotes in it doubled."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def conversation_sql(sql: str) -> str:
-    """Returns SQL for the text of a list of messages: their contents, one after the other."""
+    """Returns SQL for the text of a conversation: the contents of its messages, with blank lines between
+    them.
+
+    `sql` is the SQL of the column with the list of messages.
+    """
     return f"array_to_string(list_transform({sql}, lambda message: message.content), E'\\n\\n')"

@@ -1,4 +1,5 @@
-"""Reads the files of data sets for DuckDB and Arrow: saved splits, W&B tables, estimates of difficulty."""
+"""Finds the kind of a data set, and reads the kinds that are no plain file for DuckDB: saved splits, W&B
+tables, and estimates of difficulty."""
 
 from __future__ import annotations
 
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COUNTED = "pass_rate, correct, answers, mean_reward, mean_tokens, unfinished"
+"""The columns of an estimate of difficulty with rates and counts, as SQL."""
 
 DataSetKind = Literal["parquet", "lines", "saved", "table", "estimate"]
-"""Parquet; JSON lines; a split that ``save_to_disk`` wrote; a W&B table's JSON; a folder of
-`estimate_difficulty`."""
+"""The kind of a data set: a Parquet file, a file of JSON lines, the folder of a split that ``save_to_disk``
+wrote, a W&B table in JSON, or a folder that `estimate_difficulty` wrote."""
 
 LARGEST_TABLE = 256 * 2**20
-"""The most bytes of a W&B table's JSON, which is read as a whole."""
+"""The most bytes of a W&B table that is read. Its JSON must be read as a whole."""
 
 ESTIMATE, SPLITS, SPLIT = "estimate.json", "dataset_dict.json", "dataset_info.json"
-"""Files that mark a folder: of `estimate_difficulty`, of a saved data set, of a split of one."""
+"""The files that mark a folder as an estimate of difficulty, as a saved data set with splits, and as a single
+saved split."""
 
 ENDINGS = (".parquet", ".jsonl", ".json")
 
@@ -37,7 +40,9 @@ _TABLE = re.compile(rb'\s*\{\s*"(?:_type|columns|column_types|ncols)"')
 _TABLE_HEAD_BYTES = 200
 
 _EXAMPLE_PART = re.compile(r"(input|output|score)_(\d+)")
-"""Columns of a table of validation answers with a row for each step, as verl logs it."""
+"""The columns of a table of validation answers that has a row for each step, as verl logs it: ``input_1``,
+``output_1``, ``score_1``, ``input_2``, …"""
+# DuckDB's types of the fields in a file of grades of `estimate_difficulty`.
 _GRADES = (
     "{'row': 'BIGINT', 'sample': 'BIGINT', 'reward': 'DOUBLE', 'correct': 'BOOLEAN', 'outcome': 'VARCHAR',"
     " 'complete': 'BOOLEAN', 'tokens': 'BIGINT'}"
@@ -56,7 +61,7 @@ class DataSet:
     path: Path
     kind: DataSetKind
     known_from: str
-    """A description of how the viewer found it."""
+    """A description of how the viewer found the data set."""
 
     @property
     def mark(self) -> str:
@@ -69,13 +74,14 @@ class DataSet:
         return sum(path.stat().st_size for path in self.files() if path.is_file())
 
     def files(self) -> list[Path]:
+        """Returns the files that have the data."""
         if self.kind == "estimate":
             return [*sorted(self.path.glob("shards/*/*.jsonl")), *sorted(self.path.glob("*.parquet"))]
         return sorted(self.path.glob("*.arrow")) if self.kind == "saved" else [self.path]
 
 
 def kind_of(path: Path) -> DataSetKind | None:
-    """Returns the kind of data set that a file or a folder is; None where it is none."""
+    """Returns the kind of data set that a file or a folder is. Returns None if it isn't a data set."""
     if path.is_dir():
         if (path / ESTIMATE).is_file():
             return "estimate"
@@ -93,9 +99,9 @@ def file_in_sql(path: Path) -> str:
 
 
 def saved_split(folder: Path) -> pa.Table:
-    """Maps a split of a saved data set into memory, without `datasets`, which takes seconds to import.
+    """Returns a split of a saved data set, mapped into memory. Raises ValueError if it can't be read.
 
-    Raises ValueError for a split that can't be read.
+    It doesn't need the package `datasets`, whose import takes seconds.
     """
     import pyarrow as pa
 
@@ -119,7 +125,10 @@ def saved_split(folder: Path) -> pa.Table:
 
 @functools.lru_cache(maxsize=4096)
 def _begins_as_table(path: Path, stat: object) -> bool:
-    """Returns whether a JSON file begins as a W&B table. `stat` is part of the cache's key: see `stat_of`."""
+    """Returns whether a JSON file begins like a W&B table.
+
+    `stat` is only a part of the cache's key, so that a changed file is read again.
+    """
     try:
         with path.open("rb") as file:
             return _TABLE.match(file.read(_TABLE_HEAD_BYTES)) is not None
@@ -128,7 +137,10 @@ def _begins_as_table(path: Path, stat: object) -> bool:
 
 
 def wandb_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads the rows of a W&B table's JSON (``columns`` and ``data``). Raises ValueError for another JSON."""
+    """Returns the rows of a W&B table, which is JSON with ``columns`` and ``data``.
+
+    Raises ValueError for any other JSON, and for a file of more than LARGEST_TABLE bytes.
+    """
     if path.stat().st_size > LARGEST_TABLE:
         raise ValueError(
             f"{path} has {path.stat().st_size:,} bytes, and W&B tables are read up to {LARGEST_TABLE:,}:"
@@ -141,7 +153,7 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     columns = content.get("columns") if isinstance(content, dict) else None
     data = content.get("data") if isinstance(content, dict) else None
     columns = columns if isinstance(columns, list) else []
-    rows: list[Any] = data if isinstance(data, list) else [None]  # which is refused below
+    rows: list[Any] = data if isinstance(data, list) else [None]  # [None] is refused below
     if not columns or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
         raise ValueError(
             f"{path} is not a W&B table: it should have columns, a list of names, and data, whose rows are as"
@@ -151,7 +163,7 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
     for column in columns:
         wanted_name = writable(str(column))
         name, number = wanted_name, 2
-        # To DuckDB, names that differ only in case are equal.
+        # DuckDB takes names that differ only in case as equal, so they get numbers.
         while name.casefold() in map(str.casefold, names):
             name, number = f"{wanted_name}_{number}", number + 1
         names.append(name)
@@ -159,10 +171,10 @@ def wandb_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def wandb_table(path: Path) -> pa.Table:
-    """Returns the rows of a W&B table as columns of one type each. Raises ValueError for another JSON.
+    """Returns a W&B table as an Arrow table. Raises ValueError for any other JSON.
 
-    A table of validation answers, in which each row is a step with ``input_1``, ``output_1``, ``score_1``,
-    ``input_2`` and so on, has a row for each answer instead: step, example, input, output, score.
+    In a table of validation answers, each row is a step with ``input_1``, ``output_1``, ``score_1``,
+    ``input_2`` and so on. It is returned with a row for each answer: step, example, input, output, score.
     """
     import pyarrow as pa
 
@@ -178,7 +190,8 @@ def wandb_table(path: Path) -> pa.Table:
 
 
 def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]]:
-    """Yields the answers of a step's row."""
+    """Yields a row for each answer in the row of a step. `number` stands for a step that the row doesn't
+    name."""
     examples: dict[int, dict[str, Any]] = {}
     for name, value in row.items():
         if part := _EXAMPLE_PART.fullmatch(name):
@@ -188,10 +201,10 @@ def _examples_of(row: Mapping[str, Any], number: int) -> Iterator[dict[str, Any]
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """Makes a column of one type.
+    """Returns values as an Arrow column, all of whose values have one type.
 
-    Numbers and other plain values of one type stay as they are. Otherwise all values become text: a text
-    stays, and any other value becomes its JSON.
+    Numbers, or other plain values of one type, stay as they are. If there are texts, lists, objects or
+    different types, each value that isn't a text becomes its JSON.
     """
     import pyarrow as pa
 
@@ -210,11 +223,12 @@ def _column(values: list[Any]) -> pa.Array:
 
 
 def rates(folder: Path, number: str) -> tuple[str, str]:
-    """Returns a SELECT with a row for each row of `estimate_difficulty`'s input, and a remark on these rows.
+    """Returns a SELECT whose rows are the rates of an estimate of difficulty, and a remark on these rows.
 
-    `number` is the name of the column that has the row's number. When the shards have been merged, the rates
-    are those of rates.parquet, with prompts and reference answers. Before that, they are over the answers
-    graded so far. Raises ValueError where no answer is graded yet.
+    Each row has the rates of one row of `estimate_difficulty`'s input, whose number is in the column
+    `number`. When the shards have been merged, the rates are those of rates.parquet, with prompts and
+    reference answers. Before that, they are over the answers that have been graded so far. Raises ValueError
+    if no answer has been graded yet.
     """
     from treetune.data.difficulty.merging import RATES_FILE
     from treetune.data.difficulty.shard import GRADES, WITHOUT_ANSWER
@@ -226,7 +240,8 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         rate = f"SELECT {columns} FROM read_parquet({file_in_sql(merged)})"
         if not rows.is_file():
             return rate, ""
-        # A row was asked as a conversation, or as the plain text `raw_prompt`, if it has one.
+        # The text that was asked is that of the conversation in `prompt` or, if no chat template was applied
+        # and `raw_prompt` isn't empty, the plain text `raw_prompt`.
         asked = (
             "SELECT file_row_number, CASE WHEN apply_chat_template OR raw_prompt = ''"
             f" THEN {conversation_sql('prompt')} ELSE raw_prompt END AS asked,"
@@ -245,8 +260,8 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
         f"read_json([{', '.join(map(file_in_sql, files))}], format='newline_delimited', records=true,"
         f" ignore_errors=true, columns={_GRADES})"
     )
-    # As after the merge, these outcomes don't count: a row whose prompt fills the context was not asked, and
-    # has no rate.
+    # As in merged rates, answers with these outcomes don't count: for example, a row whose prompt fills the
+    # context was not asked, so it has no rate.
     without_answer = ", ".join(literal(outcome) for outcome in WITHOUT_ANSWER)
     # An answer that was graded twice counts once.
     once = (
@@ -267,9 +282,9 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
 
 
 def answers_to(folder: Path, row: int) -> list[dict[str, Any]]:
-    """Returns the answers to a row of `estimate_difficulty`, in the order of samples.
+    """Returns the answers to a row of `estimate_difficulty`'s input, in the order of their sample numbers.
 
-    Each has its `text` and, if it is graded, `reward`, `outcome`, `extracted` and `message`.
+    Each has its `text` and, if it has been graded, `reward`, `outcome`, `extracted` and `message`.
     """
     from treetune.data.difficulty.shard import ANSWERS, GRADES
 
@@ -287,8 +302,10 @@ def answers_to(folder: Path, row: int) -> list[dict[str, Any]]:
 
 
 def _lines_of(path: Path, row: int) -> Iterator[dict[str, Any]]:
-    """Yields the lines about a row. Others are skipped by their first bytes, unparsed: there may be
-    millions."""
+    """Yields the lines of a file that are about a row.
+
+    There may be millions of other lines, which are recognised by their first bytes and not parsed.
+    """
     beginning = b'{"row":%d,' % row
     with path.open("rb") as file:
         for line in file:

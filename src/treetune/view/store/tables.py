@@ -1,4 +1,4 @@
-"""A data set as a table: DuckDB filters, searches, sorts and counts its rows, directly in the file."""
+"""A data set as a table, whose rows DuckDB filters, searches, sorts and counts directly in the file."""
 
 from __future__ import annotations
 
@@ -34,32 +34,38 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CHARACTERS = ".characters"
-"""The suffix of the column with the lengths of a column of text."""
+"""The suffix of the column that has the lengths of a column of text: "prompt.characters"."""
 
 BEGINNING = 160
-"""The number of characters of a text in a list of rows."""
+"""The most characters of a text that a list of rows shows."""
 DEEPEST_LINE = 100
 """The most levels of nesting in a line of JSON. DuckDB fails at 128."""
 LONGEST_LINE = 64 * 2**20
 """The most bytes of a line of JSON."""
 DEEPEST, MOST = 2, 400
-"""The levels of nested fields that become columns, and the most columns in all."""
+"""The number of levels of nested fields that become columns, and the number of columns from which on nested
+fields don't."""
 
 CACHED, SEARCHES = 64, 3
-"""How many counts and histograms are kept, and how many searches: these may have millions of rows."""
+"""The number of counts and histograms that are kept, and the number of results of searches. These are fewer,
+because a result may have millions of rows."""
 
 ROW = "row number"
-"""The column with a row's number in the file, from 0."""
+"""The name of the column with the number of each row in the file, from 0."""
 
 MOST_BARS = 24
+"""About the most bars of a histogram."""
 RATE_STEP = 0.05
-"""The width of bins for values from 0 to 1, such as pass rates; a rate of exactly 1 has its own bar."""
+"""The width of bins for values from 0 to 1, such as pass rates. Values of exactly 1 have a bin for
+themselves."""
 
 HAIR = 1e-9
-"""A share of a bin: a value this little below a bin's lower bound, by rounding, still belongs to the bin."""
+"""A share of the width of a bin. A value that is below a bin's lower bound by no more than this share,
+because of rounding, still belongs to the bin."""
 
 T = TypeVar("T")
 
+# Names of DuckDB's types.
 _WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
 _FRACTIONAL_OR_HUGE = {"float", "double", "decimal", "hugeint", "uhugeint"}
 _AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
@@ -78,15 +84,16 @@ class DataColumn:
     type: str
     """The type in the file; empty for lengths, which are computed."""
     kind: str
-    """The type that it is compared as: VARCHAR, BOOLEAN, BIGINT or DOUBLE."""
+    """The type as which the column is compared: VARCHAR, BOOLEAN, BIGINT or DOUBLE."""
     sql: str
+    """The SQL of the column's values."""
     depth: int = 0
     """The level of nesting; 0 for a column of the file."""
 
 
 @dataclass(frozen=True)
 class HistogramBar:
-    """`count` values are at least `low` and below `high`."""
+    """A bar of a histogram: `count` values are at least `low` and below `high`."""
 
     low: float
     high: float
@@ -106,6 +113,7 @@ class Histogram:
     mean: float
     median: float
     unit: str
+    """What the values are, for the axis: "tokens", "characters", "share of correct answers" or "value"."""
     highest: int
     """The count of the highest bar."""
 
@@ -125,9 +133,10 @@ class DataSetTable:
         self._cache: OrderedDict[Hashable, Any] = OrderedDict()
         self._searches: OrderedDict[Hashable, Any] = OrderedDict()
         self._copy: Any = None
-        """A copy of JSON lines without the bad ones; it is deleted with this object."""
+        """A temporary copy of a file of JSON lines without its bad lines, which is deleted with this
+        object."""
         self._arrow: pa.Table | None = None
-        """The rows of a file that DuckDB can't read itself."""
+        """The rows of a file that DuckDB can't read itself; None if it can."""
         try:
             self._from, self.note = self._source()
             self.columns = {column.name: column for column in self._columns()}
@@ -144,18 +153,21 @@ class DataSetTable:
         return [column.name for column in self.columns.values() if not column.depth]
 
     def numeric(self) -> list[str]:
+        """Returns the names of all columns of numbers, nested fields and lengths included."""
         return [name for name, kind in self.kinds.items() if kind not in ("VARCHAR", "BOOLEAN")]
 
     # Questions
 
     def ask(self, question: RowQuery, shown: Sequence[str]) -> RowPage:
-        """Returns a page of rows, each with its number under `ROW` and the columns `shown`, texts shortened.
+        """Returns the page of rows that a question asks for.
 
-        Raises ValueError for a column or an operator that doesn't exist.
+        Each row has its number under `ROW`, and the columns `shown`, whose texts are shortened. Raises
+        ValueError for a column or an operator that doesn't exist.
         """
         where, values, matching = self._where(question.filters, question.search)
         by = order_sql(question, self.kinds, self.kinds, quoted(ROW), "rows")
-        # First the numbers, then the other columns of this page alone: sorting takes few columns then.
+        # First only the numbers of this page's rows are read, so that few columns are sorted. Then the shown
+        # columns of these rows are read.
         numbers_query = (
             f"SELECT {quoted(ROW)} FROM {self._all} WHERE {where} ORDER BY {by}"
             f" LIMIT {question.size} OFFSET {question.skipped}"
@@ -166,7 +178,7 @@ class DataSetTable:
             columns = [quoted(ROW)]
             for name in shown:
                 is_text = self.kinds[name] == "VARCHAR"
-                # One character more than is shown, so that the page sees the cut.
+                # One character more than is shown is read, so that the page notices that the text is longer.
                 shortened = f"left({quoted(name)}, {BEGINNING + 1}) AS {quoted(name)}"
                 columns.append(shortened if is_text else quoted(name))
             on_page = f"{quoted(ROW)} IN ({', '.join(map(str, numbers))})"
@@ -185,18 +197,17 @@ class DataSetTable:
     def row(self, number: int) -> dict[str, Any]:
         """Returns the whole row with this number, as the file has it, without null fields.
 
-        A prepared Parquet file has fields with JSON text, which is parsed. Raises NotThere for a number
-        without a row, and ValueError for a row that can't be read.
+        Fields of a prepared Parquet file that have JSON as text are parsed. Raises NotThere if there is no
+        row with this number, and ValueError for a row that can't be read.
         """
         path, kind = self.data.path, self.data.kind
-        # An estimate is a folder of `estimate_difficulty`, with a pass rate for each row of its input. While
-        # it is unfinished, only some rows have a rate. Then `total` counts the rates, and a row's number may
-        # be larger.
+        # An estimate of difficulty has a pass rate for each row of its input. While it is unfinished, only
+        # some rows have a rate. `total` is then the number of rates, and the number of a row may be larger.
         if not 0 <= number < self.total and kind != "estimate":
             raise NotThere(f"{self.data.name} has no row {number}: it has rows 0 to {self.total - 1}")
         if kind == "parquet":
             return parquet_row(path, number)
-        if self._arrow is not None:  # the rows are in memory, since DuckDB can't read the file
+        if self._arrow is not None:  # the rows are in memory, because DuckDB can't read the file
             row = self._arrow.slice(number, 1).drop_columns([ROW]).to_pylist()[0]
             return {name: value for name, value in row.items() if value is not None}
         if kind == "lines":
@@ -230,9 +241,10 @@ class DataSetTable:
     def histograms(
         self, columns: Sequence[str], filters: Sequence[ColumnFilter], search: str
     ) -> list[Histogram]:
-        """Returns histograms of columns over the rows that match; a column without a number has none.
+        """Returns histograms of columns over the rows that match the filters and the searched text.
 
-        Raises ValueError for a column that isn't numeric.
+        A column that has no finite number in these rows has no histogram. Raises ValueError for a column that
+        isn't numeric.
         """
         self.check_numeric(columns)
 
@@ -245,10 +257,10 @@ class DataSetTable:
         return self._cached(key, count) if columns else []
 
     def _where(self, filters: Sequence[ColumnFilter], search: str) -> tuple[str, list[Any], pa.Table | None]:
-        """Returns the SQL after WHERE, the values of its `?`, and the table `matching` that it reads.
+        """Returns the SQL after WHERE, the values of its `?`, and the table `matching` that the SQL reads.
 
-        `matching` has the numbers of the rows that the filters and the search choose; it is None without a
-        search. The texts are read once for all queries about the same search.
+        That table has the numbers of the rows that the filters and the search choose, and is kept, so that
+        further queries about the same search don't read the texts again. Without a search, it is None.
         """
         where, values = condition_sql(filters, self.kinds, self.kinds, "rows")
         if not search:
@@ -263,13 +275,14 @@ class DataSetTable:
             return pa.table(self._query(query, [*values, *[search] * len(names)]).fetchnumpy())
 
         matching = self._cached(("matching", tuple(filters), search), search_texts, searches=True)
-        # The filters have been applied by the search already.
+        # The search has already applied the filters, so they aren't repeated here.
         return f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching
 
     def _cached(self, key: Hashable, make: Callable[[], T], *, searches: bool = False) -> T:
-        """Returns the result of `make`, kept by `key`.
+        """Returns the result of `make`, which is kept under `key` for further calls.
 
-        Among too many results, the one that nobody has asked for for the longest time is dropped.
+        If there are too many results, the least recently used one is dropped. Results of searches are kept
+        apart, because fewer of them are kept.
         """
         cache, most = (self._searches, SEARCHES) if searches else (self._cache, CACHED)
         with self._lock:
@@ -286,6 +299,7 @@ class DataSetTable:
     # DuckDB
 
     def _query(self, text: str, values: Sequence[Any] = (), matching: pa.Table | None = None) -> Any:
+        """Returns the cursor of an executed query. `matching` is the table that `_where` returns."""
         import duckdb
 
         try:
@@ -293,24 +307,28 @@ class DataSetTable:
             if matching is not None:
                 cursor.register("matching", matching)
             return cursor.execute(text, list(values))
-        except duckdb.Error as error:  # the file has changed, or is damaged in a part not read before
+        except duckdb.Error as error:  # the file has changed, or is damaged in a part that wasn't read before
             raise ValueError(f"{self.data.path} can't be read: {error}") from error
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
+        """Returns a new cursor, which knows the rows in memory as the table `arrow_table`."""
         with self._lock:
             cursor = self._connection.cursor()
         if self._arrow is not None:
-            cursor.register("arrow_table", self._arrow)  # only this cursor knows it then
+            cursor.register("arrow_table", self._arrow)  # for this cursor only: others register it themselves
         return cursor
 
     def _source(self) -> tuple[str, str]:
-        """Returns the SQL after FROM, whose rows have their numbers, and a remark on the data."""
+        """Returns the SQL after FROM, and a remark on the data, which may be empty.
+
+        The SQL's rows have their numbers in the column `ROW`.
+        """
         import numpy as np
         import pyarrow as pa
 
         path = self.data.path
         if self.data.kind == "parquet":
-            # Without Hive partitioning, which would make a column of a folder named `key=value`.
+            # Hive partitioning is off: it would add a column if the file is in a folder named `key=value`.
             file = f"read_parquet({file_in_sql(path)}, file_row_number=true, hive_partitioning=false)"
             return f"(SELECT * EXCLUDE (file_row_number), file_row_number AS {quoted(ROW)} FROM {file})", ""
         if self.data.kind == "lines":
@@ -323,23 +341,29 @@ class DataSetTable:
         return "arrow_table", ""
 
     def _lines(self) -> tuple[str, str]:
-        """Returns the SQL after FROM for a file of JSON lines, whose rows have their numbers, and a remark.
+        """Returns the SQL after FROM for a file of JSON lines, and a remark.
 
-        Lines that can't be read are rows of nulls, and the remark says so.
+        The SQL's rows have their numbers in the column `ROW`. Lines that can't be read become rows of nulls,
+        which the remark lists.
         """
         import duckdb
 
         path = self.data.path
 
         def read() -> str:
-            """Returns the beginning of a call. The caller adds arguments and the closing parenthesis."""
+            """Returns the beginning of a call of DuckDB's `read_json`.
+
+            The caller adds further arguments and the closing parenthesis.
+            """
             return (
                 f"read_json({file_in_sql(path)}, format='newline_delimited', ignore_errors=true,"
                 f" maximum_object_size={LONGEST_LINE}"
             )
 
         def types_of_columns() -> dict[str, str]:
-            # By all lines (−1). What is nested deeper than six levels stays JSON.
+            """Returns DuckDB's types of the columns, by name."""
+            # The types are found from all lines (-1). Values that are nested deeper than six levels stay
+            # JSON.
             described = f"DESCRIBE SELECT * FROM {read()}, sample_size=-1, maximum_depth=6)"
             return {name: kind for name, kind, *_ in self._cursor().execute(described).fetchall()}
 
@@ -349,9 +373,9 @@ class DataSetTable:
             types = {}
         if list(types) in ([], ["json"]):  # with a line that is not an object, DuckDB finds no columns at all
             self._copy = _without_bad_lines(path)
-            path = Path(self._copy.name)  # which `read` takes from here on
+            path = Path(self._copy.name)  # `read` uses `path`, so from here on it reads the copy
             types = types_of_columns()
-        # A text that looks like a date stays a text, as it is written.
+        # DuckDB would parse texts that look like dates. They stay texts, so that they are shown as written.
         types = {name: "VARCHAR" if kind.lower() in _AS_TEXT else kind for name, kind in types.items()}
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in types.items())
         file = (
@@ -372,8 +396,10 @@ class DataSetTable:
         )
 
     def _columns(self) -> Iterator[DataColumn]:
-        """Yields all columns of the file, and nested fields and lengths as long as there are at most `MOST`
-        columns."""
+        """Yields all columns of the file, each followed by its length and its nested fields.
+
+        Lengths and nested fields are left out from the `MOST`-th column on.
+        """
         relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
         described = list(zip(relation.columns, relation.types, strict=True))
         taken_names = {name.casefold() for name, _ in described}
@@ -381,7 +407,7 @@ class DataSetTable:
         for name, kind in described:
             for column in _fields(name, quoted(name), kind, 0):
                 key = column.name.casefold()
-                # A nested field's name may be that of a column of the file.
+                # A nested field is left out, too, if its name is that of another column ("a.b").
                 if column.depth and (key in taken_names or count >= MOST):
                     continue
                 taken_names.add(key)
@@ -390,10 +416,10 @@ class DataSetTable:
 
 
 def _without_bad_lines(path: Path) -> Any:
-    """Returns a temporary copy of JSON lines, with an empty object in place of each line that DuckDB can't
-    read.
+    """Returns a temporary copy of a file of JSON lines that DuckDB can read.
 
-    Raises ValueError for a file without any row.
+    An empty object takes the place of each line that it can't read, so that the numbers of the other rows
+    stay the same. Raises ValueError for a file without any row.
     """
     copied = tempfile.NamedTemporaryFile(suffix=".jsonl")  # noqa: SIM115 (it is read as long as the table)
     objects = 0
@@ -401,7 +427,7 @@ def _without_bad_lines(path: Path) -> Any:
         for line in filter(bytes.strip, file):
             try:
                 row = json.loads(line)
-                # DuckDB reads no field without a name.
+                # DuckDB can't read an object that has a field with an empty name.
                 is_readable = isinstance(row, dict) and "" not in row and _depth(row) <= DEEPEST_LINE
             except (ValueError, RecursionError):
                 is_readable = False
@@ -424,7 +450,8 @@ def _depth(value: Any) -> int:
 
 
 def _is_conversation(kind: Any) -> bool:
-    """Returns whether a type is a list of messages: of structs with texts `role` and `content`."""
+    """Returns whether a type of DuckDB is that of a conversation: a list of structs with texts `role` and
+    `content`."""
     if kind.id != "list":
         return False
     [(_, element)] = kind.children
@@ -435,7 +462,14 @@ def _is_conversation(kind: Any) -> bool:
 
 
 def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
-    """Yields a column, the column of its texts' lengths, and its nested fields."""
+    """Yields a column, then the column with the lengths of its texts if it has texts, then its nested fields.
+
+    Args:
+        name: The name of the column.
+        sql: The SQL of the column's values in the file.
+        kind: DuckDB's type of the column.
+        depth: The level of nesting; 0 for a column of the file.
+    """
     is_conversation = _is_conversation(kind)
     as_kind, to_sql = "VARCHAR", f"CAST({sql} AS VARCHAR)"
     if kind.id == "boolean":
@@ -445,7 +479,7 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
     elif kind.id in _FRACTIONAL_OR_HUGE:
         as_kind, to_sql = "DOUBLE", f"CAST({sql} AS DOUBLE)"
     elif str(kind) == "JSON":
-        to_sql = f"({sql} ->> '$')"  # as text: a string without its quotes
+        to_sql = f"({sql} ->> '$')"  # JSON as text, where a string has no quotes
     elif is_conversation:
         to_sql = conversation_sql(sql)
     elif kind.id in ("struct", "list", "map", "array", "union"):
@@ -463,11 +497,12 @@ def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[DataColumn]:
 
 
 def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) -> list[Histogram]:
-    """Returns histograms of columns.
+    """Returns histograms of columns, without columns that have no finite number.
 
-    `rows` is SQL after FROM. `ask` runs a query, with the values for each `?` in `rows`.
+    `rows` is SQL after FROM. `ask` runs a query with the values of the `?` in `rows`, and returns its cursor.
     """
-    # The rows are read once, into a table with columns x0, x1, …, which are null where a value isn't finite.
+    # The rows are read only once, into a table with columns x0, x1, …, in which a value that isn't finite is
+    # null.
     as_doubles = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
     finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
     doubles = f"SELECT {', '.join(as_doubles)} FROM {rows}"
@@ -477,7 +512,10 @@ def histograms_of(ask: Callable[[str], Any], rows: str, columns: Sequence[str]) 
 
 
 def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
-    """Returns the histogram of a column of the table `numbers`, in bins whose bounds are round numbers."""
+    """Returns the histogram of the column `x` of the table `numbers`, in bins whose bounds are round numbers.
+
+    `column` is the name that pages show. Returns None if the column has no number.
+    """
     facts = numbers.execute(
         f"SELECT count(*), count({x}), min({x}), max({x}), avg({x}), median({x}), bool_and({x} = floor({x}))"
         " FROM numbers"
@@ -487,13 +525,15 @@ def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histo
     if not counted:
         return None
     step = bin_step(low, high, whole=whole)
-    first = math.floor(low / step + HAIR)  # by rounding, a value may be a hair below the bound that it equals
+    # `first` is the number of the first bin. By rounding, a value may be a hair below the bound that it
+    # equals.
+    first = math.floor(low / step + HAIR)
     binned = numbers.execute(
         f"SELECT floor({x} / {step!r} + {HAIR!r}) AS bin, count(*) FROM numbers"
         f" WHERE {x} IS NOT NULL GROUP BY bin"
     ).fetchall()
     counts = {int(number) - first: count for number, count in binned}
-    # Rounded, so that a bound is 0.15 and not 3 · 0.05 = 0.15000000000000002.
+    # Bounds are rounded, because 3 · 0.05 is 0.15000000000000002.
     digits = max(0, 1 - math.floor(math.log10(step)))
     bounds = [round((first + i) * step, digits) for i in range(max(counts) + 2)]
     bars = [
@@ -516,12 +556,13 @@ def bin_step(low: float, high: float, *, whole: bool) -> float:
     """
     if not whole and low >= 0 and high <= 1:
         return RATE_STEP
-    # With narrower bins, there would be more than MOST_BARS. Divided first, since `high - low` may overflow.
+    # With bins narrower than `least_width`, there would be more than MOST_BARS. Each number is divided before
+    # the subtraction, because `high - low` may overflow.
     least_width = high / MOST_BARS - low / MOST_BARS
     if least_width <= 0:  # all values are equal
         return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
     power = 10.0 ** math.floor(math.log10(least_width))
-    # By rounding, the least width may be a hair above a width that it equals.
+    # By rounding, `least_width` may be a hair above a round width that it equals, so it is reduced a little.
     round_widths = [power * factor for factor in (1, 2, 5, 10)]
     step = next(width for width in round_widths if width >= least_width * (1 - HAIR))
     return max(1.0, step) if whole else step

@@ -1,5 +1,7 @@
-"""Reads an answer token by token: ids, texts and numbers; its steps with their credit; the credit of several
-methods."""
+"""Reads an answer token by token, with ids, texts and numbers.
+
+It also reads the answer's steps with their credit, and the credit that several methods give them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ from treetune.view.store.index import walk
 from treetune.vocabulary import Branch, Column, Episode, Segment, are_sampled
 
 OF_CREDIT = "advantage of credit"
+"""The name of the stored advantages, if training computed other advantages from them. Then those are called
+``advantage``; if training changed nothing, the stored ones are."""
 KL = "KL to the reference"
-"""The name of the stored advantage, where ``advantage`` is the one that training computed from it."""
+"""The name of the numbers of `kl_of_tokens`."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +39,17 @@ class CreditedStep:
     """A step of an answer: its tokens ``[start, end)``, with their credit."""
 
     number: int
-    """Counted from 0."""
+    """The number of the step, counted from 0."""
     start: int
     end: int
     value: Shown | None
-    """The value of the state before the step, with its interval."""
+    """The value of the state before the step, with its interval; None if credit has none."""
     advantage: Shown | None
-    """The mean advantage of the step's tokens, with its interval."""
+    """The mean advantage of the step's tokens, with its interval; None without credit."""
     earned: float | None
-    """The reward of a turn."""
+    """The reward that the step earned, such as that of a turn; None if steps have no rewards."""
     merged: bool = False
-    """True where credit has no value before the step, and treats it and the step before as one."""
+    """Whether credit treats this step and the step before it as one, so it has no value between them."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +58,18 @@ class Tokens:
 
     ids: np.ndarray
     texts: Sequence[str] | None
-    """None where the experiment stored no texts of tokens."""
+    """The text of each token; None if the experiment stored no texts of tokens."""
     sampled: np.ndarray
-    """True for sampled tokens, False for injected ones."""
+    """True for sampled tokens, and False for injected ones."""
     steps: Sequence[CreditedStep]
+    """The steps of the answer. They are the only field without an entry for each token."""
     branches: Sequence[Branch]
-    """The thread of each token."""
+    """The thread of each token; () outside of threads."""
     versions: Sequence[int | None]
-    """The version of the policy that sampled each token."""
+    """The version of the policy that sampled each token; None if it is unknown, or for injected tokens."""
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Numbers that tokens can be coloured by, such as "advantage"; NaN where a token has none."""
+    """Numbers that tokens can be coloured by, by name, such as "advantage". A token without a number has
+    NaN."""
 
     @property
     def count(self) -> int:
@@ -71,9 +77,9 @@ class Tokens:
 
 
 def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tokens | None:
-    """Returns the tokens of an answer, with the advantages that trained where these can be computed.
+    """Returns the tokens of an answer, with their advantages in training if these can be computed.
 
-    None for an answer of which only the text is stored, such as an evaluation's.
+    Returns None for an answer of which only the text is stored, such as an answer of an evaluation.
     """
     trajectory, episode = answer.trajectory, answer.episode
     source = trajectory if trajectory is not None else episode
@@ -110,10 +116,11 @@ def tokens_of(run: Path, answer: StoredAnswer, config: Mapping[str, Any]) -> Tok
 
 
 def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the advantages of the trained tokens as training used them; NaN for other tokens.
+    """Returns the advantages of an answer's tokens. Tokens that were not trained have NaN.
 
-    If training normalised the advantages, those of credit are returned too, as `OF_CREDIT`. If training's
-    advantages can't be computed, those of credit are returned alone.
+    If training normalised the advantages of credit, the result has "advantage" as training used it, and
+    `OF_CREDIT`. If training didn't change them, or if the changed ones can't be computed, it has only the
+    advantages of credit, as "advantage". It is empty if the answer has no credit.
     """
     episode = answer.episode
     if episode is None or episode.advantages is None:
@@ -122,12 +129,15 @@ def _advantages_of(answer: StoredAnswer, config: Mapping[str, Any]) -> dict[str,
     moments = _moments(answer, episode, config)
     if not moments:
         return {"advantage": of_credit}
-    mean, deviation = moments[episode.domain]  # with which training normalised the advantages
+    mean, deviation = moments[episode.domain]  # training subtracted the mean and divided by the deviation
     return {"advantage": ((of_credit - mean) / deviation).astype(np.float32), OF_CREDIT: of_credit}
 
 
 def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
-    """Returns the engine's log-probs, NaN for injected tokens; None where none are stored."""
+    """Returns the engine's log-prob of each token, which is NaN for injected tokens.
+
+    Returns None if no log-probs are stored.
+    """
     trajectory, episode = answer.trajectory, answer.episode
     if trajectory is None:
         if episode is None or episode.behaviour_logprobs is None:
@@ -138,20 +148,23 @@ def _engine_logprobs(answer: StoredAnswer) -> np.ndarray | None:
         return None
     columns = []
     for segment in trajectory.segments:
-        # NaN has the engine's precision too, so that the whole column keeps it: pages show the shortest
-        # digits that give the same number in this precision.
+        # The column of NaN has the engine's precision, so that the concatenated column keeps this precision.
+        # Pages show the fewest digits that stand for a number in its precision.
         missing = np.full(len(segment.token_ids), np.nan, precisions[0])
         columns.append(missing if segment.logprobs is None else segment.logprobs)
     return np.concatenate(columns)
 
 
 def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
-    """Returns the numbers that the trainer recorded for the answer's trained tokens; NaN for other tokens."""
+    """Returns the numbers that the trainer recorded for the answer's trained tokens, by name.
+
+    Other tokens have NaN.
+    """
     episode = answer.episode
     if episode is None:
         return {}
     signals = None
-    # Not strict, because an iteration may have stored no signals (the trainer's numbers by token).
+    # Not strict, because `answer.signals` (the trainer's numbers for tokens) is empty if none were recorded.
     for stored_episode, stored_signals in zip(answer.episodes, answer.signals, strict=False):
         if stored_episode is episode:
             signals = stored_signals
@@ -176,10 +189,13 @@ def _trainer_numbers(answer: StoredAnswer) -> dict[str, np.ndarray]:
 def steps_of(
     length: int, ends: Sequence[int], episode: Episode | None, *, earned: Sequence[float] = ()
 ) -> list[CreditedStep]:
-    """Returns the steps of an answer of `length` tokens, which end at `ends`; tokens after the last end are a
-    step, too.
+    """Returns the steps of an answer with their credit.
 
-    The episode has the advantage of each token, and the values of the states before credit's steps.
+    Args:
+        length: The number of the answer's tokens.
+        ends: The end of each step. Tokens after the last end are a step, too.
+        episode: The training row with the credit; None if there is none.
+        earned: The reward of each step; empty if steps have no rewards.
     """
     if not ends or ends[-1] < length:
         ends = (*ends, length)
@@ -197,7 +213,7 @@ def steps_of(
             value=credit.values[number] if credit else None,
             advantage=credit.advantages[number] if credit else None,
             earned=earned[number] if number < len(earned) else None,
-            # If credit has values, but none before this step, credit treated this step and the step before
+            # If credit has values, but no value before this step, it treated this step and the step before it
             # as one.
             merged=credit is not None and any(credit.values) and credit.values[number] is None,
         )
@@ -209,23 +225,32 @@ def steps_of(
 # Texts of tokens
 
 
+# Reads a file of token texts once. `stat` is only a part of the cache's key, so that a changed file is read
+# again.
 _read_tokens = functools.lru_cache(maxsize=2)(lambda path, stat: read_tokens(path))
 
 
 def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
-    """Returns the text of each token, empty for a special one; None where the experiment stored no texts."""
+    """Returns the text of each token, which is empty for a special token.
+
+    Returns None if the experiment stored no texts of tokens.
+    """
     vocabulary = all_texts(run)
     return vocabulary and text_of_each(vocabulary, ids)
 
 
 def text_of_each(vocabulary: Sequence[str], ids: np.ndarray) -> list[str]:
-    """Returns the text of each token, by the texts of all tokens; empty for ids beyond them."""
+    """Returns the text of each id. `vocabulary` has the texts of all tokens; an id beyond it has an empty
+    text."""
     return [vocabulary[token_id] if token_id < len(vocabulary) else "" for token_id in ids.tolist()]
 
 
 def all_texts(run: Path) -> list[str] | None:
-    """Returns the text of every token of the vocabulary; None where the experiment stored none or the file is
-    damaged, which the experiment's page reports."""
+    """Returns the text of every token of the vocabulary.
+
+    Returns None if the experiment stored no texts, or if their file is damaged, which the experiment's page
+    reports.
+    """
     path = run / TOKENS
     stat = stat_of(path)
     try:
@@ -238,8 +263,10 @@ def all_texts(run: Path) -> list[str] | None:
 
 
 def made_of_credit(config: Mapping[str, Any]) -> str:
-    """Describes how training changes the stored advantages of credit; empty where it takes them as they
-    are."""
+    """Returns a description of how training changes the stored advantages of credit.
+
+    It is empty if training uses them as they are.
+    """
     if config.get("type") == CREDITED_LOG:
         return "the log's trainer may have used other advantages"
     trainer = config.get("trainer")
@@ -254,8 +281,9 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
         "scale": f"it is divided by the standard deviation of {over} trained tokens",
         "advantage": "the token's KL penalty is subtracted from it",
     }
-    # In the order of training: a KL penalty on the reward comes before the normalisation, a KL penalty on
-    # the advantage after it. `dict.fromkeys` drops the second "reward".
+    # The changes in the order in which training makes them. A KL penalty on the reward comes before the
+    # normalisation, and a KL penalty on the advantage after it. So `kl_placement` is third as well: if it is
+    # "reward", `dict.fromkeys` drops its repetition.
     changes = [
         "reward" if kl_placement == "reward" else None,
         trainer.get("advantage_normalisation"),
@@ -268,11 +296,11 @@ def made_of_credit(config: Mapping[str, Any]) -> str:
 def _moments(
     answer: StoredAnswer, episode: Episode, config: Mapping[str, Any]
 ) -> dict[str, tuple[float, float]]:
-    """Returns for each domain the mean and the deviation with which training normalises advantages.
+    """Returns (mean, deviation) by domain, with which training normalises the advantages of an iteration.
 
-    Training subtracts the mean and divides by the deviation. The result is empty if training doesn't
-    normalise, and if training subtracts a KL penalty from advantages, since the penalty is not stored. See
-    `trainer.preparation`.
+    Training subtracts the mean and divides by the deviation (see `trainer.preparation`). The result is empty
+    if training doesn't normalise, and if it subtracts a KL penalty from advantages, because the penalty is
+    not stored. It is also empty if the answer's domain has too few trained tokens.
     """
     trainer, path = config.get("trainer") or {}, answer.source.episodes
     normalisation = trainer.get("advantage_normalisation")
@@ -284,11 +312,11 @@ def _moments(
         domains = [domain] if trainer.get("normalise_by_domain") else list(sums)
         count, total, squares = np.sum([sums[name] for name in domains], axis=0)
         if count >= 2:
-            # As training computes them, with the same 1e-8.
+            # The same formulas as in training, including its 1e-8.
             mean = total / count
             deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
             moments[domain] = (float(mean) if normalisation == "whiten" else 0.0), float(deviation)
-    # The answer's domain is missing if fewer than two tokens were trained: they have no deviation.
+    # If fewer than two tokens were trained, there is no deviation, and the domain is missing.
     return moments if episode.domain in moments else {}
 
 
@@ -299,7 +327,7 @@ def penalised(config: Mapping[str, Any]) -> bool:
 
 
 def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
-    """Yields the domain of each training row, and the advantages of its trained tokens, if it has any."""
+    """Yields (domain, advantages of the trained tokens) for each training row that has advantages."""
     from treetune.rollouts.rows import rows_of
 
     batches = walk(path, ["advantages", "trained", "domain"])
@@ -314,7 +342,7 @@ def _trained_advantages(path: Path) -> Iterator[tuple[str, Column]]:
 
 @functools.lru_cache(maxsize=64)
 def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
-    """Returns by domain the number of trained tokens, and the sums of their advantages and of the squares.
+    """Returns (number of trained tokens, sum of their advantages, sum of the squares) by domain.
 
     `stat` is only a part of the cache's key, so that a changed file is read again.
     """
@@ -334,7 +362,7 @@ def _sums_by_domain(path: Path, stat: object) -> dict[str, tuple[int, float, flo
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step of an answer, from its value to its share in the gradient."""
+    """The numbers of a step that lead from its value to its share in the gradient."""
 
     step: CreditedStep
     value_after: Shown | None
@@ -342,25 +370,27 @@ class TrainedStep:
     advantage: float
     """The mean advantage of the step's trained tokens, before training changes it."""
     trained_advantage: float | None
-    """The mean advantage that trained; None where it is unknown."""
+    """The mean of the advantages that training used; None if it is unknown."""
     engine_ratio: float | None
-    """The mean ratio of the trainer's probabilities to the engine's."""
+    """The mean ratio of the trainer's probabilities to the engine's; None if it wasn't recorded."""
     ratio: float | None
-    """The mean ratio of the policy's probabilities, when the tokens trained last, to those before the
-    iteration. """
+    """The mean ratio of the policy's probabilities at the last optimiser step on these tokens to its
+    probabilities before the iteration; None if it wasn't recorded."""
     clipped: int
     """The number of tokens that PPO clipped."""
     tokens: int
     """The number of trained tokens."""
     share: float | None
-    """The step's share of the weights of all trained tokens of the iteration: see `trained_steps`."""
+    """The weight of the step's tokens as a share of the weights of all trained tokens of the iteration (see
+    `trained_steps`); None if it is unknown."""
 
 
 def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any]) -> list[TrainedStep]:
-    """Returns the steps of an answer that has advantages.
+    """Returns the steps of an answer that has advantages, with their shares in the gradient.
 
-    A trained token's weight is the size of its advantage, times the weight of the objective's aggregation for
-    a single minibatch. Where the ratio is 1, this is the factor of the gradient of the token's log-prob.
+    The weight of a trained token is its absolute advantage, multiplied by the factor that the objective's
+    aggregation gives the token if the iteration is a single minibatch. If the ratio is 1, the weight is the
+    size of the factor of the gradient of the token's log-prob, up to a factor that all tokens share.
     """
     episode, path = answer.episode, answer.source.episodes
     assert episode is not None and episode.advantages is not None and path is not None
@@ -371,7 +401,8 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
     is_known = not penalised(config)  # a KL penalty on advantages isn't stored
     moments, weight_of_all = _moments(answer, episode, config), 0.0
     if is_known:
-        # As a tuple, because the result is cached by its arguments.
+        # The moments are given as a tuple, because the result is cached by its arguments, which must be
+        # hashable.
         weight_of_all = _weight_of_all(path, stat_of(path), tuple(moments.items()), by_sequence)
     advantages = tokens.numbers["advantage"]
     aggregation_weight = 1 / max(1, episode.trained.sum()) if by_sequence else 1.0
@@ -404,7 +435,7 @@ def trained_steps(answer: StoredAnswer, tokens: Tokens, config: Mapping[str, Any
 
 
 def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[str, Any]) -> np.ndarray:
-    """Returns for each token whether PPO clips the token, so that its gradient is 0.
+    """Returns for each token whether PPO clips it, which makes its gradient 0.
 
     A token is clipped if its ratio has moved far enough in the direction of its advantage. The dual clip also
     clips a token of negative advantage whose ratio is far too large.
@@ -413,12 +444,13 @@ def _is_clipped(ratios: np.ndarray, advantages: np.ndarray, objective: Mapping[s
         return np.zeros(len(advantages))
     names = ("clip_low", "clip_high", "dual_clip")
     low, high, dual = (objective.get(name, getattr(ClippedPolicyGradient, name)) for name in names)
-    # `dual` is None without a dual clip. Then no ratio is too large for a negative advantage.
+    # Without a dual clip, `dual` is None, and no ratio is too large for a negative advantage.
     is_clipped_below = ((ratios < 1 - low) | (ratios > (dual or np.inf))) & (advantages < 0)
     return np.where(advantages > 0, ratios > 1 + high, is_clipped_below)
 
 
 def _finite_mean(values: np.ndarray) -> float | None:
+    """Returns the mean of the finite values; None if there are none."""
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else None
 
@@ -427,7 +459,9 @@ def _finite_mean(values: np.ndarray) -> float | None:
 def _weight_of_all(
     path: Path, stat: object, moments: Sequence[tuple[str, tuple[float, float]]], by_sequence: bool
 ) -> float:
-    """Returns the sum of the weights of all trained tokens of an iteration: see `trained_steps`.
+    """Returns the sum of the weights of all trained tokens of an iteration (see `trained_steps`).
+
+    `moments` has (domain, (mean, deviation)) for each domain, as in `_moments`.
 
     `stat` is only a part of the cache's key, so that a changed file is read again.
     """
@@ -444,19 +478,21 @@ def _weight_of_all(
 
 @dataclass(frozen=True)
 class MethodCredit:
-    """The credit that a method gives the steps of an answer; drawn by `credits` in ``parts.html``."""
+    """The credit that a method gives the steps of an answer. ``parts.html`` draws it with the macro
+    `credits`."""
 
     name: str
     cells: tuple[tuple[Shown | None, Shown | None], ...]
-    """For each step the value before it, and its advantage."""
+    """(value before the step, advantage) for each step; None if it is unknown."""
     analysis: str = ""
-    """The name of the analysis."""
+    """The name of the analysis that the credit is from."""
     cost: str = ""
-    """A description of what the analysis sampled for the answer."""
+    """A description of what the method samples for an answer, such as "4096 tokens an answer"."""
 
     @property
     def scale(self) -> float:
-        """The advantage with the full colour: the largest, because methods have different units."""
+        """The absolute advantage from which the colour is full. It is the method's largest, because methods
+        have different units."""
         sizes = [abs(advantage.value) for _, advantage in self.cells if advantage is not None]
         return max(sizes, default=0.0) or 1.0
 
@@ -464,9 +500,9 @@ class MethodCredit:
 def method_of(
     name: str, credit: Mapping[str, Any], cost: Mapping[str, float] | None, by: str = ""
 ) -> MethodCredit:
-    """Reads a `StepCredit` as the credit microscope writes it (`StepCredit.plain`).
+    """Returns a method's credit from a `StepCredit` as the credit microscope writes it (`StepCredit.plain`).
 
-    `by` is the name of the analysis.
+    `cost` has the cost of the method, and `by` is the name of the analysis.
     """
     pairs = zip(credit["values"], credit["advantages"], strict=True)
     cells = tuple((value and Shown(**value), Shown(**advantage)) for value, advantage in pairs)
@@ -485,7 +521,7 @@ def credits_of(run: Path, answer: StoredAnswer) -> list[MethodCredit]:
     for folder in map(directory.analysis, directory.analyses()):
         try:
             methods += [*_of_microscope(folder, answer)] or [*_of_replay(folder, answer)]
-        except (OSError, ValueError, KeyError, TypeError):  # being written, or by another version
+        except (OSError, ValueError, KeyError, TypeError):  # still being written, or from another version
             continue
     return methods
 
@@ -501,7 +537,10 @@ def mark_of_credits(run: Path) -> list[object]:
 
 
 def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
-    """Yields the credit that the methods of a credit microscope gave the answer, if the folder has one."""
+    """Yields the credit that each method of a credit microscope gave the answer.
+
+    Yields nothing if the analysis in the folder isn't a credit microscope.
+    """
     result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return
@@ -515,22 +554,24 @@ def _of_microscope(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]
 
 
 def _of_replay(folder: Path, answer: StoredAnswer) -> Iterable[MethodCredit]:
-    """Yields the credit that a replay of the iteration gave the answer, if the folder has a replay.
+    """Yields the credit of each variant of a replay of the answer's iteration.
 
-    The variant "own" is the credit as it was. The variant "other" is the changed credit.
+    The variant "own" is the credit of the run, and "other" the credit that the replay assigned instead.
+    Yields nothing if the analysis in the folder isn't a replay of this iteration.
     """
     path = folder / ADVANTAGES
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return
 
     def shown(numbers: Sequence[float | None], step: int) -> Shown | None:
+        """Returns the number of a step without an interval; None if it is missing."""
         number = numbers[step] if step < len(numbers) else None
         return None if number is None else Shown(number)
 
     name_in_json = json.dumps(answer.row["answer"])
     with path.open() as file:
         for line in file:
-            if name_in_json not in line:  # parsing every line would take long
+            if name_in_json not in line:  # a quick test, because parsing every line would take long
                 continue
             row = json.loads(line)
             if row["answer"] != answer.row["answer"]:

@@ -1,4 +1,4 @@
-"""Reads answers that other programs stored, as rows like those of an evaluation.
+"""Reads answers that other programs stored, and gives them the form of lines of an evaluation's file.
 
 A file is read row by row (`files.py`), and each row is mapped by the reader of its format: Inspect's samples
 (`inspect_logs.py`), rollouts of verifiers and prime-rl (`verifiers.py`), and rows that name their fields, as
@@ -41,29 +41,31 @@ __all__ = [
 ]
 
 UNMAPPED = "shown as JSON"
-"""The id of the problem under which rows that can't be mapped are shown."""
+"""The name of the problem under which rows that can't be mapped are shown."""
 
 EXAMPLES = 3
-"""The number of rows that the page names for each reason."""
+"""The most rows that a message names for each reason."""
 
 
 @dataclass
 class FileReport:
-    """Counts of a file's rows.
+    """A report on the rows of a file: how many there are, and which of them are not answers.
 
     Example: `FileReport(rows=3, unread={"can't be read as JSON": ["line 2"]})`.
     """
 
     rows: int = 0
+    """The number of all rows."""
     unmapped: dict[str, list[str]] = field(default_factory=dict)
-    """The rows that are shown as JSON, by the reason."""
+    """The names of the rows that are shown as JSON, by the reason."""
     unread: dict[str, list[str]] = field(default_factory=dict)
-    """The rows that are left out, by the reason."""
+    """The names of the rows that are left out, by the reason."""
     remarks: list[str] = field(default_factory=list)
     """Remarks on the whole file, such as that its evaluation ended with an error."""
 
     def note(self, name: str) -> str:
-        """Returns a message on rows that did not become answers; empty where all did."""
+        """Returns a message with the remarks, and on rows that did not become answers. It is empty if there
+        is nothing to say. `name` is the name of the file."""
         parts = list[str]()
         unmapped = sum(map(len, self.unmapped.values()))
         unread = sum(map(len, self.unread.values()))
@@ -93,14 +95,14 @@ class MappedRow:
     row: FileRow
     line: dict[str, Any]
     why_unmapped: str
-    """The reason why the line shows the row as JSON; empty where the row could be mapped."""
+    """The reason why the line shows the row as JSON; empty if the row could be mapped."""
 
 
 def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the answers of a file as lines of an evaluation, each with its place in the file.
+    """Yields (place, line) for each answer of a file, where the line has the form of an evaluation's line.
 
-    The place is the byte where its line begins, or the number of the row. `report` and errors are those of
-    `mapped_rows`.
+    The place is the byte where the answer's line begins in the file or, if the file doesn't have lines, the
+    number of its row. `report` and errors are those of `mapped_rows`.
     """
     for mapped in mapped_rows(path, FileReport() if report is None else report):
         yield mapped.row.place, mapped.line
@@ -109,9 +111,9 @@ def answers_in(path: Path, report: FileReport | None = None) -> Iterator[tuple[i
 def mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
     """Yields the rows of a file that can be read, each as the line of an evaluation.
 
-    Samples without a number, or with one that an earlier sample of the problem has, get the next free one.
-    Rows that can't be read or mapped are counted in `report`. Raises ValueError for a file that can't be
-    read.
+    An answer gets the next free sample number of its problem if it has no number, or the number of an earlier
+    answer. Rows that can't be read or mapped are counted in `report`. Raises ValueError for a file that can't
+    be read.
     """
     used_numbers: dict[str, set[int]] = {}  # by problem
     next_number: Counter[str] = Counter()
@@ -134,11 +136,12 @@ def mapped_rows(path: Path, report: FileReport) -> Iterator[MappedRow]:
 
 
 def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
-    """Returns the line of a row, and the reason why it is shown as JSON; empty where it could be mapped."""
+    """Returns (line, reason) for a row. The reason why the line shows the row as JSON is empty if the row
+    could be mapped."""
     try:
         return _answer_of(row), ""
     except UNREADABLE as error:
-        if isinstance(error, ValueError):  # of which NotAnAnswer is one
+        if isinstance(error, ValueError):  # such as NotAnAnswer, whose message is for people
             why = str(error)
         else:
             why = f"its fields are not as expected ({type(error).__name__}: {error})"
@@ -151,10 +154,10 @@ def _map_row(row: FileRow) -> tuple[dict[str, Any], str]:
 
 
 def _answer_of(row: FileRow) -> dict[str, Any]:
-    """Returns a row as the line of an evaluation.
+    """Returns a row in the form of a line of an evaluation, from the reader of the row's format.
 
-    `named_fields` takes every row that has fields such as a prompt and an answer, so it comes last. It would
-    also take a row of the library verifiers, and lose the fields that only verifiers writes.
+    `named_fields` comes last, because it accepts every row that has fields such as a prompt and an answer. It
+    would also accept a row of the library verifiers, and lose the fields that only verifiers writes.
     """
     content = row.content
     if row.is_inspect:
@@ -169,8 +172,8 @@ def _answer_of(row: FileRow) -> dict[str, Any]:
 def answer_at(path: Path, place: int) -> Mapping[str, Any]:
     """Returns the answer at a place that `answers_in` yielded.
 
-    `answers_in` gives a new number to a sample whose number is missing or was used before. Here only one row
-    of a .jsonl file is read. So the sample's number is as the row has it, and may differ.
+    Of a .jsonl file, only this row is read. The answer's sample number is then as the row has it, and may
+    differ from that of `answers_in`, which gives new numbers to answers without one and to repeated ones.
     """
     if path.suffix == ".jsonl":
         answer, _ = _map_row(row_at(path, place))
@@ -180,7 +183,10 @@ def answer_at(path: Path, place: int) -> Mapping[str, Any]:
 
 @functools.lru_cache(maxsize=2)
 def _answers_by_place(path: Path, stat: object) -> dict[int, dict[str, Any]]:
-    """Returns all answers of a file by their places. `stat` is part of the cache's key: see `stat_of`."""
+    """Returns all answers of a file by their places.
+
+    `stat` is only a part of the cache's key, so that a changed file is read again.
+    """
     return dict(answers_in(path))
 
 
@@ -191,8 +197,10 @@ def holds_answers(path: Path) -> bool:
 
 @functools.lru_cache(maxsize=16384)
 def _holds_answers(path: Path, stat: object) -> bool:
-    """Returns whether one of the first rows is an answer. `stat` is part of the cache's key: see
-    `stat_of`."""
+    """Returns whether one of the first rows is an answer.
+
+    `stat` is only a part of the cache's key, so that a changed file is read again.
+    """
     try:
         return any(map(_is_answer, first_rows(path)))
     except UNREADABLE:
@@ -200,6 +208,7 @@ def _holds_answers(path: Path, stat: object) -> bool:
 
 
 def _is_answer(row: FileRow) -> bool:
+    """Returns whether a row has the form of an answer that one of the readers maps."""
     if row.is_inspect:
         return True
     content = row.content

@@ -1,6 +1,6 @@
 """Writes messages of conversations as text: contents, thoughts, calls of tools and their results.
 
-It reads the forms of OpenAI, Anthropic, Inspect, verifiers and TRL.
+Messages may have the form of OpenAI, Anthropic, Inspect, verifiers or TRL.
 """
 
 from __future__ import annotations
@@ -10,24 +10,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking", "thought")
-"""Names of fields in which a message, or a part of it, has the thought of the model."""
+"""The names of fields in which a message, or a part of one, has the model's thoughts."""
 
 MESSAGE_FIELDS = ("content", "tool_calls", "function_call", *THOUGHTS)
-"""An object with a role or with one of these fields is a message."""
+"""The names of fields that make an object a message. An object with the field ``role`` is one, too."""
 
 
 def is_message(value: object) -> bool:
+    """Returns whether a value is a message: an object with a role or one of `MESSAGE_FIELDS`."""
     return isinstance(value, Mapping) and ("role" in value or any(name in value for name in MESSAGE_FIELDS))
 
 
 def is_conversation(value: object) -> bool:
+    """Returns whether a value is a conversation: a list of messages that isn't empty."""
     return isinstance(value, list) and bool(value) and all(map(is_message, value))
 
 
 def written(value: Any) -> str:
-    """Returns a text, a message or a conversation as text, and anything else as JSON.
+    """Returns a text, a message or a conversation as text, and any other value as JSON.
 
-    Each message of a conversation with more than one begins with its role: "user: 2 + 2 ="
+    If a conversation has several messages, each begins with its role: "user: 2 + 2 =". None and an empty list
+    become an empty text.
     """
     if value is None:
         return ""
@@ -45,7 +48,7 @@ def written(value: Any) -> str:
 
 
 def turns(value: Any) -> list[dict[str, str]]:
-    """Returns the speaker and text of each message of a conversation; nothing for any other value."""
+    """Returns {"role": …, "content": …} for each message of a conversation, and [] for any other value."""
     if not is_conversation(value):
         return []
     return [{"role": _speaker(message), "content": message_text(message)} for message in value]
@@ -66,14 +69,15 @@ def message_text(message: Mapping[str, Any]) -> str:
 
 
 def _speaker(message: Mapping[str, Any]) -> str:
-    """Returns the role of a message's author, and for a tool's reply also the tool: "tool search"."""
+    """Returns the role of a message's author, and for the reply of a tool also the tool's name: "tool
+    search"."""
     role = str(message.get("role") or "")
     tool = message.get("name") or message.get("function") if role == "tool" else None
     return f"{role} {tool}" if isinstance(tool, str) and tool else role
 
 
 def _content_text(content: Any) -> str:
-    """Returns a message's content as text: it is a text, a list of parts, or a single part."""
+    """Returns a message's content, which is a text, a list of parts, or a single part, as text."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -86,7 +90,10 @@ def _content_text(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
-    """Returns a part of a message's content as text. A part without text, as an image, is "[image]"."""
+    """Returns a part of a message's content as text.
+
+    A part without text is replaced by its kind: an image by "[image]".
+    """
     if not isinstance(part, Mapping):
         return part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str)
     kind = str(part.get("type") or "")
@@ -107,11 +114,13 @@ def _part_text(part: Any) -> str:
 
 
 def _thought(value: Any) -> str:
+    """Returns a model's thought between ``<think>`` and ``</think>``; empty without text."""
     text = _content_text(value).strip()
     return f"<think>\n{text}\n</think>" if text else ""
 
 
 def _calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
+    """Returns the calls of tools in a message."""
     calls = message.get("tool_calls") or ([message["function_call"]] if message.get("function_call") else [])
     return calls if isinstance(calls, list) else [calls]
 
@@ -128,8 +137,8 @@ def _call_text(call: Any) -> str:
         call = parsed
     if not isinstance(call, Mapping):
         return f"<tool_call>\n{json.dumps(call, ensure_ascii=False, default=str)}\n</tool_call>"
-    # `function` is an object with the name and the arguments (OpenAI), or the name itself (Inspect). Without
-    # it, the call has the name and the arguments (Anthropic).
+    # OpenAI's `function` is an object with the name and the arguments, and Inspect's is the name itself.
+    # Anthropic has no `function`: the call itself has the name and the arguments.
     function = call.get("function")
     inner = function if isinstance(function, Mapping) else call
     name = function if isinstance(function, str) else inner.get("name")
@@ -137,7 +146,7 @@ def _call_text(call: Any) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:  # shown as the model wrote them, so that a reader sees what is wrong
+        except ValueError:  # invalid JSON is shown as the model wrote it, so that a reader sees what is wrong
             arguments = {"unreadable": arguments}
     named_call = {"name": name, "arguments": arguments}
     text = f"<tool_call>\n{json.dumps(named_call, ensure_ascii=False, default=str)}\n</tool_call>"

@@ -1,5 +1,8 @@
-"""Reads rows of other programs' files: JSON lines (also while they are written), Inspect's archives and JSON,
-slime's ``.pt``, TRL's Parquet, W&B's tables."""
+"""Reads the rows of other programs' files.
+
+These are JSON lines (also while they are written), Inspect's archives and JSON, slime's ``.pt``, TRL's
+Parquet, and W&B's tables.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,21 @@ ENDINGS = (".jsonl", ".eval", ".json", ".pt", ".parquet")
 FIRST_ROWS = 20
 """The number of rows at a file's beginning that are searched for an answer."""
 LONGEST_FIRST_LINE = 32_000_000
+"""The most bytes that are read of each of the first lines of JSON lines."""
 HEAD_BYTES = 1_000_000
-"""The size of the beginning of a JSON file or a pickle that shows whether it can have answers."""
+"""The number of bytes at the beginning of a JSON file or a pickle that are searched for signs of answers."""
 ROWS_AT_ONCE = 1024
+"""The number of rows of a Parquet file in memory."""
 
 ZSTANDARD, LENGTHS_AT = 93, 26
-"""In a zip archive: the number of Zstandard compression, which Python reads only from 3.14 on, and the
-position of the lengths of names in a member's header."""
+"""Numbers of the zip format: the code of Zstandard compression, which Python reads only from 3.14 on, and the
+byte of a member's header where the lengths of its name and its extra field are."""
 LARGEST_SAMPLE_BYTES = 200_000_000
-"""The largest sample of an Inspect log that is unpacked."""
+"""The size in bytes of the largest sample of an Inspect log that is unpacked."""
 
 OF_A_TABLE = ("prompt", "completion", "step")
-"""The columns of TRL's tables of completions. A Parquet file without them is a data set."""
+"""The columns by which one of TRL's tables of completions is recognised. A Parquet file without them is a
+data set."""
 
 NOT_AN_OBJECT = "not a JSON object"
 
@@ -40,7 +46,7 @@ UNREADABLE = (
     OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError,
     OverflowError, zipfile.BadZipFile,
 )  # fmt: skip
-"""The errors that damaged files and files of another kind raise."""
+"""The errors that reading a damaged file, or a file of another kind, may raise."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +57,17 @@ class FileRow:
     """
 
     place: int
-    """The byte where its line begins, or its number, counted from 0."""
+    """The byte where the row's line begins or, if the file doesn't have lines, the row's number from 0."""
     where: str
-    """The position, as messages name it."""
+    """A name of the row for messages, such as "line 3"."""
     content: Any = None
+    """The row as a Python object, usually a dictionary."""
     fault: str = ""
-    """The reason why it can't be read; empty for a row that could be."""
+    """The reason why the row can't be read; empty if it could be."""
     is_inspect: bool = False
-    """Whether it is a sample of Inspect."""
+    """Whether the row is a sample of Inspect."""
     task: str = ""
-    """The name of the evaluation's task, for a sample of Inspect."""
+    """The name of the evaluation's task, if the row is a sample of Inspect."""
 
 
 def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
@@ -72,9 +79,9 @@ def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
         yield from _lines(path, remarks)
     elif path.suffix == ".eval":  # an archive of Inspect
         yield from _samples(path, remarks)
-    elif path.suffix == ".pt":  # of slime
+    elif path.suffix == ".pt":  # a dump of slime
         yield from _numbered(_pickled_samples(path))
-    elif path.suffix == ".parquet":  # of TRL
+    elif path.suffix == ".parquet":  # a table of TRL
         yield from _numbered(_parquet_rows(path))
     elif _begins_as_log(path):  # Inspect's log in JSON
         yield from _samples_of_json(path, remarks)
@@ -85,8 +92,8 @@ def rows_of(path: Path, remarks: list[str]) -> Iterator[FileRow]:
 def first_rows(path: Path) -> Iterator[FileRow]:
     """Yields a few rows at the beginning of a file, without reading much more of it.
 
-    The rows only show whether the file has answers. Their places and line numbers are not used. For a file
-    of Inspect, one row without content stands for its samples.
+    They serve only to find out whether the file has answers, so their places and line numbers don't count.
+    For a file of Inspect, one row without content stands for its samples.
     """
     if path.suffix == ".jsonl":
         yield from _first_lines(path)
@@ -95,7 +102,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
             yield FileRow(0, "", is_inspect=True)
     elif path.suffix == ".pt":
         if _has_samples_of_slime(path):
-            # This row takes the place of slime's samples, which aren't read here. It passes for an answer.
+            # This row stands for slime's samples, which aren't read here. It has the form of an answer.
             yield FileRow(0, "", {"prompt": "", "response": "", "reward": None})
     elif path.suffix == ".parquet":
         yield from _first_completions(path)
@@ -106,7 +113,7 @@ def first_rows(path: Path) -> Iterator[FileRow]:
 
 
 def _first_lines(path: Path) -> Iterator[FileRow]:
-    """Yields the rows of the first lines, without faulty ones."""
+    """Yields the rows of the first lines, without those that can't be read."""
     with path.open("rb") as file:
         for _ in range(FIRST_ROWS):
             text = file.readline(LONGEST_FIRST_LINE)
@@ -118,15 +125,18 @@ def _first_lines(path: Path) -> Iterator[FileRow]:
 
 
 def _is_archive_of_inspect(path: Path) -> bool:
+    """Returns whether a zip archive is a log of Inspect."""
     with zipfile.ZipFile(path) as archive:
         # A running evaluation writes `_journal/start.json` first, and may have no sample yet.
         return bool(_sample_names(archive)) or "_journal/start.json" in archive.namelist()
 
 
 def _has_samples_of_slime(path: Path) -> bool:
-    """Returns whether a file of PyTorch looks like one of slime's samples. Raises ValueError unless it has
-    exactly one pickle."""
-    # The file may be a large checkpoint. So only the beginning of its pickle is read, and not unpickled.
+    """Returns whether a file of PyTorch looks like a dump of slime's samples.
+
+    Raises ValueError if the file doesn't have exactly one pickle.
+    """
+    # The file may be a large checkpoint, so only the beginning of its pickle is read, without unpickling it.
     with zipfile.ZipFile(path) as archive:
         [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         with archive.open(name) as pickled:
@@ -135,7 +145,8 @@ def _has_samples_of_slime(path: Path) -> bool:
 
 
 def _first_completions(path: Path) -> Iterator[FileRow]:
-    """Yields the first rows of TRL's table of completions; none of another Parquet file, a data set."""
+    """Yields the first rows of one of TRL's tables of completions. For any other Parquet file, which is a
+    data set, it yields nothing."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as table:
@@ -147,8 +158,7 @@ def _first_completions(path: Path) -> Iterator[FileRow]:
 
 
 def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
-    """Yields a row for each content, with its number as its place; it has a fault where it isn't an
-    object."""
+    """Yields a row for each content, whose place is its number. A content that isn't an object is a fault."""
     for place, content in enumerate(contents):
         is_object = isinstance(content, Mapping)
         yield FileRow(place, f"row {place + 1}", content, "" if is_object else NOT_AN_OBJECT)
@@ -158,7 +168,7 @@ def _numbered(contents: Iterator[Any]) -> Iterator[FileRow]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Yields the lines of an evaluation's file, each with the byte where it begins."""
+    """Yields (byte where it begins, content) for each line of an evaluation's file that isn't blank."""
     with path.open("rb") as file:
         place = 0
         for text in file:
@@ -168,7 +178,10 @@ def json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 
 def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
-    """Yields the rows of JSON lines. A last line without its end may still be being written."""
+    """Yields the rows of JSON lines.
+
+    A last line that has no end and can't be read may still be being written: it is left out, with a remark.
+    """
     with path.open("rb") as file:
         place = 0
         for number, text in enumerate(file, 1):
@@ -182,7 +195,7 @@ def _lines(path: Path, remarks: list[str]) -> Iterator[FileRow]:
 
 
 def _line(place: int, number: int, text: bytes) -> FileRow | None:
-    """Returns the row of a line; None for one that is blank."""
+    """Returns the row of a line, and None for a blank line."""
     if not text.strip():
         return None
     where = f"line {number}"
@@ -213,7 +226,7 @@ def row_at(path: Path, place: int) -> FileRow:
 
 
 def _samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
-    """Yields the samples of an archive; one that can't be read is a row with a fault."""
+    """Yields the samples of one of Inspect's archives. A sample that can't be read is a row with a fault."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         header = _header(file, archive)
         task = _task(header)
@@ -228,18 +241,19 @@ def _samples(path: Path, remarks: list[str]) -> Iterator[FileRow]:
 
 
 def _sample_names(archive: zipfile.ZipFile) -> list[str]:
-    """Returns the names of the archive's samples, with numbers in their numeric order: 2 before 10.
+    """Returns the names of the files of an archive's samples, with numbers in numeric order: 2 before 10.
 
-    An id with a slash becomes a folder in the name. A sample that was written twice is in the archive under
-    the same name, of which reading returns the last content.
+    A sample's id is a part of the name, so an id with a slash makes a folder. If a sample was written twice,
+    the archive has its name twice, and reading returns the content that was written last.
     """
     names = {name for name in archive.namelist() if re.fullmatch(r"samples/.+\.json", name, re.DOTALL)}
 
     def natural_order(name: str) -> tuple[list[tuple[int, int, str]], str]:
-        # Each part of a name becomes (number, length, "") or (−1, 0, text). So texts come before numbers.
+        # A part of a name becomes (number, length, "") if it is a number, and (−1, 0, text) otherwise, so
+        # texts are sorted before numbers.
         key = []
         for part in re.split(r"(\d+)", name):
-            # Only the first digits are read as a number, since ids can have thousands of digits.
+            # Only the first 18 digits are read as a number, because an id can have thousands of digits.
             key.append((int(part[:18]), len(part), "") if part.isdecimal() else (-1, 0, part))
         return key, name
 
@@ -247,9 +261,9 @@ def _sample_names(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
-    """Returns the header of a log, which is empty where there is none.
+    """Returns the header of an archive, which is empty if it has none.
 
-    A finished evaluation has it at the end of the log, and a running one at its beginning.
+    A finished evaluation has it in `header.json`, and a running one in `_journal/start.json`.
     """
     for name in ("header.json", "_journal/start.json"):
         try:
@@ -262,14 +276,16 @@ def _header(file: IO[bytes], archive: zipfile.ZipFile) -> Mapping[str, Any]:
 
 
 def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
-    """Returns the content of a member. Raises ValueError for one that is too large."""
+    """Returns the content of a file in an archive. Raises ValueError if it is too large or can't be
+    unpacked."""
     info = archive.getinfo(name)
     if info.file_size > LARGEST_SAMPLE_BYTES:
         raise ValueError(f"larger than {LARGEST_SAMPLE_BYTES:,} bytes")
     if info.compress_type != ZSTANDARD:
         return archive.read(name)
-    # Python before 3.14 can't read such a member. So its compressed bytes are looked up in the file. They
-    # follow the member's header, which ends with a name and an extra field. The lengths of both are in it.
+    # Python before 3.14 can't unpack Zstandard, so the compressed bytes are read from the file itself. They
+    # follow the member's header, which ends with the name and an extra field, and which has the lengths of
+    # both.
     import pyarrow as pa
 
     file.seek(info.header_offset + LENGTHS_AT)
@@ -281,6 +297,7 @@ def _member(file: IO[bytes], archive: zipfile.ZipFile, name: str) -> bytes:
 
 
 def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
+    """Yields the samples of one of Inspect's logs in JSON."""
     log = json.loads(path.read_bytes())
     _add_status(log, remarks)
     for row in _numbered(iter(log.get("samples") or ())):
@@ -288,11 +305,13 @@ def _samples_of_json(path: Path, remarks: list[str]) -> Iterator[FileRow]:
 
 
 def _task(header: Mapping[str, Any]) -> str:
+    """Returns the name of the evaluation's task; empty if the log's header has none."""
     evaluation = header.get("eval")
     return str(evaluation.get("task") or "") if isinstance(evaluation, Mapping) else ""
 
 
 def _add_status(header: Mapping[str, Any], remarks: list[str]) -> None:
+    """Adds a remark if the evaluation has not succeeded (yet)."""
     status = header.get("status")
     if status in (None, "success"):
         return
@@ -302,7 +321,7 @@ def _add_status(header: Mapping[str, Any], remarks: list[str]) -> None:
 
 
 def _begins_as_log(path: Path) -> bool:
-    """Returns whether a JSON file is a log of Inspect, by its beginning."""
+    """Returns whether the beginning of a JSON file is that of a log of Inspect."""
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
     return b'"version"' in head and b'"eval"' in head
@@ -312,16 +331,17 @@ def _begins_as_log(path: Path) -> bool:
 
 
 def _pickled_samples(path: Path) -> Iterator[Any]:
-    """Yields the samples of slime's dump.
+    """Yields the samples of one of slime's dumps.
 
-    Raises ValueError for a pickle with anything but numbers, texts and tensors, which could run code.
+    Raises ValueError if the pickle has anything other than numbers, texts and tensors, because unpickling
+    other objects can run code.
     """
     try:
         import torch
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (ImportError, pickle.UnpicklingError, RuntimeError) as error:
-        # The message names the refused class, among much advice.
+        # torch's message names the refused class in the midst of long advice. Only the name is kept.
         reasons = [*re.findall(r"GLOBAL (\S+)", str(error)), *str(error).splitlines()]
         raise ValueError(
             f"{path} is read with torch, and only numbers, texts and tensors are allowed: {reasons[0]}"

@@ -1,9 +1,9 @@
 """Maps samples of Inspect's logs (``.eval``, a zip archive with a file for each sample, and ``.json``).
 
-The prompt is the messages before the first generated one, and the answer the messages from there on. The
-reward is the first score; all values of all scores become numbers. The sample's error, the limit that ended
-it, the model's stop reason and its tokens are mapped, too. Texts that the log stores as attachments are put
-back.
+The prompt consists of the messages before the first generated one, and the answer of the messages from there
+on. The reward is the first number of the scores, and all numbers of all scores are kept. The sample's error,
+the limit that ended it, the model's stop reason and the number of its tokens are mapped, too. Texts that the
+log stores as attachments are put back into their places.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ from treetune.view.store.foreign.line import (
 GRADES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
 """The numbers of Inspect's grades: correct, partially correct, incorrect, no answer."""
 WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+"""The numbers of words that a score may be instead of a grade."""
 
 ATTACHMENT = "attachment://"
+"""The prefix of a text that stands for an attachment, followed by the attachment's name."""
 
 OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 OWN_MODEL = "treetune/"
-"""The prefix of the model's name in logs that `export_evaluation` wrote. Their samples have our graders'
-outcomes."""
+"""The prefix of the model's name in logs that treetune itself wrote (`export_evaluation`). The metadata of
+their samples has the outcomes of treetune's graders."""
 
 
 def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
@@ -51,7 +53,8 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
     error = describe_error(sample.get("error")) or describe_error(output.get("error"))
     limit = sample.get("limit")
     reason = next((choice.get("stop_reason") for choice in output.get("choices") or () if choice), None)
-    # A log that treetune has written has in its metadata what our grader said, also of ungraded answers.
+    # If treetune wrote the log, the sample's metadata has what treetune's grader said, even if the answer
+    # could not be graded.
     is_exported = str(output.get("model") or "").startswith(OWN_MODEL)
     exported: Mapping[str, Any] = (sample.get("metadata") or {}) if is_exported else {}
     remarks = [str(score.get("explanation") or exported.get("message") or "")]
@@ -80,7 +83,8 @@ def answer_of(sample: Mapping[str, Any], task: str = "") -> dict[str, Any]:
 
 
 def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
-    """Returns a sample with its attachments in the place of their names."""
+    """Returns a sample, or a part of one, in which each name of an attachment is replaced by the
+    attachment."""
     if isinstance(value, str) and value.startswith(ATTACHMENT):
         return attachments.get(value.removeprefix(ATTACHMENT), value)
     if isinstance(value, list):
@@ -96,18 +100,19 @@ def _with_attachments(value: Any, attachments: Mapping[str, Any]) -> Any:
 
 
 def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Returns the prompt and the answer.
+    """Returns the prompt and the answer of a sample.
 
-    The answer begins with the first message that the log marks as generated. Older logs have no such marks:
-    there it begins after as many messages as the input has, without the system messages that solvers add. The
-    first assistant message doesn't serve, because the input may contain examples with answers.
+    The answer begins with the first message that the log marks as generated. Older logs have no such marks.
+    There the first messages, as many as the input has, are the prompt; system messages don't count, because
+    solvers add some. The answer begins with the first assistant message after them. An earlier assistant
+    message doesn't begin it, because the input may contain examples with answers.
     """
     asked = sample.get("input")
     messages = sample.get("messages") or []
     in_input = len(asked) if isinstance(asked, list) else 1
     has_sources = any(message.get("source") == "generate" for message in messages)
     first = len(messages)
-    messages_before = 0  # without the system messages, which solvers add
+    messages_before = 0  # the number of messages so far, without system messages, which solvers add
     for position, message in enumerate(messages):
         is_generated = message.get("source") == "generate"
         is_after_input = not has_sources and messages_before >= in_input
@@ -125,12 +130,12 @@ def _split(sample: Mapping[str, Any], output: Mapping[str, Any]) -> tuple[Any, A
 
 
 def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], Mapping[str, Any]]:
-    """Returns the reward, all values by scorer (and by name within a scorer), and the reward's score.
+    """Returns the reward, the numbers of all scores, and the score that the reward is from.
 
-    The reward's score is the first one with a number. If no score has a number, it is the first score, and
-    the reward is None.
+    The numbers are by scorer, or by ``scorer/name`` if a score has several. The reward is the first of them.
+    If no score has a number, the reward is None, and the first score is returned.
     """
-    if not scores and single:  # of the first versions of the format
+    if not scores and single:  # the first versions of the format have only a single score
         scores = {"score": single}
     values = dict[str, float]()
     counted: Mapping[str, Any] = {}
@@ -140,7 +145,7 @@ def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], M
         is_object = isinstance(score, Mapping) and "value" in score
         score_object = score if is_object else {"value": score}
         numbers = dict(_values(str(scorer), score_object["value"]))
-        # The first score counts, until one with a number comes.
+        # The first score is taken, and replaced by the first score with a number.
         if not counted or (numbers and not values):
             counted = score_object
         values |= numbers
@@ -149,7 +154,8 @@ def _graded(scores: Any, single: Any) -> tuple[float | None, dict[str, float], M
 
 
 def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
-    """Returns the numbers of a score by name: ("match", 1.0), or of a list ("match/0", 1.0), …"""
+    """Returns (name, number) for each number of a score: [("match", 1.0)], or for a list [("match/0", 1.0),
+    …]."""
     members: list[tuple[object, Any]] | None = None
     if isinstance(value, Mapping):
         members = list(value.items())
@@ -165,7 +171,10 @@ def _values(name: str, value: Any) -> Sequence[tuple[str, float]]:
 
 
 def _number(value: Any) -> float | None:
-    """Returns the number of a score, which may be a grade such as "C", a word such as "yes", or a number."""
+    """Returns the number of a score, which may be a grade such as "C", a word such as "yes", or a number.
+
+    Returns None for anything else.
+    """
     if isinstance(value, str):
         grade = GRADES.get(value, WORDS.get(value.strip().casefold()))
         return number_of(value) if grade is None else grade
@@ -173,7 +182,8 @@ def _number(value: Any) -> float | None:
 
 
 def _target(target: Any) -> Any:
-    """Returns a sample's reference answer; several that are all right are joined by "or"."""
+    """Returns a sample's reference answer. If there are several, each of which is right, they are joined by
+    "or"."""
     if isinstance(target, list) and all(is_plain(part) for part in target):
         return " or ".join(map(str, target)) or None
     return None if target == "" else target
@@ -182,7 +192,8 @@ def _target(target: Any) -> Any:
 def _tokens(sample: Mapping[str, Any], output: Mapping[str, Any]) -> float | None:
     """Returns the number of tokens that the evaluated model wrote.
 
-    The sample's usage counts all calls of the model; the output's usage is that of the last call only.
+    The sample's usage is preferred, because it counts all calls of the model. The output's usage is only that
+    of the last call.
     """
     by_model = sample.get("model_usage")
     usage = by_model.get(output.get("model")) if isinstance(by_model, Mapping) else None

@@ -1,6 +1,9 @@
-"""Finds the step of each file of another program's run: there is a folder for each step (prime-rl's
-``rollouts/step_3/train/all/traces.jsonl``, SkyRL's ``dumped_evals/global_step_3_evals/gsm8k.jsonl``), or a
-file for each (verl's ``3.jsonl``, slime's ``rollout_3.pt``, TRL's ``completions_00003.parquet``)."""
+"""Finds the step of each file of another program's run from its path.
+
+Some programs write a folder for each step: prime-rl's ``rollouts/step_3/train/all/traces.jsonl``, SkyRL's
+``dumped_evals/global_step_3_evals/gsm8k.jsonl``. Others write a file for each step: verl's ``3.jsonl``,
+slime's ``rollout_3.pt``, TRL's ``completions_00003.parquet``.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# The name of a step's folder: the step, and what follows it.
 _STEP_FOLDER = re.compile(r"(?:global_?)?(?:step|iter|iteration)s?[-_]?(\d{1,9})(?:[-_](.*))?", re.IGNORECASE)
 _STEP_FILE = re.compile(
     r"(?:(rollout|completion|sample|generation|output|trace|result|train|training|eval|evaluation|val|validation"
     r"|test)s?[-_]?)?(?:(?:global_?)?(?:step|iter|iteration)[-_]?)?(\d{1,9})",
     re.IGNORECASE,
 )
-"""A number after another word is not a step: ``aime_2024.jsonl``, ``math500.jsonl``."""
+"""The name of a step's file: the kind of answers, if it says one, and the step. A number after any other word
+is not a step: ``aime_2024.jsonl``, ``math500.jsonl``."""
+# The name of W&B's table of a step, without its last suffix: NAME_STEP_HASH.table.
 _STEP_OF_TABLE = re.compile(r"(.*)_(\d{1,9})_[0-9a-f]+\.table", re.IGNORECASE)
 
 ALL, EFFECTIVE = "all", "effective"
-"""prime-rl's folders of all rollouts of a step, and of those that were trained on."""
+"""The names of prime-rl's folders with all rollouts of a step, and with those that were trained on."""
 
 GENERIC_NAMES = ("traces", "results", "rollouts", "samples")
-"""File names that don't tell what is in the file, so that labels leave them out."""
+"""File names that don't tell the contents of the file. Labels leave them out."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +39,18 @@ class RunStep:
     """
 
     number: int | None
-    """None for a file without a step."""
+    """The step; None if the file's path has none."""
     label: str
-    """The kind of answers that the file has of the step, such as "train"."""
+    """The part of the step's answers that the file has, such as "train"; it may be empty."""
 
 
 def group_by_run(
     files_by_folder: Mapping[Path, tuple[Path, ...]], root: Path
 ) -> dict[Path, tuple[Path, ...]]:
-    """Returns the files of each run, in the order of their steps.
+    """Returns the files of each run, in the order of their steps, by the folder of the run.
 
-    Files in folders of steps belong to the run in the folder above. `files_by_folder` has the files of
-    folders below `root`.
+    Files in the folder of a step belong to the run in the folder above it. `files_by_folder` has the files of
+    `root` and of folders below it.
     """
     files_by_run: dict[Path, list[Path]] = {}
     for folder, files in files_by_folder.items():
@@ -61,8 +67,8 @@ def group_by_run(
 def _run_of(folder: Path, root: Path) -> Path:
     """Returns the run that a folder belongs to.
 
-    This is the folder above the first folder of a step, such as ``step_3``. Without a folder of a step, it is
-    the folder itself.
+    If the folder is that of a step, such as ``step_3``, or is below one, the run is the folder above that. If
+    not, the folder itself is the run.
     """
     parts = folder.relative_to(root).parts
     for depth, part in enumerate(parts):
@@ -72,19 +78,20 @@ def _run_of(folder: Path, root: Path) -> Path:
 
 
 def _repeats_another(path: Path, files: Iterable[Path]) -> bool:
-    """Returns whether a file's rollouts are also in another file, prime-rl's file of all rollouts."""
+    """Returns whether a file's rollouts are also in another of the files: prime-rl's file of all rollouts."""
     return path.parent.name == EFFECTIVE and path.parent.with_name(ALL) / path.name in files
 
 
 def step_of(path: Path, run: Path) -> RunStep:
-    """Returns the step of a file, by its folders or else by its name."""
+    """Returns the step of a file, from the names of its folders or, if they have none, from the file's
+    name."""
     folders = path.relative_to(run).parts[:-1]
     for depth, folder in enumerate(folders):
         match = _STEP_FOLDER.fullmatch(folder)
         if match is None:
             continue
-        # The label tells apart the files of a step: what follows the step in its folder's name, the folders
-        # below it, and the file's name, without those names that say nothing.
+        # The label tells apart the files of a step. It is made of the text after the step in its folder's
+        # name, the names of the folders below it, and the file's name, without names that say nothing.
         label_parts = [part for part in (match[2], *folders[depth + 1 :]) if part not in (None, "", ALL)]
         name = path.name.removesuffix(path.suffix)
         if name not in GENERIC_NAMES:
@@ -92,7 +99,7 @@ def step_of(path: Path, run: Path) -> RunStep:
         return RunStep(int(match[1]), " ".join(label_parts))
     if path.suffix == ".json":  # W&B's NAME_STEP_HASH.table.json
         match = _STEP_OF_TABLE.fullmatch(path.stem)
-    elif path.suffix == ".eval":  # its name begins with the time when it was made
+    elif path.suffix == ".eval":  # the number in its name is the time when it was made, and not a step
         match = None
     else:
         match = _STEP_FILE.fullmatch(path.stem)
@@ -100,7 +107,7 @@ def step_of(path: Path, run: Path) -> RunStep:
 
 
 def _rank(path: Path, run: Path) -> tuple[float, str, list[int], str]:
-    """Returns a sort key: by step, then by label, then by the numbers in the file's name."""
+    """Returns the key by which a run's files are sorted: step, label, numbers in the file's name, path."""
     step = step_of(path, run)  # files without a step come first, hence −1 below
     numbers = [int(number) for number in re.findall(r"\d+", path.stem)]
     return (-1.0 if step.number is None else step.number), step.label, numbers, str(path)

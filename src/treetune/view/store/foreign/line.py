@@ -1,4 +1,4 @@
-"""Makes the line of an evaluation from another program's answer, and has helpers of all readers."""
+"""Makes the line of an evaluation from another program's answer, and has helpers that all readers use."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from treetune.view.store.foreign.conversation import (
 UNFINISHED = "length"
 """The finish reason of an answer that was cut off."""
 
+# Words in the finish reasons of other programs that mean that the answer was cut off.
 _CUT_OFF = re.compile(r"length|too_?long|max_(\w+_)?tokens?|truncat|timed?_?out|context", re.IGNORECASE)
 
 NESTED = 2
-"""The levels of nested objects whose numbers become numbers of the answer."""
+"""The number of levels of nested objects whose numbers become numbers of the answer."""
 
 LARGEST_COUNT = 2**53
-"""The largest number of tokens, and the largest number of a sample, that is believed."""
+"""The largest number of tokens, and the largest number of a sample, that is accepted. A larger one counts as
+missing."""
 
 MOST_NUMBERS = 200
-"""The most numbers of an answer that are stored."""
+"""The most numbers that are kept of an answer."""
 
 
 def line(
@@ -48,18 +50,27 @@ def line(
     sample: int | None = None,
     changed: str = "",
 ) -> dict[str, Any]:
-    """Returns the line of an evaluation.
+    """Returns an answer in the form of a line of an evaluation's file.
 
-    A rollout that failed counts as not graded, even where the program wrote a number: its grader didn't see a
-    whole answer.
+    A rollout that failed counts as not graded, even if the program wrote a number, because its grader didn't
+    see a whole answer.
 
     Args:
         prompt: A text, or a conversation as a list of messages.
-        text: The answer, also as a message or a list of messages.
-        reward: None if it is unknown.
-        outcome: None if it follows from `error` and `reward`.
-        sample: The number of the answer among those to its problem, from 0.
-        changed: Why `text` is not what the model wrote. If this is empty, `describe_change` says why.
+        text: The answer as a text, a message, or a list of messages.
+        reward: The reward; None if it is unknown.
+        problem: The name of the problem.
+        gold: The reference answer; None if it is unknown.
+        error: The error with which the rollout failed; empty if it didn't fail.
+        finish_reason: The reason why the answer ended, which is `UNFINISHED` if it was cut off.
+        tokens: The number of tokens that the model wrote. Anything that is no such number becomes None.
+        extracted: The part of the answer that the grader compared.
+        message: Remarks on the answer and its reward.
+        outcome: The grader's outcome; None if it follows from `error` and `reward`.
+        numbers: Further numbers of the answer, by name.
+        sample: The number of the answer among those to its problem, from 0; None if it is unknown.
+        changed: The reason why `text` is not what the model wrote token by token. If it is empty,
+            `describe_change` finds it.
     """
     if outcome is None:
         outcome = "error" if error else "unavailable" if reward is None else "ok"
@@ -78,19 +89,19 @@ def line(
         "extracted": None if extracted is None else written(extracted),
         "message": "; ".join(part for part in (error, message) if part),
         "numbers": dict(numbers or {}),
-        # A single message is included here: `treetune credit` encodes the prompt with the chat template.
+        # Here a conversation of a single message is kept as well, because `treetune credit` encodes it with
+        # the chat template.
         "asked_messages": turns(prompt),
         "changed": changed or describe_change(text),
     }
 
 
 def describe_change(answer: Any) -> str:
-    """Returns why the text of an answer is not what the model wrote token by token; empty where it is.
+    """Returns the reason why the text of an answer is not what the model wrote token by token.
 
-    Answers of several messages, and messages with thoughts or calls of tools in fields of their own, are
-    written as text for people, without the tokens that the chat template puts around these parts.
-
-    Examples: "" for a text or a message with text alone, "several messages".
+    It is empty for a text, and for a single message that has only text. Answers of several messages, and
+    messages with thoughts or calls of tools in separate fields, are written as text for people, without the
+    tokens that the chat template puts around these parts. Example: "several messages".
     """
     if is_conversation(answer) and len(answer) > 1:
         return "several messages"
@@ -104,17 +115,18 @@ def describe_change(answer: Any) -> str:
 
 
 def _count(value: object) -> int | None:
+    """Returns a value as a count; None if it is no number from 0 to LARGEST_COUNT."""
     number = number_of(value) if isinstance(value, int | float) else None
     return int(number) if number is not None and 0 <= number <= LARGEST_COUNT else None
 
 
 def problem_name(prompt: Any, task: object = None, identity: object = None, *, unique: bool = False) -> str:
-    """Returns the name of a problem: its task and its id, and a digest of its prompt.
+    """Returns the name of a problem: its task and its id, and a hash of its prompt.
 
-    Ids of other programs are often positions in a list (0, 1, 2), or 0 for all, and several tasks write into
-    the same file. So the name contains a hash of the prompt, unless task and id are `unique`.
+    The ids of other programs are often positions in a list (0, 1, 2), or 0 for all problems, and several
+    tasks may write into the same file. So the name has the hash, unless task and id together are `unique`.
 
-    Examples: "gsm8k/17@3f2a1b", and "gsm8k/17" if unique.
+    Examples: "gsm8k/17@3f2a1b", and "gsm8k/17" if task and id are unique.
     """
     parts = [str(part) for part in (task, identity) if is_plain(part) and str(part)]
     mark = digest(written(prompt))
@@ -124,16 +136,17 @@ def problem_name(prompt: Any, task: object = None, identity: object = None, *, u
 
 
 def is_plain(value: object) -> bool:
+    """Returns whether a value is a text or a number."""
     return isinstance(value, str | int | float)
 
 
 def is_number(value: object) -> bool:
-    """Returns whether a value is a finite number; True and False count as 1 and 0."""
+    """Returns whether a value is a finite number. True and False are numbers, too: 1 and 0."""
     return isinstance(value, int | float) and number_of(value) is not None
 
 
 def number_of(value: object) -> float | None:
-    """Returns a number, or a text of one, as a float; None for NaN, infinity and all else."""
+    """Returns a number, or a text that is one, as a float. Returns None for NaN, infinity and all else."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -149,7 +162,10 @@ def number_of(value: object) -> float | None:
 
 
 def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, float]:
-    """Returns the finite numbers of an object and of nested ones by their paths: {"metrics/length": 31.0}."""
+    """Returns the finite numbers of an object and of objects nested in it, by path: {"metrics/length": 31.0}.
+
+    Fields of the object itself whose names are in `without` are left out.
+    """
     numbers = dict[str, float]()
     for path, number in _numbers(values, without, NESTED):
         if len(numbers) == MOST_NUMBERS:
@@ -159,8 +175,11 @@ def numbers_in(values: Mapping[str, Any], without: Sequence[str] = ()) -> dict[s
 
 
 def _numbers(values: Mapping[str, Any], without: Sequence[str], depth: int) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of an object by their paths. `without` are names of its own fields that are left
-    out, and `depth` is the number of levels of nested objects that are read."""
+    """Yields (path, number) for each finite number of an object and of objects nested in it.
+
+    `without` has the names of the object's fields that are left out, but not of nested ones. `depth` is the
+    number of levels of nested objects that are read.
+    """
     for name, value in values.items():
         if name in without or not isinstance(name, str):
             continue
@@ -172,14 +191,22 @@ def _numbers(values: Mapping[str, Any], without: Sequence[str], depth: int) -> I
 
 
 def finish_reason_of(reason: object, *, truncated: object = False) -> str | None:
-    """Returns an answer's finish reason: `UNFINISHED` where a limit of length or time cut it off."""
+    """Returns an answer's finish reason, which is `UNFINISHED` if a limit of length or time cut the answer
+    off.
+
+    Returns None if the program gives no reason. `truncated` is True if the program says in another field that
+    the answer was cut off.
+    """
     if truncated is True or (isinstance(reason, str) and _CUT_OFF.search(reason)):
         return UNFINISHED
     return reason if isinstance(reason, str) and reason else None
 
 
 def output_tokens(usage: object) -> float | None:
-    """Returns the number of tokens that the model wrote, from the usage in a provider's reply."""
+    """Returns the number of tokens that the model wrote, from the usage in a provider's reply.
+
+    Returns None if the usage doesn't say it.
+    """
     if not isinstance(usage, Mapping):
         return None
     for name in ("output_tokens", "completion_tokens", "generated_tokens"):
@@ -189,7 +216,8 @@ def output_tokens(usage: object) -> float | None:
 
 
 def describe_error(error: Any) -> str:
-    """Returns the text of an error, which programs write as a text, an object, or a list of these."""
+    """Returns the text of an error, which may be a text, an object, or a list of them. It is empty if there
+    is no error."""
     if not error:
         return ""
     if isinstance(error, str):
@@ -204,5 +232,6 @@ def describe_error(error: Any) -> str:
                 message = error[key]
                 break
         parts = [part if isinstance(part, str) else written(part) for part in (kind, message) if part]
-        return ": ".join(dict.fromkeys(parts)) or written(error)  # once where both are the same
+        # The keys of a dictionary are distinct, so a kind that equals the message is written once.
+        return ": ".join(dict.fromkeys(parts)) or written(error)
     return written(error)

@@ -1,8 +1,8 @@
-"""Maps rows with named fields: dumps of verl, SkyRL and slime, tables of TRL and W&B, and other rows with a
-prompt, an answer and a number.
+"""Maps rows whose fields have known names: dumps of verl, SkyRL and slime, tables of TRL and W&B, and other
+rows with a prompt, an answer and a number.
 
-Of each kind of field, the first name in `NAMES` that a row has is used; all other numbers are mapped, too. A
-table of TRL has a column for each reward function and none for the reward, which is their sum.
+For each kind of field, the first name in `NAMES` that a row has is used. All other numbers are kept, too. A
+table of TRL has a column for each reward function, and none for the reward: the reward is their sum.
 """
 
 from __future__ import annotations
@@ -36,24 +36,26 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "finish": ("finish_reason", "stop_reason", "stop_condition", "status"),
     "tokens": ("response_length", "completion_length", "completion_tokens", "output_tokens", "num_tokens"),
 }
-"""The names of fields in other programs, by their kind here. The first that a row has is used."""
+"""The names of fields in other programs, by the kind of field. The first name that a row has is used."""
 
 REWARDS_OF_A_TABLE = ("step", "prompt", "completion")
-"""Columns of TRL's table of completions, in addition to those of reward functions."""
+"""The columns of each table of completions of TRL, in addition to those of reward functions."""
 NO_REWARDS = ("step", "advantage", "advantages", *NAMES["tokens"])
-"""Columns of numbers that are not rewards."""
+"""Columns of numbers that are not from reward functions."""
 
 FAILED = ("aborted", "abort", "failed", "error")
-"""Finish reasons of answers that were not graded: slime's status, and reasons of SkyRL and of servers."""
+"""Finish reasons that mean that an answer failed and was not graded: values of slime's status, and reasons
+that SkyRL and servers give."""
 
 MAIN = ("score", "reward", "total", "overall", "acc", "accuracy", "correct")
-"""The names of the number that is the reward, in an object of several numbers."""
+"""If a reward is an object of several numbers, the first of these names that it has names the reward."""
 
 
 def _split_messages(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Splits the conversation of a row, if the row has one in the field ``messages``, into prompt and answer.
+    """Returns a row in which a conversation in the field ``messages`` is split into prompt and answer.
 
-    The answer begins with the first message of the model.
+    The answer begins with the first message of the model. A row without such a conversation, or with a field
+    for the answer, is returned as it is.
     """
     messages = row.get("messages")
     if not is_conversation(messages) or any(name in row for name in NAMES["text"]):
@@ -84,7 +86,7 @@ def _has_reward(row: Mapping[str, Any]) -> bool:
 
 
 def is_row_of_a_table(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row is from TRL's table of completions, with columns of reward functions."""
+    """Returns whether a row is from one of TRL's tables of completions, with columns of reward functions."""
     return all(name in row for name in REWARDS_OF_A_TABLE) and bool(_reward_columns(row))
 
 
@@ -119,8 +121,8 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         error = f"the answer ended as {finish_reason}"
     if text is None and not error:
         error = "its answer is null"
-    # The fields whose numbers are not stored as numbers of the answer: they are ids, or belong to the problem
-    # and the environment.
+    # The fields whose numbers are not kept as numbers of the answer, because they are ids, or belong to the
+    # problem or the environment.
     not_numbers = [
         *NAMES["problem"],
         *NAMES["text"],
@@ -129,12 +131,13 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
         "env_extras",
         "reward_model",
     ]
-    # The reward is stored apart. Where it is an object of several numbers, all of them are stored.
+    # The reward isn't repeated among the numbers. If it is an object of several numbers, all of them are
+    # kept.
     numbers = numbers_in(row, [*not_numbers, *(name for name in NAMES["reward"] if is_number(row.get(name)))])
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
     gold = values["gold"]
-    extras = row.get("env_extras")  # where SkyRL has the reference answer
+    extras = row.get("env_extras")  # SkyRL's field that has the reference answer
     if gold is None and isinstance(extras, Mapping):
         spec = extras.get("reward_spec") or extras.get("reward_model") or {}
         gold = spec.get("ground_truth") if isinstance(spec, Mapping) else None
@@ -157,12 +160,16 @@ def answer_of(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_value(row: Mapping[str, Any], kind: str) -> Any:
-    """Returns the value of the first field of a kind that a row has and that isn't null."""
+    """Returns the value of the first field of a kind that isn't null in a row; None if there is none."""
     return next((row[name] for name in NAMES[kind] if row.get(name) is not None), None)
 
 
 def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
-    """Returns the reward, and a remark where it is one of several numbers, their sum, or missing."""
+    """Returns the reward of a row, and a remark.
+
+    The remark says if the reward is one of several numbers, a sum, or missing; otherwise it is empty. `value`
+    is the value of the row's field for the reward.
+    """
     if isinstance(value, Mapping):
         numbers = numbers_in(value)
         if not numbers:
@@ -194,7 +201,8 @@ def _reward(row: Mapping[str, Any], value: Any) -> tuple[float | None, str]:
 def _reward_columns(row: Mapping[str, Any]) -> list[str]:
     """Returns the columns of reward functions in a row of TRL's table.
 
-    They are those with "reward" or "score" in their names, or else all other columns of numbers.
+    They are the columns of numbers with "reward" or "score" in their names. If there are none, they are all
+    columns of numbers that don't have a known meaning.
     """
     other_columns = {*NO_REWARDS, *NAMES["prompt"], *NAMES["text"], *NAMES["gold"], *NAMES["problem"]}
     columns = [

@@ -1,7 +1,8 @@
-"""Finds the token ids of an answer in a row of another program, where the program stored them.
+"""Finds the token ids of an answer in a row of another program, if the program stored them.
 
-slime stores the ids of prompt and answer in one list, verifiers 0.4 those of each message, and other programs
-may have a field for each. The dumps of verl, TRL and SkyRL have texts alone.
+slime stores the ids of prompt and answer in one list, and verifiers 0.4 stores the ids of each message. Other
+programs may have a field with the ids of the prompt and one with those of the answer. The dumps of verl, TRL
+and SkyRL have only texts.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ PROMPT_NAMES = ("prompt_ids", "prompt_token_ids", "input_ids")
 ANSWER_NAMES = ("response_ids", "response_token_ids", "completion_ids", "completion_token_ids", "output_ids")
 MASK_NAMES = ("loss_mask", "response_mask", "completion_mask")
 LOGPROB_NAMES = ("rollout_log_probs", "response_logprobs", "completion_logprobs", "logprobs")
-"""The names of fields with an entry for each token. The first that a row has is used."""
+"""The names that fields with an entry for each token may have. The first name that a row has is used."""
 
 
 @dataclass(frozen=True)
@@ -29,25 +30,26 @@ class StoredTokens:
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     sampled: Sequence[bool] | None = None
-    """False for tokens that the model did not sample; None: it sampled all."""
+    """Whether the model sampled each response token; None if it sampled all of them."""
     logprobs: Sequence[float] | None = None
-    """One for each response token; None where the row has none."""
+    """The log-prob of each response token; None if the row has no log-probs."""
 
 
 def stored_tokens(row: Any) -> StoredTokens | None:
-    """Returns the token ids of a row; None where the row has none, or has no single answer.
+    """Returns the token ids of a row. Returns None if it has none, or if it doesn't have exactly one answer.
 
-    An agent's row has no single answer if it has several conversations, or a conversation that forks.
+    The row of an agent doesn't have exactly one answer if it has several conversations, or one that forks.
     """
     if not isinstance(row, Mapping):
         return None
-    # verifiers: each of the `traces` is a conversation, and the `nodes` of a trace are its messages.
+    # The form of verifiers: each of the `traces` is a conversation, and the `nodes` of a trace are its
+    # messages.
     traces = row.get("traces")
     if isinstance(traces, list):
         return _tokens_of_trace(traces[0]) if len(traces) == 1 and isinstance(traces[0], Mapping) else None
     if isinstance(row.get("nodes"), list):
         return _tokens_of_trace(row)
-    # slime: `tokens` are those of prompt and answer, of which the last `response_length` are the answer's.
+    # The form of slime: `tokens` has the prompt and the answer, which is the last `response_length` tokens.
     response_length = row.get("response_length")
     tokens = _ids(row.get("tokens"))
     prompt_ids: list[int] | None
@@ -67,14 +69,19 @@ def stored_tokens(row: Any) -> StoredTokens | None:
 
 
 def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
-    """Returns the tokens of a trace of verifiers whose messages follow each other."""
+    """Returns the tokens of a trace of verifiers.
+
+    Returns None if its messages don't all have token ids and follow each other, or if there is no prompt or
+    no answer.
+    """
     ids: list[int] = []
     sampled: list[bool] = []
     logprobs: list[float] = []
     has_logprobs = True
     for number, node in enumerate(trace.get("nodes") or ()):
         node_ids = _ids(node.get("token_ids")) if isinstance(node, Mapping) else None
-        # The parent of a message is the number of the one before it, unless the conversation forks.
+        # `parent` is the number of the message that this one follows. It is another than the previous
+        # message's number if the conversation forks.
         if node_ids is None or (number > 0 and node.get("parent", number - 1) != number - 1):
             return None
         mask = _mask(_column(node.get("mask"), len(node_ids)))
@@ -83,14 +90,15 @@ def _tokens_of_trace(trace: Mapping[str, Any]) -> StoredTokens | None:
         has_logprobs = has_logprobs and (node_logprobs is not None or not any(node_sampled))
         ids += node_ids
         sampled += node_sampled
-        logprobs += node_logprobs or [0.0] * len(node_ids)  # of tokens that weren't sampled
-    if True not in sampled[1:]:  # no answer, or no prompt before it
+        logprobs += node_logprobs or [0.0] * len(node_ids)  # 0 for tokens that weren't sampled
+    if True not in sampled[1:]:  # there is no answer, or no prompt before it
         return None
     start = sampled.index(True, 1)  # all tokens before the first sampled one are the prompt
     return StoredTokens(ids[:start], ids[start:], sampled[start:], logprobs[start:] if has_logprobs else None)
 
 
 def _first_ids(row: Mapping[str, Any], names: Sequence[str]) -> list[int] | None:
+    """Returns the token ids in the first of these fields that has some; None if there is none."""
     for name in names:
         if (ids := _ids(row.get(name))) is not None:
             return ids
@@ -98,7 +106,7 @@ def _first_ids(row: Mapping[str, Any], names: Sequence[str]) -> list[int] | None
 
 
 def _ids(values: Any) -> list[int] | None:
-    """Returns a list of token ids; None for anything else."""
+    """Returns a value as a list of token ids; None if it is anything else."""
     if hasattr(values, "tolist"):  # slime stores tensors
         values = values.tolist()
     if not isinstance(values, list) or not all(isinstance(value, int) and value >= 0 for value in values):
@@ -107,6 +115,7 @@ def _ids(values: Any) -> list[int] | None:
 
 
 def _first_column(row: Mapping[str, Any], names: Sequence[str], length: int) -> list[float] | None:
+    """Returns the numbers in the first of these fields that has `length` of them; None if there is none."""
     for name in names:
         if (column := _column(row.get(name), length)) is not None:
             return column
@@ -114,7 +123,7 @@ def _first_column(row: Mapping[str, Any], names: Sequence[str], length: int) -> 
 
 
 def _column(values: Any, length: int) -> list[float] | None:
-    """Returns a list of so many numbers; None for anything else."""
+    """Returns a value as a list of `length` numbers; None if it is anything else."""
     if hasattr(values, "tolist"):
         values = values.tolist()
     if not isinstance(values, list) or len(values) != length:

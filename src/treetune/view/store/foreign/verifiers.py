@@ -1,8 +1,8 @@
-"""Maps rollouts of verifiers and prime-rl: lines of ``results.jsonl`` (0.1) and traces (0.4).
+"""Maps rollouts of verifiers and prime-rl: lines of ``results.jsonl`` (verifiers 0.1) and traces (0.4).
 
-Prompt and completion with calls of tools, results and thoughts are mapped, and the reward, the error of a
-failed rollout, the stop condition, tokens and metrics. For an episode with several agents, the reward is that
-of the first.
+Prompt and completion are mapped with their calls of tools, results and thoughts. The reward, the error of a
+failed rollout, the stop condition, the number of tokens, and metrics are mapped, too. If an episode has
+several agents, its reward is that of the first agent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from treetune.view.store.foreign.line import (
 )
 
 OF_RESULTS = ("stop_condition", "is_truncated", "is_completed", "example_id")
-"""Fields that verifiers 0.1 writes in addition to a prompt and a completion; a result has some of them."""
+"""Fields that verifiers 0.1 writes in addition to a prompt and a completion. A result has at least one."""
 
 NOT_COUNTED = (
     "reward",
@@ -37,26 +37,28 @@ NOT_COUNTED = (
     "prompt",
     "completion",
 )
-"""Fields of a result whose numbers don't describe the answer, or are shown elsewhere."""
+"""Fields of a result whose numbers are not kept as numbers of the answer, because they don't describe it or
+are shown elsewhere."""
 
 
 def is_result(row: Mapping[str, Any]) -> bool:
+    """Returns whether a row is a result of verifiers 0.1."""
     return "completion" in row and "prompt" in row and any(name in row for name in OF_RESULTS)
 
 
 def is_episode(row: Mapping[str, Any]) -> bool:
-    """Returns whether a row is an episode with its traces, or a single trace; prime-rl writes both."""
+    """Returns whether a row is an episode with its traces, or a single trace. prime-rl writes both kinds."""
     return isinstance(row.get("traces"), list) or (isinstance(row.get("nodes"), list) and "rewards" in row)
 
 
 def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Maps a result of verifiers 0.1 to a line of an evaluation, which describes one answer."""
+    """Returns a result of verifiers 0.1 in the form of a line of an evaluation's file (`line`)."""
     error = describe_error(row.get("error"))
     reward = number_of(row.get("reward"))
     numbers = numbers_in(row, NOT_COUNTED)
     if error and reward is not None:  # a failed rollout counts as not graded
         numbers["reward_of_a_failure"] = reward
-    task = row.get("task") if row.get("task") != "default" else None  # "default" tells nothing about it
+    task = row.get("task") if row.get("task") != "default" else None  # "default" doesn't name a task
     return line(
         prompt=row["prompt"],
         text=row["completion"],
@@ -72,10 +74,10 @@ def answer_of_result(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Maps an episode or a single trace of verifiers 0.4 to a line of an evaluation.
+    """Returns an episode, or a single trace, of verifiers 0.4 in the form of a line of an evaluation's file.
 
-    A trace has the messages of one agent. The texts of all agents are in the line; the reward is that of the
-    first agent.
+    A trace has the messages of one agent. The line's text has the texts of all agents, and its reward is that
+    of the first agent. Raises NotAnAnswer for an episode without a trace, a task and an error.
     """
     traces = row["traces"] if isinstance(row.get("traces"), list) else [row]
     first: Mapping[str, Any] = traces[0] if traces else {}
@@ -87,7 +89,7 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
     data = task["data"] if isinstance(task.get("data"), Mapping) else {}
     prompt_messages, answer = _split(first)
     prompt: Any = prompt_messages
-    if not prompt_messages:  # it failed before its first message: the task may have the prompt
+    if not prompt_messages:  # the rollout failed before its first message, but the task may have the prompt
         prompt = next((data[name] for name in ("prompt", "question", "instruction") if data.get(name)), "")
     if not traces and not data and not row.get("errors"):
         raise NotAnAnswer("its episode has no trace, no task and no error")
@@ -109,8 +111,8 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
         text=text,
         changed="several agents" if len(traces) > 1 else describe_change(answer),
         reward=None if error else reward,
-        # The name comes from the task's prompt, if there is one. Rollouts of a task that failed before their
-        # first message have this prompt, too, and so get the same name as the others.
+        # The name is made from the task's prompt, if there is one. A rollout that failed before its first
+        # message has this prompt, too, so it gets the same name as the task's other rollouts.
         problem=problem_name(data.get("prompt") or prompt, _environment(row, first), task.get("key")),
         gold=data.get("answer"),
         error=error,
@@ -122,7 +124,7 @@ def answer_of_episode(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _split(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the messages before the first one that was sampled, and the others."""
+    """Returns (messages before the first sampled one, all further messages): the prompt and the answer."""
     nodes = [node for node in trace.get("nodes") or () if isinstance(node, Mapping) and node.get("message")]
     first = next((i for i, node in enumerate(nodes) if node.get("sampled")), len(nodes))
     messages = [node["message"] for node in nodes]
@@ -130,10 +132,10 @@ def _split(trace: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
 
 
 def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
-    """Returns a trace's reward and its scores by name.
+    """Returns a trace's reward, and its scores by name.
 
-    The reward is the trace's own, or else the weighted sum of the scores. None where there is no score, or
-    where a score with a weight other than 0 is not a number.
+    The reward is the one that the trace states or, if it states none, the weighted sum of the scores. It is
+    None if there is no score, or if a score whose weight isn't 0 is not a number.
     """
     scores, total = dict[str, float](), 0.0
     is_known = True
@@ -154,7 +156,7 @@ def _reward(trace: Mapping[str, Any]) -> tuple[float | None, dict[str, float]]:
 
 
 def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
-    """Returns the name of the environment, from the episode or else from the trace."""
+    """Returns the name of the environment, from the episode or, if that has none, from the trace."""
     for source in (row, trace):
         environment = source.get("env")
         if isinstance(environment, Mapping) and (environment.get("name") or environment.get("id")):
@@ -168,7 +170,10 @@ def _environment(row: Mapping[str, Any], trace: Mapping[str, Any]) -> Any:
 
 
 def _tokens(trace: Mapping[str, Any]) -> float | None:
-    """Returns the number of sampled tokens, from the trace's usage or else from its nodes."""
+    """Returns the number of sampled tokens, from the trace's usage or, if it has none, from its nodes.
+
+    Returns None if neither says it.
+    """
     tokens_of_trace = output_tokens(trace.get("usage") or trace.get("token_usage"))
     if tokens_of_trace is not None:
         return tokens_of_trace
