@@ -72,7 +72,7 @@ class SampledRollout(Rollout):
             max_tokens = task.adjust_sampling(self.sampling).max_tokens
             # `lengths` is None if the tokenizer must be loaded to count tokens. If `max_tokens` is too large,
             # `check_lengths` has reported that already.
-            if not lengths or max_tokens >= context_length:
+            if not lengths or max_tokens >= _too_many_tokens(self, context_length):
                 continue
             if longest_prompt is not None and min(lengths) > longest_prompt:
                 yield Finding(
@@ -300,10 +300,7 @@ def check_sampling(temperature: float, top_k: int, samples: int) -> None:
 def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
     """Yields a finding for each limit on answers or prompts that doesn't fit into the context."""
     sampling, longest_prompt = rollout.sampling, rollout.max_prompt_tokens
-    # With max_prompt_tokens, an answer may only have the rest of the context after its prompt. So max_tokens
-    # may be as large as the context.
-    too_many = context_length if longest_prompt is None else context_length + 1
-    if sampling is not None and sampling.max_tokens >= too_many:
+    if sampling is not None and sampling.max_tokens >= _too_many_tokens(rollout, context_length):
         yield Finding(
             f"an answer may have {sampling.max_tokens} tokens, and the context_length of {context_length}"
             " leaves no room for them and a prompt",
@@ -317,6 +314,15 @@ def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
             "max_prompt_tokens",
             "lower max_prompt_tokens, or raise context_length",
         )
+
+
+def _too_many_tokens(rollout: Rollout, context_length: int) -> int:
+    """Returns the smallest `max_tokens` that doesn't fit into the context.
+
+    With `max_prompt_tokens`, an answer may only have the rest of the context after its prompt. So
+    `max_tokens` may be as large as the context.
+    """
+    return context_length if rollout.max_prompt_tokens is None else context_length + 1
 
 
 def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> bool:
