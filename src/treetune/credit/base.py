@@ -87,9 +87,9 @@ class Credit(Registrable):
         Episode(..., reward=1.0, advantages=array([0.5, 0.5, 0.5]))
         Episode(..., reward=0.0, advantages=array([-0.5, -0.5]))
 
-    Only `gae` and `prime` return episodes without advantages. The trainer computes theirs in training: for
-    `gae` from the critic's values (`Gae.from_values`), for `prime` from the rewards of the reward model
-    (`RewardModelCredit.from_implicit_rewards`).
+    `gae`, `vapo` and `prime` return episodes without advantages, since the trainer computes these advantages:
+    for `gae` and `vapo` from the critic's values (`Gae.from_values`), for `prime` from the rewards of the
+    reward model (`RewardModelCredit.from_implicit_rewards`). With the credit `none`, there are no advantages.
     """
 
     @property
