@@ -74,7 +74,7 @@ class TreeCredit(Credit):
       public code. If no other answer grew from an answer, its first advantage is 0; in the public code it is
       the reward.
 
-    `weight` says how much a node's tokens count:
+    `weight` chooses how much a node's tokens count:
 
     * ``reach``: a token is trained once, in the first answer that has it. Its weight is 1 in the first node
       of an answer, and each branching divides the weight by the number of its branches;
@@ -91,7 +91,9 @@ class TreeCredit(Credit):
     """
 
     advantage: Advantage = "leave_one_out"
+    """The formula of a node's advantage, see above."""
     weight: StateWeight = "reach"
+    """The rule that says how much a node's tokens count, see above."""
     prior: Annotated[float, Ge(0)] = 2.0
     """The number of siblings that the parent's baseline b(p) counts as, for ``leave_one_out``. It makes the
     baseline of a node with few siblings less noisy, since b(p) comes from further answers, and also estimates

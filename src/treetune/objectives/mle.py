@@ -32,7 +32,7 @@ class MaximumLikelihood(Objective):
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
-    """The divisor of the aggregation ``constant``; null for the others."""
+    """The divisor of each sequence's sum, with the aggregation ``constant``; null for the others."""
 
     gives = (StaleAnswers(),)
 

@@ -72,7 +72,7 @@ class PolicyGradient(Objective):
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
-    """The divisor of the aggregation ``constant``; null for the others."""
+    """The divisor of each sequence's sum, with the aggregation ``constant``; null for the others."""
     importance_cap: Annotated[float, Gt(0)] | None = None
     """Multiplies the policy term by ``min(k, cap)``, with ``k = p_old / p_engine``: truncated importance
     sampling, for engines whose probabilities differ slightly from those that the trainer computes. If top-p

@@ -166,7 +166,7 @@ class DirectPreference(Preference):
     """
 
     form: Literal["sigmoid", "ipo"] = "sigmoid"
-    """The formula of the loss, see above."""
+    """The formula of the loss: DPO's (``sigmoid``) or IPO's (``ipo``), see above."""
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
     """s: the assumed probability that a pair is labelled the wrong way round, and its worse answer is the
     better one (cDPO)."""

@@ -52,7 +52,7 @@ class OverAnotherCredit(ContinuingCredit):
     """A base class of credits that change the advantages of another credit, or that train fewer tokens."""
 
     over: Credit = field(default_factory=Group)
-    """The other credit, whose advantages are changed."""
+    """The other credit, whose advantages or trained tokens are changed."""
 
     @property
     @override
