@@ -71,7 +71,7 @@ class DistributionDistillation(TeacherObjective, ClippedPolicyGradient):
     """
 
     teacher: Teacher = field(default_factory=Teacher)
-    """Settings of the teacher."""
+    """The settings of the teacher. The trainer runs it before each forward pass of the policy."""
     divergence: Divergence = "reverse_kl"
     """D: ``forward_kl`` KL(π_T ‖ π), ``reverse_kl`` KL(π ‖ π_T), or ``jsd``, the generalized Jensen-Shannon
     divergence between them."""

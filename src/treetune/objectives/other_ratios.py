@@ -21,12 +21,11 @@ class ClippedImportance(PolicyGradient):
     """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): ``-sg[clip(ρ, 1-clip_low, 1+clip_high)]·A·log p``.
 
     The ratio is a bounded weight without gradient (sg: stop gradient), so every token keeps a gradient. With
-    PPO's clip, tokens whose probability has changed much have none, and rare words are often among them. With
-    `clip_low` 1, ratios have no lower bound, as in the paper.
+    PPO's clip, tokens whose probability has changed much have none, and rare words are often among them.
     """
 
     clip_low: Annotated[float, Gt(0), Le(1)] = 1.0
-    """The weight is at least 1 - this."""
+    """The weight is at least 1 - this. With 1, it has no lower bound, as in the paper."""
     clip_high: Annotated[float, Gt(0)] = 0.28
     """The weight is at most 1 + this."""
 
